@@ -6,16 +6,16 @@ in who reads the chunks: Python workers, which yield Arrow batches, or the JVM i
 
 ===========  ==========================================================================================
 `planning`   which range a micro-batch takes, how it is cut into partitions, what a checkpoint says; pure
-`options`    what a user may say, checked, with the names of Spark's Kafka source; pure
+`options`    the user's options, checked, with the names of Spark's Kafka source; pure
 `columns`    a chunk's Arrow batch as the columns that Spark sees
-`reading`    the readers that Spark gets, and what its Python workers do
+`reading`    the readers that Spark gets, and the work of its Python workers
 `writing`    the writers, and how each row is stored exactly once
 `decoding`   values that name their schemas, as columns: `from_kera`
-`source`     the data source: what ``format("kera")`` means to Spark
-`service`    the same planning for the columnar engine, in a process of its own
-`engine`     how the columnar engine comes to Spark
+`source`     the data source that ``format("kera")`` stands for
+`service`    the same planning for the columnar engine, in a separate process
+`engine`     how a Spark session loads the columnar engine
 `portal`     calls from Spark's synchronous code into the asynchronous client
-`spark_api`  what versions of Spark have of its interface
+`spark_api`  the differences between the interfaces of Spark's versions
 ===========  ==========================================================================================
 
 Only what is here is public: options and columns are documented in docs/spark.md.

@@ -9,7 +9,7 @@ from kera.spark_connector.engine import jar_path
 
 
 def main(arguments: list[str]) -> int:
-    """The exit code."""
+    """Run the command, and return its exit code."""
     if arguments != ["jar"]:
         sys.stderr.write("usage: python -m kera.spark_connector jar\n")
         return 2

@@ -1,7 +1,7 @@
-"""How a process of Spark's reaches its cluster, and as whom. Pure.
+"""How a Spark process reaches its cluster, and as which user. Pure.
 
-The driver goes by what options, the environment and the settings file say. Executors get a `Connection` that the driver
-has made from its own: see ``delegation``.
+The driver follows the options, the environment and the settings file. Executors get a `Connection` that the driver
+makes from its own: see ``delegation``.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 TOKEN_LIFETIME_MS = 8 * 3600 * 1000
 """Lifetime of the executors' tokens, unless an option says otherwise."""
 CREDENTIALS = ("user", "password_file", "token_file")
-"""Settings of the client that say who it is, of those that options can give."""
+"""The client settings with credentials, among those that options can give."""
 
 
 class Secret:
-    """A text that nobody sees who prints it, or what it is in; it goes along when that is pickled."""
+    """A text that stays hidden when it, or an object that contains it, is printed; pickling keeps it."""
 
     __slots__ = ("_text",)
 
@@ -27,7 +27,7 @@ class Secret:
         return self._text
 
     def __repr__(self) -> str:
-        """Without the text."""
+        """Return a placeholder without the text."""
         return "Secret()"
 
     def __eq__(self, other: object) -> bool:
@@ -44,13 +44,13 @@ class Connection:
     bootstrap: str
     """host:port of one or more coordinators, separated by commas."""
     given: tuple[tuple[str, str], ...] = ()
-    """Settings of the client that options have given, all of them names of files or of a user."""
+    """The client settings from the options: names of files or of a user."""
     token: Secret | None = None
-    """To show in place of all else that says who it is; None: what `given` or the process's own environment says."""
+    """The token that replaces all other credentials; None: use those of `given` or of the process's environment."""
     token_lifetime_ms: int | None = None
     """Lifetime of the tokens that are made for executors; None: not given."""
     drivers_ca: str = ""
-    """File of authorities that the driver goes by: for executors to which nobody has named one."""
+    """The driver's file of certificate authorities, for executors that have none configured."""
 
     @property
     def files(self) -> dict[str, str]:
@@ -63,5 +63,5 @@ class Connection:
         return {name: value for name, value in self.given if name in CREDENTIALS}
 
     def with_token(self, token: Secret, drivers_ca: str = "") -> Connection:
-        """For executors: it shows the token, and has nothing else of who the driver is."""
+        """Return the connection for executors, which has the token and none of the driver's other credentials."""
         return Connection(self.bootstrap, tuple(self.files.items()), token, drivers_ca=drivers_ca)

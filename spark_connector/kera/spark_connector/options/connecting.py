@@ -1,7 +1,7 @@
-"""The options that say how a query reaches its cluster, and as whom: named as the settings of the client are.
+"""The options that say how a query reaches its cluster, and as which user. Their names are those of client settings.
 
-No option is a password or a token. Options are shown: by plans, by Spark's UI, in event logs. So they name files, which
-the driver alone reads.
+No option is a password or a token, because plans, Spark's UI and event logs show options. So options name files, which
+only the driver reads.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _SETTINGS = {
     TOKEN_FILE: "token_file",
 }
 TOKEN_LIFETIME_MS_MIN = 5_000
-"""So often a token can be renewed, which all daemons are told."""
+"""Each renewal reaches all daemons, so tokens must not be renewed more often than this allows."""
 TOKEN_LIFETIME_MS_MAX = 24 * 3600 * 1000
-"""The coordinator's, which would make less of it without a word."""
+"""The coordinator's bound; it would silently shorten a longer lifetime."""
 
 
 def connection_of(given: Mapping[str, str]) -> Connection:

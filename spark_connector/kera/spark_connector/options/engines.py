@@ -16,16 +16,16 @@ LOAD_ENGINE = (
     "To have it, make the session with kera.spark_connector.configure(builder), or start Spark with"
     " --jars $(python -m kera.spark_connector jar)"
 )
-"""How the columnar engine comes to Spark; for errors and warnings."""
+"""How a Spark session gets the columnar engine; for errors and warnings."""
 
 
 def engine_of(given: Mapping[str, str]) -> Engine:
-    """The engine of the options; raises `InvalidArgument` for any other word."""
+    """Return the engine of the options; raises `InvalidArgument` for any other word."""
     return cast("Engine", choice(ENGINE, given.get(ENGINE, _AUTO), ("auto", "python", "columnar")))
 
 
 def not_loaded(engine: Engine) -> InvalidArgument:
-    """The error when Spark calls Python and must not: the JVM would have taken the query."""
+    """Return the error for a query of the columnar engine that reaches Python: the JVM has not taken it."""
     return wrong(
         ENGINE, f"the columnar engine is not on Spark's class path. {LOAD_ENGINE}. Or leave the option out", engine
     )

@@ -22,7 +22,7 @@ from kera.spark_connector.planning.epochs import Cadence
 EPOCH_MS_MAX = 366 * 24 * 3_600_000
 """As for epochs of streams."""
 EPOCHS_TOLD_MAX = 256
-"""In a micro-batch whose rows tell their epoch: each epoch is a partition for each entry."""
+"""Maximum epochs of a micro-batch whose rows have their epoch, where each epoch is a partition for each entry."""
 _OTHERWISE = {
     **dict.fromkeys(
         (RECORDS_MAX, BYTES_MAX, RECORDS_MIN, DELAY_MAX),
@@ -37,7 +37,7 @@ _OTHERWISE = {
 
 
 def cadence_of(given: Mapping[str, str]) -> Cadence | None:
-    """The cadence of the options; None: micro-batches end anywhere. Raises `InvalidArgument`."""
+    """Return the cadence of the options; None: micro-batches end anywhere. Raises `InvalidArgument`."""
     if EPOCH not in given:
         for name in (EPOCHS_MAX, EPOCHS_EXACTLY, EPOCH_COLUMN):
             if name in given:

@@ -94,7 +94,7 @@ MEANT = {
     "linger_ms": LATENCY_TARGET,
     "latency_target_ms": LATENCY_TARGET,
 }
-"""Options that a user of that name (in lower case) may mean, where likeness alone would suggest another one."""
+"""By a wrong name (in lower case), the option that a user probably means, where similarity would suggest another."""
 
 _IN_A_FILE = "options are shown, by plans and by Spark's UI. Put it into a file that only you can read, and name that"
 _A_PASSWORD = f"{_IN_A_FILE} with {PASSWORD_FILE}"
@@ -106,4 +106,4 @@ SECRETS = {
     "secret": f"{_IN_A_FILE} with {PASSWORD_FILE} or {TOKEN_FILE}",
     "token": f"{_IN_A_FILE} with {TOKEN_FILE}",
 }
-"""Options that are refused, by the last word of the name, and why. (Kafka has passwords in ``sasl.jaas.config``.)"""
+"""Why an option is refused, by the last word of its name. (Kafka has passwords in ``sasl.jaas.config``.)"""

@@ -7,8 +7,8 @@
 A place is "earliest" (or -2), "latest" (or -1), or [group, segment, offset]. A time is in milliseconds since the epoch
 as for Kafka, ISO-8601 (UTC unless it says otherwise), or before now: ``-30s``, ``-15m``, ``-2h``, ``-1d``.
 
-What a query's progress shows can be given as ``startingOffsets``, too: it also says of which incarnation of a stream it
-is, and which record comes next.
+``startingOffsets`` also takes the offsets that a query's progress shows. They add the incarnation of each stream and
+the ordinal of the next record.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ T = TypeVar("T")
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 EPOCH_MS_MAX = 253_402_300_799_999
-"""End of the year 9999: whoever gives more has not given milliseconds."""
+"""End of the year 9999: a larger number cannot be meant as milliseconds."""
 
 
 def parse_where(option: str, text: str) -> Where:
-    """``earliest``, ``latest``, or JSON, also such as a query's progress shows; raises `InvalidArgument`."""
+    """Parse ``earliest``, ``latest``, or JSON, also that of a query's progress; raises `InvalidArgument`."""
     word = text.strip().lower()
     if word == "earliest":
         return Where(option, "earliest")
@@ -56,13 +56,13 @@ def parse_where(option: str, text: str) -> Where:
 
 
 def parse_times(option: str, text: str) -> Where:
-    """JSON with a time per streamlet, as ``startingOffsetsByTimestamp`` has; raises `InvalidArgument`."""
+    """Parse JSON with a time per streamlet, as in ``startingOffsetsByTimestamp``; raises `InvalidArgument`."""
     document = _document(option, text, "must be a JSON object", '{"clicks": {"0": time, ...}}')
     return Where(option, streams=_streams(option, text, document, _time))
 
 
 def parse_time(option: str, text: str) -> Time:
-    """One time; raises `InvalidArgument`."""
+    """Parse one time; raises `InvalidArgument`."""
     try:
         return _time(text)
     except ValueError as error:
@@ -70,7 +70,10 @@ def parse_time(option: str, text: str) -> Time:
 
 
 def span_ms(text: str) -> int | None:
-    """Milliseconds in a text (see `kera.core.base.spans`); None if it is none, or less than a millisecond."""
+    """Return a text's span in milliseconds (see `kera.core.base.spans`).
+
+    None if the text is no span, or if the span is above 0 and below a millisecond.
+    """
     found_ms = spans.span_ms(text)
     return None if found_ms is None or 0 < found_ms < 1 else round(found_ms)
 

@@ -1,7 +1,7 @@
 """Options of the format ``kera`` for reading: their values, and which of them fit together.
 
 Defaults and precedence are those of Spark's Kafka source where it has such an option. All checks that need no
-connection happen here, when a DataFrame is made, so that a typing error never reaches a running query. Spark hands over
+connection happen here, when a DataFrame is made, so that a typo never reaches a running query. Spark passes option
 names in lower case.
 """
 
@@ -84,7 +84,7 @@ _OF_STREAMS = {
 }
 """Options without a meaning in a batch query, and why."""
 _OF_STREAM_LISTS = {*CONNECTING, METADATA, ENGINE, ON_MISMATCH, SUBSCRIBE, PATH, PATTERN, ASSIGN}
-"""All that ``metadata=streams`` looks at."""
+"""All options that ``metadata=streams`` uses."""
 _OF_WRITING = {
     "stream": f"it names the stream to write to; to read one, use {SUBSCRIBE}",
     "txnAppId": "it is for writing",
@@ -92,7 +92,7 @@ _OF_WRITING = {
 }
 
 LATENCY_TARGET_MIN_MS = 100
-"""Spark plans a micro-batch for longer than that."""
+"""Even planning a micro-batch takes Spark longer than a smaller target."""
 
 GROUP_PREFIX_DEFAULT = "spark-kera-source"
 TOKEN_CHARS = 8
@@ -134,33 +134,35 @@ class ReadOptions:
     engine: Engine
     """The reading engine: Spark's JVM, in columns, or Python."""
     on_mismatch: OnMismatch
-    """The treatment of a stream that does not have the columns of the others."""
+    """How to treat a stream whose columns differ from those of the others."""
     given: frozenset[str]
     """Names of the options that were given, in their canonical case."""
 
     @property
     def batch_starting(self) -> Where:
-        """Where a batch query starts: by default at earliest."""
+        """The place where a batch query starts, by default earliest."""
         return self.starting or Where(STARTING, "earliest")
 
     @property
     def batch_ending(self) -> Where:
-        """Where a batch query ends: by default at latest."""
+        """The place where a batch query ends, by default latest."""
         return self.ending or Where(ENDING, "latest")
 
     @property
     def stream_starting(self) -> Where:
-        """Where a streaming query without a checkpoint starts: by default at latest."""
+        """The place where a streaming query without a checkpoint starts, by default latest."""
         return self.starting or Where(STARTING, "latest")
 
     def group(self, stored: str, token: str) -> str:
-        """The name of the query's cursor: ``kera.group.id``, else `stored` (what the checkpoint has, or empty),
-        else a new one that ends with `token` (8 random hex digits, which the caller makes).
+        """Return the name of the query's cursor.
+
+        It is ``kera.group.id``, else `stored` (the name in the checkpoint, or empty), else a new name that ends with
+        `token` (8 random hex digits, which the caller makes).
         """
         return self.group_id or stored or f"{self.group_id_prefix}-{token}"
 
     def check_batch(self) -> None:
-        """Raise `InvalidArgument` for what makes no sense in a batch query."""
+        """Raise `InvalidArgument` for options that make no sense in a batch query."""
         for name, meaning in _OF_STREAMS.items():
             if name in self.given:
                 raise wrong(name, f"{meaning}; this is a batch query: leave it out, or use spark.readStream")
@@ -173,14 +175,14 @@ class ReadOptions:
             raise wrong(ENDING, "a batch query cannot end at earliest: it would read no records")
 
     def check_streaming(self) -> None:
-        """Raise `InvalidArgument` for what makes no sense in a streaming query."""
+        """Raise `InvalidArgument` for options that make no sense in a streaming query."""
         for name in (*_ENDS, METADATA):
             if name in self.given:
                 problem = "lists what there is now" if name == METADATA else "a streaming query has no end"
                 raise wrong(name, f"{problem}: leave it out, or read a batch with spark.read")
 
     def check_real_time(self) -> None:
-        """Raise `InvalidArgument` for what makes no sense in real-time mode."""
+        """Raise `InvalidArgument` for options that make no sense in real-time mode."""
         if self.limits.latency_target_ms is not None:
             raise wrong(
                 LATENCY_TARGET,
@@ -189,7 +191,7 @@ class ReadOptions:
             )
 
     def check_engine(self) -> None:
-        """Raise `InvalidArgument` when Spark comes to Python, and must not: the JVM would have taken the query."""
+        """Raise `InvalidArgument` if the columnar engine was required, and Spark calls Python all the same."""
         if self.engine == "columnar" and self.metadata is None:
             raise not_loaded(self.engine)
 
@@ -197,7 +199,7 @@ class ReadOptions:
 def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
     """Check `options` and give them types; raises `InvalidArgument`.
 
-    `check_batch` or `check_streaming` has to follow: only then it is known what they are for.
+    Call `check_batch` or `check_streaming` next, once the kind of query is known.
     """
     given = take(options, READING, elsewhere=_OF_WRITING)
 
@@ -247,15 +249,16 @@ def _where(
     subscription: Subscription,
     new: Literal["earliest", "latest"],
 ) -> Where | None:
-    """The place of the first of `options` that is given; the others, too, must be in order. `new`: the place in unnamed
-    streams.
+    """Return the place of the first of `options` that is given. The others must be valid, too.
+
+    `new`: the place in streams that the option does not name.
     """
     said = [_said(option, given[option]) for option in options if option in given]
     for where in said:
         _check_named(where, subscription)
     if not said or said[0].streams is None:
         return said[0] if said else None
-    # Streams of a pattern come and go, so nobody can name them all.
+    # Streams that fit a pattern come and go, so a user cannot name them all.
     return replace(said[0], unnamed=new if subscription.named is None else None)
 
 
@@ -266,7 +269,7 @@ def _said(option: str, text: str) -> Where:
 
 
 def _check_named(where: Where, subscription: Subscription) -> None:
-    """Raise `InvalidArgument` where JSON names other streams or streamlets than are subscribed."""
+    """Raise `InvalidArgument` if the JSON names other streams or streamlets than the subscribed ones."""
     if where.streams is None:
         return
     for stream, streamlets in where.streams.items():

@@ -1,4 +1,4 @@
-"""Which streams a query reads: by name, by pattern, or streamlet by streamlet."""
+"""The streams that a query reads: by name, by pattern, or streamlet by streamlet."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _WHICH = (SUBSCRIBE, PATH, PATTERN, ASSIGN)
 
 @dataclass(frozen=True)
 class Subscription:
-    """Which streams, and which streamlets of them: exactly one of the three is given.
+    """The streams and streamlets to read. Exactly one of `names`, `pattern` and `assign` is set.
 
-    With ``metadata=streams`` none has to be given: then it is the pattern for all.
+    With ``metadata=streams`` the user may leave all of them out: then `pattern` fits all streams.
     """
 
     names: tuple[str, ...] | None = None
@@ -28,32 +28,32 @@ class Subscription:
     assign: Mapping[str, tuple[int, ...]] | None = None
     """Streamlets per stream, sorted."""
     may_be_empty: bool = False
-    """Whether it is not an error that a pattern fits no stream: of ``metadata=streams``."""
+    """Whether a pattern may fit no stream, as with ``metadata=streams``; otherwise that is an error."""
 
     @property
     def named(self) -> tuple[str, ...] | None:
-        """The names of all streams; None: those that a pattern fits, and new ones may come."""
+        """The names of all streams; None: a pattern selects them, and new streams may join."""
         return tuple(sorted(self.assign)) if self.assign is not None else self.names
 
     def fits(self, stream: str) -> bool:
-        """Whether a stream of this name is subscribed."""
+        """Return whether a stream of this name is subscribed."""
         if self.named is not None:
             return stream in self.named
         return re.fullmatch(self.pattern or "", stream) is not None
 
     def select(self, there: Collection[str]) -> list[str]:
-        """The streams of `there` (all names that the cluster has) that are subscribed, sorted."""
+        """Return the subscribed streams of `there` (all names that the cluster has), sorted."""
         return sorted(filter(self.fits, there))
 
     def missing(self, there: Collection[str]) -> list[str]:
-        """The subscribed names that are not `there`, sorted; none of a pattern."""
+        """Return the subscribed names that are not in `there`, sorted; empty for a pattern."""
         return sorted(set(self.named or ()).difference(there))
 
     def require(self, there: Collection[str]) -> list[str]:
-        """`select`; raises `UnknownStream`, with a did-you-mean, when one is missing or no stream fits at all.
+        """Do what `select` does; raises `UnknownStream`, with a did-you-mean, if a stream is missing or none fits.
 
-        For `load`, batches and the begin of a query. A query that runs goes on with `select`: what has gone since is up
-        to `planning.next_ends`.
+        For `load`, batches and the begin of a query. A running query uses `select`: `planning.next_ends` handles
+        streams that are deleted later.
         """
         for name in self.missing(there):
             raise UnknownStream(f"no stream is called '{name}'{did_you_mean(name, there)}", stream=name)
@@ -67,9 +67,9 @@ class Subscription:
         return selected
 
     def streamlets(self, stream: str, there: Collection[int]) -> list[int]:
-        """Those of `there` (all that the stream has) that are subscribed, sorted.
+        """Return the subscribed streamlets of `there` (all that the stream has), sorted.
 
-        Raises `StreamletOutOfRange` for an assigned one that the stream does not have.
+        Raises `StreamletOutOfRange` for an assigned streamlet that the stream does not have.
         """
         if self.assign is None:
             return sorted(there)
@@ -85,7 +85,7 @@ class Subscription:
 
 
 def subscription_of(given: Mapping[str, str], *, listing: bool) -> Subscription:
-    """The subscription of the options; with `listing` (``metadata=streams``) they may leave it out."""
+    """Return the subscription of the options; with `listing` (``metadata=streams``) they may have none."""
     named = [name for name in _WHICH if name in given]
     if not named and listing:
         return Subscription(pattern=".*", may_be_empty=True)

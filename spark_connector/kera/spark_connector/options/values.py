@@ -20,10 +20,10 @@ TARGET_MAX_MS = 24 * 3_600_000
 def take(
     options: Mapping[str, str], known: Sequence[str], *, elsewhere: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """`options` under their canonical names (those of `known`).
+    """Return `options` under their canonical names (those of `known`).
 
     Raises `InvalidArgument` for any other name: with a did-you-mean, or, for the names in `elsewhere` (canonical names
-    of options of other uses), with what it says there, as in {"stream": "is for writing; to read, use subscribe"}.
+    of options of other uses), with the text given there, as in {"stream": "is for writing; to read, use subscribe"}.
     """
     canonical = {name.lower(): name for name in known}
     others = {name.lower(): name for name in elsewhere or {}}
@@ -45,37 +45,37 @@ def take(
 
 
 def _secret(name: str) -> str | None:
-    """Why an option is refused that somebody may have put a secret into; None: it is not."""
+    """Return why an option is refused whose value may be a secret; None: it is not refused."""
     words = re.split(r"[^a-z]+", name.lower())
     return SECRETS.get("jaas" if "jaas" in words else words[-1])
 
 
 def bootstrap_of(given: Mapping[str, str]) -> str:
-    """The value of ``kera.bootstrap.servers``; raises `InvalidArgument` when it is missing."""
+    """Return the value of ``kera.bootstrap.servers``; raises `InvalidArgument` if it is missing or has an ``@``."""
     bootstrap = given.get(BOOTSTRAP, "").strip()
     if not bootstrap:
         raise InvalidArgument(
             f"option {BOOTSTRAP} is missing: the address of the coordinator, as in 127.0.0.1:7400", option=BOOTSTRAP
         )
-    if "@" in bootstrap:  # it is not repeated: there may be a password in it
+    if "@" in bootstrap:  # the message leaves the value out: it may contain a password
         raise wrong(BOOTSTRAP, f"addresses alone, without a user and a password; {SECRETS['password']}")
     return bootstrap
 
 
 def whole_number(option: str, text: str) -> int:
-    """A number from 1; raises `InvalidArgument` that names `option`."""
+    """Parse a whole number from 1; raises `InvalidArgument` that names `option`."""
     if not re.fullmatch(r"[0-9]{1,18}", text.strip()) or int(text) < 1:
         raise wrong(option, "must be a whole number from 1", text)
     return int(text)
 
 
 def flag(option: str, text: str) -> bool:
-    """True or false; raises `InvalidArgument` that names `option`."""
+    """Parse true or false; raises `InvalidArgument` that names `option`."""
     return choice(option, text, ("true", "false")) == "true"
 
 
 def choice(option: str, text: str, words: Sequence[str]) -> str:
-    """One of `words`, whatever its case; raises `InvalidArgument` that names `option`."""
+    """Parse one of `words`, in any case; raises `InvalidArgument` that names `option`."""
     word = text.strip().lower()
     if word not in words:
         raise wrong(option, f"must be {' or '.join(words)}{did_you_mean(word, words)}", text)
@@ -83,7 +83,7 @@ def choice(option: str, text: str, words: Sequence[str]) -> str:
 
 
 def duration_ms(option: str, text: str) -> int:
-    """``500ms``, ``10s``, ``5min``, ``1h``, ``1d`` in milliseconds; raises `InvalidArgument` that names `option`."""
+    """Parse ``500ms``, ``10s``, ``5min``, ``1h``, ``1d`` to milliseconds; raises `InvalidArgument` naming `option`."""
     found = span_ms(text)
     if found is None:
         raise wrong(option, f"must be a number with a unit, {UNITS}, as in 10s", text)
@@ -91,7 +91,7 @@ def duration_ms(option: str, text: str) -> int:
 
 
 def target_ms(option: str, text: str, *, least_ms: int, why: str) -> int:
-    """How late something may be, from `least_ms`, of which a message says `why`, to a day."""
+    """Parse a latency target into milliseconds: from `least_ms` to a day. The error for a smaller one gives `why`."""
     found = duration_ms(option, text)
     if found < least_ms:
         raise wrong(option, f"must be at least {least_ms}ms, {why}", text)
@@ -101,20 +101,20 @@ def target_ms(option: str, text: str, *, least_ms: int, why: str) -> int:
 
 
 def wrong(option: str, problem: str, value: str | None = None) -> InvalidArgument:
-    """The error for an option with an invalid value."""
+    """Return the error for an option with an invalid value."""
     if value is None:
         return InvalidArgument(f"option {option}: {problem}", option=option)
     return InvalidArgument(f"option {option}: {problem}; it is {value!r}", option=option, value=value)
 
 
 def did_you_mean(name: str, there: Collection[str]) -> str:
-    """The end of a message about `name`, if one of those that are `there` is like it."""
+    """Return the end of a message about `name`: the name of `there` that resembles it, or empty if none does."""
     close = difflib.get_close_matches(name, there, n=1, cutoff=0.6)
     return f": did you mean {close[0]}?" if close else ""
 
 
 def listed(names: Collection[str], names_max: int = 30) -> str:
-    """`names` in a message, the first of many."""
+    """Return `names` as a list for a message, shortened to `names_max` names."""
     shown = sorted(names, key=str.lower)
     more = f" and {len(shown) - names_max} more" if len(shown) > names_max else ""
     return ", ".join(shown[:names_max]) + more

@@ -24,14 +24,14 @@ from kera.spark_connector.options.names import (
 from kera.spark_connector.options.values import take, target_ms
 
 SPARKS_OWN = ("checkpointLocation", "queryName")
-"""Spark hands over these, too: they are for itself."""
+"""Options that are meant for Spark, which it passes on to the source all the same."""
 FOR_READING = {
     **dict.fromkeys(set(READING) - set(WRITING), "is for reading"),
     **dict.fromkeys((SUBSCRIBE, PATTERN, ASSIGN), f"is for reading; to write, use {STREAM}"),
 }
 LATENCY_TARGET_MIN_MS = 10
 VERSION_MAX = (1 << 32) - 2
-"""It becomes the epoch of a producer, from 1, which has 32 bits."""
+"""The version becomes a producer's epoch, which starts at 1 and has 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -40,27 +40,27 @@ class WriteOptions:
 
     connection: Connection
     stream: str | None
-    """Where to; None: each row says it, in its column ``stream``."""
+    """The stream to write to; None: each row names it, in its column ``stream``."""
     app_id: str | None
-    """Under which name a batch is written; None: under one that nobody will use again."""
+    """The name under which a batch is written; None: a name that is used only once."""
     version: int
-    """Which of the batches of this name it is."""
+    """The number of the batch under this name."""
     engine: Engine = "auto"
     latency_target_ms: int | None = None
-    """How late a row may be stored after its task has it; None: when its chunk is full, or the task at its end."""
+    """How long after its task has got a row it may be stored; None: when its chunk is full, or the task ends."""
 
     def check_engine(self) -> None:
-        """Raise `InvalidArgument` when Spark comes to Python, and must not: the JVM would have taken the query."""
+        """Raise `InvalidArgument` if the columnar engine was required, and Spark calls Python all the same."""
         if self.engine == "columnar":
             raise not_loaded(self.engine)
 
     def check_batch(self, *, overwrite: bool) -> None:
-        """Raise `InvalidArgument` for what cannot be done by a batch query."""
+        """Raise `InvalidArgument` if a batch query cannot do what the options ask."""
         if overwrite:
             raise InvalidArgument('a stream only grows: use .mode("append")', mode="overwrite")
 
     def check_streaming(self, *, overwrite: bool) -> None:
-        """Raise `InvalidArgument` for what cannot be done by a streaming query."""
+        """Raise `InvalidArgument` if a streaming query cannot do what the options ask."""
         if overwrite:
             raise InvalidArgument(
                 "output mode complete would replace what the stream has, and a stream only grows: use append,"

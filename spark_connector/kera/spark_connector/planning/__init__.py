@@ -1,8 +1,8 @@
 """Which records a query or a micro-batch takes, and how they are cut into partitions. Pure: no connection, no clock,
 no type of Spark, so that another engine can use it through a service.
 
-What it has to know of the cluster is brought by ``survey``, as `Now`. Where a decision needs an answer that only
-brokers have, there are two functions: the first says what to ask, the second decides.
+``survey`` brings the facts about the cluster, as `Now`. If a decision needs answers of brokers, it has two functions:
+the first returns the questions, the second decides.
 
     a batch        questions ─(locate)─► resolve ─► start, end ─► ranges ─► to_ask ─(segments)─► cut
 
@@ -16,7 +16,7 @@ brokers have, there are two functions: the first says what to ask, the second de
 
 Invariants:
 
-* the end of a micro-batch is never before its start, in any entry;
+* a micro-batch never ends before its start, in any entry;
 * the same two offsets from the checkpoint give the same records, or an error, whenever they are planned;
 * partitions cover the records between start and end exactly once, and each is at one broker.
 """

@@ -1,11 +1,11 @@
-"""How much of what waits a micro-batch may take. Pure: no connection, no clock.
+"""How much of the waiting data a micro-batch may take. Pure: no connection, no clock.
 
-``maxOffsetsPerTrigger`` and ``maxBytesPerTrigger`` are shared out over the entries in proportion to what waits in each,
-so that none falls behind the others. Chunks are whole: an entry where anything waits gives at least one chunk, so a
-limit is met to within one chunk per entry.
+``maxOffsetsPerTrigger`` and ``maxBytesPerTrigger`` are divided among the entries in proportion to their waiting data,
+so that no entry falls behind the others. Chunks stay whole, and each entry with waiting data gives at least one chunk:
+so a limit is met to within one chunk per entry.
 
-``minOffsetsPerTrigger`` holds a micro-batch back until so many records wait, but for no longer than ``maxTriggerDelay``
-after the last one, and never the first one of a launch (as with Kafka).
+``minOffsetsPerTrigger`` holds a micro-batch back until at least that number of records wait, but no longer than
+``maxTriggerDelay`` after the last micro-batch, and never the first one of a launch (as with Kafka).
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class Waiting(NamedTuple):
     records: int
     """At least 1 where anything waits."""
     bytes: int
-    """Estimated: it decides on proportions only."""
+    """An estimate, used for proportions only."""
     bytes_most: int
-    """It cannot be more than that."""
+    """An upper bound of the bytes."""
 
 
 class EntryShare(NamedTuple):
-    """The most that an entry may give; None: no such limit. Where both are given the nearer place counts."""
+    """The most that an entry may give; None: no such limit. If both are set, the limit that is reached first counts."""
 
     records_max: int | None
     bytes_max: int | None
@@ -52,19 +52,19 @@ class EntryShare(NamedTuple):
 
 @dataclass(frozen=True)
 class Wait:
-    """No micro-batch yet: give Spark the start back as it came."""
+    """No micro-batch yet: return the start to Spark unchanged."""
 
     records: int
-    """How many wait."""
+    """The number of waiting records."""
 
 
 @dataclass(frozen=True)
 class Take:
-    """A micro-batch: up to the head in each entry, but in those of `shares` only so much."""
+    """A micro-batch up to the head of each entry, but for the entries in `shares` only up to their share."""
 
     shares: Mapping[EntryName, EntryShare]
-    """The entries where a chunk boundary before the head has to be looked up, with `Client.locate` from the start of
-    the entry's range up to its head; then `planning.limited`."""
+    """The entries that need a chunk boundary before the head. `Client.locate` looks it up between the start of the
+    entry's range and its head; `planning.limited` comes next."""
 
 
 def decide(
@@ -72,8 +72,8 @@ def decide(
 ) -> Wait | Take:
     """Decide which part of `waiting` the next micro-batch takes (see `planning.waiting`).
 
-    `waited_ms`: since the last micro-batch of this launch was taken; None: there was none yet. `available_now`: the
-    query ends when it has all there is, so nothing is waited for.
+    `waited_ms`: the time since the last micro-batch of this launch was taken; None: this is the first one.
+    `available_now`: the query ends at the present heads, so it never waits for more records.
     """
     records = sum(entry.records for entry in waiting.values())
     held_back = limits.records_min is not None and records < limits.records_min and not available_now
@@ -93,8 +93,8 @@ def _record_shares(waiting: Mapping[EntryName, Waiting], records_max: int | None
 
 
 def _byte_shares(waiting: Mapping[EntryName, Waiting], bytes_max: int | None) -> dict[EntryName, int]:
-    # What waits is only estimated. So unless it is certain that there is no more than may be, each entry gets a share:
-    # where the estimate is below the limit, a larger one than it is expected to need.
+    # The bytes are an estimate. So unless the upper bounds are within the limit, each entry gets a share. If the
+    # estimate is below the limit, that share is larger than the entry is expected to need.
     if bytes_max is None or sum(entry.bytes_most for entry in waiting.values()) <= bytes_max:
         return {}
     total = max(1, sum(entry.bytes for entry in waiting.values()))

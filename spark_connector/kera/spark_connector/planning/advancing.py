@@ -1,6 +1,6 @@
-"""How far a micro-batch goes, whatever has become of the streams since the last one.
+"""How far a micro-batch goes, even if streams have changed or vanished since the last one.
 
-Losses are errors that say how to get out, or, without ``failOnDataLoss``, warnings.
+Losses are errors that name a way out, or, without ``failOnDataLoss``, warnings.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Advance:
-    """Between which places a micro-batch may be."""
+    """The places between which a micro-batch may lie."""
 
     start: Offsets
-    """Where it begins: the end before it, brought up to now. Has the entries that are read, no others."""
+    """The begin of the micro-batch: the previous end, brought up to now. It has exactly the entries to read."""
     heads: Offsets
-    """How far it may go; nowhere behind `start`, and with the same entries."""
+    """The furthest end of the micro-batch; never before `start`, and with the same entries."""
     warnings: tuple[str, ...] = ()
-    """The losses, in words for the log; empty unless a loss is allowed."""
+    """The losses as texts for the log; empty unless losses are allowed."""
 
 
 class _Losses:
-    """Losses are errors, or warnings."""
+    """Collects losses as warnings, or raises the first one."""
 
     def __init__(self, *, fail: bool) -> None:
         self._fail = fail
@@ -48,12 +48,13 @@ class _Losses:
 def next_ends(start: Offsets, now: Now, *, fail_on_data_loss: bool) -> Advance:
     """Find the data behind `start` (from the checkpoint, or where the query begins).
 
-    * A stream, streamlet or entry that `start` does not know begins at what is there: it is new.
-    * One that is gone, or no longer subscribed: `UnknownStream` (a streamlet: `InvalidArgument`); without
-      `fail_on_data_loss` it is left out, with a warning.
-    * A stream that was deleted and created again: `StreamRecreated`; without `fail_on_data_loss` it begins anew.
-    * Records that are gone: `DataLost`; without `fail_on_data_loss` it goes on behind them.
-    * A head that lies before the start, as after a restart of a broker: nothing is new, nothing goes back.
+    * A stream, streamlet or entry that `start` does not have is new, and begins with its first record.
+    * A stream that was deleted, or is no longer subscribed, raises `UnknownStream` (a streamlet: `InvalidArgument`);
+      without `fail_on_data_loss` it is left out, with a warning.
+    * A stream that was deleted and created again raises `StreamRecreated`; without `fail_on_data_loss` it begins with
+      its first record.
+    * Lost or removed records raise `DataLost`; without `fail_on_data_loss` the entry goes on after them.
+    * If a head lies before the start, as after a restart of a broker, nothing is new, and the place stays.
     """
     losses = _Losses(fail=fail_on_data_loss)
     begin = _still_there(start, now, losses)
@@ -69,7 +70,7 @@ def next_ends(start: Offsets, now: Now, *, fail_on_data_loss: bool) -> Advance:
 
 
 def _still_there(offsets: Offsets, now: Now, losses: _Losses) -> dict[EntryName, EntryOffset]:
-    """`offsets` in the entries that are still there, brought up to where these begin now."""
+    """Return `offsets` for the entries that still exist, moved forward to where these begin now."""
     for name, stream in sorted(offsets.streams.items()):
         if name not in now:
             losses.add(_deleted(name))
@@ -88,11 +89,11 @@ def _still_there(offsets: Offsets, now: Now, losses: _Losses) -> dict[EntryName,
 
 
 def _on(entry: EntryName, offset: EntryOffset, there: EntryBounds, losses: _Losses) -> EntryOffset:
-    """`offset`, but not before all that is there.
+    """Return `offset`, or the first record of the entry if that comes later; add a loss if records are missing.
 
-    A checkpoint may name the end of groups that have been emptied and let go since: nothing is lost then, but no broker
-    has the place any more. The ordinals tell, unless they are of two histories: those of an entry begin anew when its
-    broker loses its memory, and may be the same again. So the broker says up to where it has lost something.
+    A checkpoint may point to the end of groups that retention has removed since: then nothing is lost, but no broker
+    has the place any more. Equal ordinals show that, if they are of the same history. But an entry's ordinals restart
+    when its broker loses its memory, and may be equal by chance. So the broker also reports the range that it lost.
     """
     if offset.position >= there.start:
         return offset
@@ -102,9 +103,9 @@ def _on(entry: EntryName, offset: EntryOffset, there: EntryBounds, losses: _Loss
 
 
 def _later(start: EntryOffset, head: EntryOffset) -> EntryOffset:
-    # Where no record is new the start stays as it is: the end of a full segment and the start of the next one are the
-    # same place with two names. (Behind the start of a segment there is a record, whatever the ordinals say: they begin
-    # anew when a broker is lost.)
+    # If no record is new, the start stays as it is: the end of a full segment and the start of the next one are two
+    # names of the same place. (Any place after the start of a segment means a new record, whatever the ordinals are:
+    # they restart when a broker is lost.)
     renamed = head.record == start.record and head.position.offset == 0
     return start if head.position <= start.position or renamed else head
 
@@ -151,9 +152,9 @@ def _lost(entry: EntryName, offset: EntryOffset, there: EntryBounds) -> KeraErro
 
 
 def cap(advance: Advance, target: Offsets) -> Advance:
-    """`advance`, but nowhere beyond `target`: what ``availableNow`` may read.
+    """Return `advance` with no head beyond `target`, for ``availableNow``.
 
-    Of streams that are not in `target`, or are others by now, nothing may be read.
+    Streams that are not in `target`, or were created again since, get no data to read.
     """
     ids, allowed, begin = advance.start.stream_ids(), target.places(), advance.start.places()
     ends: dict[EntryName, EntryOffset] = {}
@@ -164,7 +165,7 @@ def cap(advance: Advance, target: Offsets) -> Advance:
 
 
 def waiting(advance: Advance, now: Now) -> dict[EntryName, Waiting]:
-    """The waiting data of all entries that have any, for `admission.decide`."""
+    """Return the waiting data of all entries that have any, for `admission.decide`."""
     found: dict[EntryName, Waiting] = {}
     for piece in ranges(advance.start, advance.heads, now):
         there = bounds_of(now, piece.entry)
@@ -177,15 +178,15 @@ def waiting(advance: Advance, now: Now) -> dict[EntryName, Waiting]:
 
 
 def limited(advance: Advance, places: Mapping[EntryName, EntryOffset]) -> Offsets:
-    """The end of the micro-batch: the heads, but in the entries of `places` only up to the place there.
+    """Return the end of the micro-batch: the heads, except for the entries of `places`, which end at the place there.
 
-    The entries are those of `admission.Take.shares`. The end is nowhere before the start or behind the head.
+    The entries are those of `admission.Take.shares`. No end is before the start or beyond the head.
     """
     begin = advance.start.places()
     ends: dict[EntryName, EntryOffset] = {}
     for entry, head in advance.heads.entries():
         place = min(head, places.get(entry, head))
-        # By position alone: of two places in one chunk, neither is the end of a micro-batch.
+        # Compares positions only: a place within the chunk at the start is no end of a micro-batch.
         ends[entry] = place if place.position > begin[entry].position else begin[entry]
     return Offsets.of(ends, advance.heads.stream_ids())
 
@@ -199,12 +200,12 @@ def conclude(
     first: bool = False,
     mark: EpochMark | None = None,
 ) -> Offsets:
-    """The end of the micro-batch, in the form that Spark stores.
+    """Return the end of the micro-batch, in the form that Spark stores.
 
-    `given` itself (the same object) where nothing is new: then give Spark the text back as it came. Else `end` with
-    `group` (or that of `given`), and with `since` where the checkpoint would not say where the micro-batch begins: when
-    it is the `first` one of the query (`given` is what `initialOffset` has said in this launch), and when it does not
-    begin at `given`. One with a `mark` is new also if there is nothing in its epochs.
+    If nothing is new, it is `given` itself (the same object), and Spark must get its text back unchanged. Otherwise it
+    is `end` with `group` (or that of `given`). It has `since` if the checkpoint would not show where the micro-batch
+    begins: for the `first` micro-batch of a query (`given` is the answer of `initialOffset` in this launch), and for a
+    micro-batch that does not begin at `given`. A micro-batch with a `mark` is new even if its epochs are empty.
     """
     if mark is None and end.places() == advance.start.places() and not advance.warnings:
         return given
@@ -214,7 +215,7 @@ def conclude(
 
 @dataclass(frozen=True)
 class Planned:
-    """A micro-batch that is in the checkpoint, as far as it can still be read."""
+    """The part of a micro-batch from the checkpoint that can still be read."""
 
     start: Offsets
     end: Offsets
@@ -222,10 +223,10 @@ class Planned:
 
 
 def revise(start: Offsets, end: Offsets, now: Now, *, fail_on_data_loss: bool) -> Planned:
-    """The data to read of the micro-batch between `start` and `end`, two that Spark has stored; `end.since` goes before
-    `start`. It may have been planned by an earlier launch.
+    """Return the data to read of the micro-batch between two stored offsets, `start` and `end`.
 
-    Raises what `next_ends` raises; without `fail_on_data_loss` what is gone is left out, with a warning.
+    `end.since` takes precedence over `start`. An earlier launch may have planned the micro-batch. Raises the errors of
+    `next_ends`; without `fail_on_data_loss` missing data are left out, with a warning.
     """
     losses = _Losses(fail=fail_on_data_loss)
     since = Offsets(start.streams if end.since is None else end.since)
@@ -236,7 +237,7 @@ def revise(start: Offsets, end: Offsets, now: Now, *, fail_on_data_loss: bool) -
         entries = list(Offsets({name: stream}).entries())
         known = ids.get(name) == stream.stream_id
         if known and all(before.get(entry) == place for entry, place in entries):
-            continue  # nothing of it is read, so that it does not matter what has become of it
+            continue  # the micro-batch has no records of this stream, so it does not matter whether it still exists
         if name not in now:
             losses.add(_deleted(name))
         elif now[name].stream_id != stream.stream_id:

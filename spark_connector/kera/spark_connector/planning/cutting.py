@@ -1,14 +1,14 @@
-"""How what is read of entries is cut into partitions: where a broker, a group or a segment ends.
+"""How the ranges of entries are cut into partitions: at the ends of brokers' parts, of groups or of segments.
 
 Invariants:
 
-* partitions cover each range exactly once, in order; each goes up to where the next one begins, so that whoever reads
-  it notices what has been lost in between;
-* of a batch, none of them spans two brokers, so that each can be read where it is;
-* those of a micro-batch depend on its two ends, the options and the segments, which never change; not on the machine,
-  nor on where brokers are by now. A sink that goes by the number of a partition (as ours does) gets the same rows under
-  the same number when the micro-batch is run again;
-* what is missing between two segments, if anything, is among the records that a partition has to give.
+* partitions cover each range exactly once, in order. Each ends where the next one begins, so that its reader notices
+  records that are lost in between;
+* no partition of a batch spans two brokers, so that a task can read it locally;
+* the partitions of a micro-batch depend on its two ends, the options and the segments, which never change. They depend
+  neither on the machine nor on the present brokers. A sink that uses partition numbers (as ours does) gets the same
+  rows under the same number when the micro-batch runs again;
+* records that are missing between two segments count among the records that a partition has to yield.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from kera.client import EntryBounds, SegmentBounds
 
 CUT_BYTES_MIN = 32 << 20
-"""Without options nothing smaller is made by cutting: a task has a price, too."""
+"""Without options, partitions are not cut smaller than this, because each task has a cost."""
 CUT_BYTES_STABLE = 128 << 20
-"""About how large the partitions of a micro-batch are at most, as far as groups end, without options."""
+"""Approximate maximum size of a micro-batch's partition without options, if groups end often enough."""
 SIDE_MIN = 4
-"""The end of a group is the better place to cut as long as each side gets at least one part in so many."""
+"""The end of a group is the preferred place to cut if each side gets at least 1 / SIDE_MIN of the bytes."""
 
 
 class EntryRange(NamedTuple):
@@ -46,22 +46,22 @@ class EntryRange(NamedTuple):
 
     @property
     def records(self) -> int:
-        """How many there are; 0 where the ordinals began anew in between, as after the loss of a broker."""
+        """The number of records; 0 if the ordinals restarted in between, as after the loss of a broker."""
         return max(self.end.record - self.start.record, 0)
 
 
 @dataclass(frozen=True)
 class Cutting:
-    """Into how many partitions."""
+    """How many partitions to make."""
 
     partitions_min: int | None = None
-    """``minPartitions``: cut, the largest first, until there are so many or nothing can be cut."""
+    """``minPartitions``: cut the largest parts first, until the number is reached or nothing can be cut."""
     records_max: int | None = None
-    """``maxRecordsPerPartition``: as far as segments allow."""
+    """``maxRecordsPerPartition``: an upper bound, as far as segments allow."""
     parallelism: int = 1
-    """Without the two, in a batch: about how many partitions are good, such as Spark's default parallelism."""
+    """For a batch without the two options: a good number of partitions, such as Spark's default parallelism."""
     stable: bool = False
-    """For a micro-batch, which is cut in the same way whenever it is planned."""
+    """Whether to cut in the same way whenever the data are planned, as for a micro-batch."""
 
     @property
     def by_default(self) -> bool:
@@ -71,37 +71,39 @@ class Cutting:
 
 @dataclass(frozen=True)
 class Piece:
-    """One range of one entry, read by one task. Small, and pickled with the task."""
+    """A range of one entry, read by one task. Small, and pickled with the task."""
 
     stream: str
     entry: EntryId
     start: Position
     end: Position
     first_record: int
-    """Ordinal of the first record that it has to give: of the chunk that begins exactly at `start`, those before it are
-    left out. They are there when a micro-batch of real-time mode has ended within that chunk."""
+    """Ordinal of the first record to yield. Earlier records of the chunk that begins exactly at `start` are left out;
+    there are some if a micro-batch of real-time mode ended within that chunk."""
     records: int
-    """How many it has to give."""
+    """The number of records to yield."""
     length_bytes: int
-    """Bytes of its chunks, estimated where segments were not asked for; 0: not known."""
+    """Bytes of the piece's chunks, estimated unless the segments were looked up; 0: not known."""
     typed: bool
-    """Whether the stream has columns of its own."""
+    """Whether the stream has a schema with columns."""
     broker_id: int
-    """The broker that has it as far as known when it was planned; 0: not known."""
+    """The broker that had the piece when it was planned; 0: not known."""
     node_id: str
     """That broker's node; empty: not known."""
     fail_on_data_loss: bool
     stop: EntryOffset | None = None
-    """Where it ends within its last chunk: where that one starts, and the first record of it that is not given. As
-    `first_record`, of a micro-batch of real-time mode that another trigger has to repeat. None: at the chunk's end."""
+    """Where the piece ends within its last chunk: the chunk's start, and its first record that is not yielded. As for
+    `first_record`, the reason is a micro-batch of real-time mode, which another trigger repeats. None: the piece ends
+    with the chunk."""
     epoch: int | None = None
-    """The epoch of all of it; None: rows do not tell it."""
+    """The epoch of all records; None: rows have no epoch."""
 
 
 def ranges(start: Offsets, end: Offsets, now: Now) -> list[EntryRange]:
-    """The entries that have something between `start` and `end`, in order; no entry twice.
+    """Return the ranges of the entries that have records between `start` and `end`, in order, one per entry.
 
-    A start may be within a chunk. An end may not, see `real_time.rounded`: raises `NotAccepted` where that can be seen.
+    A start may be within a chunk, an end must not be (see `real_time.rounded`). Raises `NotAccepted` for such an end if
+    the start is in the same chunk; otherwise it cannot be detected.
     """
     before = start.places()
     found = []
@@ -133,16 +135,16 @@ def _estimated_bytes(start: EntryOffset, end: EntryOffset, there: EntryBounds | 
 
 
 def to_ask(ranges: Sequence[EntryRange], now: Now, cutting: Cutting) -> list[EntryRange]:
-    """The ranges whose segments `cut` wants to know (`Client.segments` between their positions); often none.
+    """Return the ranges whose segments `cut` needs (`Client.segments` between their positions); often none.
 
-    Those that are spread over brokers, and those that are so large that they may be cut.
+    These are ranges that several brokers share, whose ordinals restart, or that are large enough to be cut.
     """
     part_bytes = _part_bytes(ranges, cutting)
 
     def large(there: EntryRange) -> bool:
         if there.start.position[:2] == there.end.position[:2]:
             return False
-        if cutting.by_default:  # how large a range is, is an estimate: no base for what has to be stable
+        if cutting.by_default:  # a range's size is an estimate, so a stable cut must not depend on it
             several_groups = there.start.position.group_id < there.end.position.group_id
             return several_groups and (cutting.stable or _parts(there.length_bytes, part_bytes) > 1)
         too_few = cutting.partitions_min is not None and len(ranges) < cutting.partitions_min
@@ -165,12 +167,12 @@ def cut(
     *,
     fail_on_data_loss: bool,
 ) -> list[Piece]:
-    """The partitions: `ranges`, cut where a broker, a group or a segment ends, in order of their entries.
+    """Return `ranges` as partitions, cut where a broker's part, a group or a segment ends, in order of their entries.
 
-    `segments`: of the ranges that `to_ask` named, from start to end; a range without any is not cut. Without
-    `partitions_min` and `records_max` only ends of groups are used, and only of ranges that have much more than their
-    part of `parallelism` (a micro-batch: than `CUT_BYTES_STABLE`). With them ends of groups are preferred, and ends of
-    segments are used where it takes them.
+    `segments`: for the ranges of `to_ask`, from start to end; a range without segments is not cut. Without
+    `partitions_min` and `records_max`, ranges are cut only at ends of groups, and only if they are much larger than
+    their part of `parallelism` (for a micro-batch: than `CUT_BYTES_STABLE`). With these options, ends of groups are
+    preferred, and ends of segments are used where necessary.
     """
     parts = [
         part
@@ -189,7 +191,7 @@ def cut(
 
 
 class _Atom(NamedTuple):
-    """The unit that is never cut: mostly a segment, or its part of the range."""
+    """A unit that is never cut: usually a segment, or its part within the range."""
 
     start: Position
     end: Position
@@ -200,7 +202,7 @@ class _Atom(NamedTuple):
 
 @dataclass(frozen=True)
 class _Part:
-    """A range, or what was cut from one; at one broker."""
+    """A range or a part of one, at one broker."""
 
     entry: EntryName
     broker_id: int
@@ -221,18 +223,18 @@ class _Part:
         return [_Part(self.entry, self.broker_id, self._slice(first, after)) for first, after in edges]
 
     def _slice(self, first: int, after: int) -> Sequence[_Atom]:
-        """Some of the atoms, up to where the next one begins."""
+        """Return the atoms from `first` until before `after`. The last one ends where the next atom begins."""
         atoms = list(self.atoms[first:after])
         if after < len(self.atoms):
             atoms[-1] = atoms[-1]._replace(end=self.atoms[after].start)
         return atoms
 
     def segment_ends(self) -> range:
-        """The atoms that something may be cut before."""
+        """Return the indexes of atoms before which the part may be cut."""
         return range(1, len(self.atoms))
 
     def group_ends(self) -> list[int]:
-        """Those of them that begin a group."""
+        """Return the indexes of atoms (from 1) that begin a group."""
         return [
             place
             for place in self.segment_ends()
@@ -257,7 +259,7 @@ class _Part:
 
 
 def _brokers(there: EntryRange, now: Now) -> list[int]:
-    """The brokers that have the groups of a range, in their order; empty: not known."""
+    """Return the brokers that have the groups of a range, in the groups' order; empty: not known."""
     assignment = now[there.entry.stream].assignments.get(there.entry.streamlet)
     if assignment is None:
         return []
@@ -271,18 +273,18 @@ def _brokers(there: EntryRange, now: Now) -> list[int]:
 
 
 def _at_brokers(there: EntryRange, now: Now, segments: Sequence[SegmentBounds], *, together: bool) -> list[_Part]:
-    """A range as one part per broker that has some of it, or all of it `together`; each in atoms."""
+    """Split a range into one part per broker, or, if `together`, into one part; each has its atoms."""
     if not segments:
         start, end = there.start, there.end
         atom = _Atom(start.position, end.position, start.record, there.records, there.length_bytes)
         return [_Part(there.entry, next(iter(_brokers(there, now)), 0), [atom])]
     rows: list[tuple[int, list[_Atom]]] = []
     record = there.start.record
-    """The record that the next segment should begin with."""
+    """The ordinal that the next segment should begin with."""
     for segment, following in itertools.zip_longest(segments, segments[1:]):
-        # Records that are missing before the first segment, behind the last one or between two count as if a segment
-        # beside them had them, so that reading it says that they are gone. Ordinals that began anew, as after the loss
-        # of a broker, are lower, and say nothing.
+        # Records that are missing before the first segment, after the last one or between two segments are counted to
+        # an adjacent segment, so that its reader reports the loss. Ordinals that restarted, as after the loss of a
+        # broker, are lower, and show no loss.
         missing = max(segment.first_record - record, 0) if not rows else 0
         after = following.first_record if following is not None else there.end.record
         begun = _given_before(there.start, segment) if not rows else 0
@@ -297,10 +299,10 @@ def _at_brokers(there: EntryRange, now: Now, segments: Sequence[SegmentBounds], 
             rows.append((segment.broker_id, [atom]))
         elif record == segment.first_record:
             rows[-1][1].append(atom)
-        else:  # not cut where something may be missing: the task that reads over the gap sees what is there
+        else:  # no cut where records may be missing: the task that reads across the gap notices the loss
             rows[-1][1][-1] = _joined(rows[-1][1][-1], atom)
         record = segment.next_record
-    # The ends under the names that they have in the checkpoint: the end of a full segment has another one, too.
+    # The range's ends keep their names from the checkpoint, because the end of a full segment has two names.
     first, last = rows[0][1], rows[-1][1]
     first[0] = first[0]._replace(start=there.start.position, first_record=there.start.record)
     last[-1] = last[-1]._replace(end=there.end.position)
@@ -308,7 +310,10 @@ def _at_brokers(there: EntryRange, now: Now, segments: Sequence[SegmentBounds], 
 
 
 def _given_before(start: EntryOffset, segment: SegmentBounds) -> int:
-    """How many records of the chunk at `start` a micro-batch before has given; `segment` is the first of the range."""
+    """Return how many records of the chunk at `start` an earlier micro-batch has read.
+
+    `segment` is the first segment of the range.
+    """
     within = segment.start == start.position and segment.first_record < start.record < segment.next_record
     return start.record - segment.first_record if within else 0
 
@@ -319,7 +324,7 @@ def _joined(one: _Atom, other: _Atom) -> _Atom:
 
 
 def _part_bytes(ranges: Sequence[EntryRange], cutting: Cutting) -> int:
-    """How many bytes a partition should have when no option says into how many to cut."""
+    """Return the size in bytes that a partition should have if no option sets the number of partitions."""
     if cutting.stable:
         return CUT_BYTES_STABLE
     return max(sum(there.length_bytes for there in ranges) // max(cutting.parallelism, 1), CUT_BYTES_MIN)
@@ -330,7 +335,7 @@ def _parts(length_bytes: int, part_bytes: int) -> int:
 
 
 def _in_groups(part: _Part, part_bytes: int) -> list[_Part]:
-    """`part` cut at ends of groups into parts of about `part_bytes`."""
+    """Cut `part` at ends of groups into parts of about `part_bytes`."""
     count, places = _parts(part.length_bytes, part_bytes), part.group_ends()
     if count < 2 or not places:
         return [part]
@@ -341,7 +346,7 @@ def _in_groups(part: _Part, part_bytes: int) -> list[_Part]:
 
 
 def _bounded(part: _Part, records_max: int) -> list[_Part]:
-    """`part` cut into parts with at most `records_max` records, or one segment. Groups stay whole where they can."""
+    """Cut `part` into parts with at most `records_max` records, or with one segment. Keep groups whole if possible."""
     groups = part.split(part.group_ends())
     units = [
         unit
@@ -360,7 +365,7 @@ def _bounded(part: _Part, records_max: int) -> list[_Part]:
 
 
 def _until(parts: list[_Part], partitions_min: int) -> list[_Part]:
-    """`parts`, the largest ones cut until there are `partitions_min`, or nothing can be cut."""
+    """Cut the largest of `parts` until there are `partitions_min` parts, or nothing can be cut."""
     whole = [part for part in parts if len(part.atoms) == 1]
     heap = [(-part.length_bytes, part.entry, part.atoms[0].start, part) for part in parts if len(part.atoms) > 1]
     heapq.heapify(heap)
@@ -375,7 +380,7 @@ def _until(parts: list[_Part], partitions_min: int) -> list[_Part]:
 
 
 def _middle(part: _Part) -> int:
-    """The best place to cut `part` in two."""
+    """Return the best place to cut `part` in two."""
     before = [0, *itertools.accumulate(atom.length_bytes for atom in part.atoms)]
     total = before[-1]
     fair = [at for at in part.group_ends() if min(before[at], total - before[at]) * SIDE_MIN >= total]

@@ -1,17 +1,18 @@
 """Micro-batches that end with epochs: at the same time in all entries, and the same ones whenever they are planned.
 
 Epoch k of an entry goes from boundary(kE) up to boundary((k+1)E), where boundary(T) is the first chunk in the order of
-the log with a time at or after T (docs/epochs.md): a function of the log alone. A micro-batch has whole epochs, which
-are closed: nothing of them can come any more. So where it ends is decided by a number, which is in the checkpoint with
-the places that it means.
+the log with a time at or after T (docs/epochs.md): a function of the log alone. A micro-batch has whole, closed epochs,
+to which no more records can come. So a number determines where it ends; the checkpoint has that number, and the places
+that it stands for.
 
-What has to be looked up meanwhile is asked for: a decision is a generator that gives lists of `Question`, is sent the
-answers, and returns what it has decided.
+A decision that has to look up places is a generator. It yields lists of `Question`, receives the answers, and returns
+its decision.
 
     begin ─► the first offset        next_epochs ─► conclude ─► the checkpoint        divided ─► ranges, cut
 
-Which epoch is a query's first one is decided with its first micro-batch: the one of what comes first in the log behind
-where the query begins. So a query that is there before any record finds the same one as one that comes a year later.
+The first micro-batch of a query determines the query's first epoch: that of the first record in the log after the place
+where the query begins. So a query that starts before any record finds the same epoch as a query that starts a year
+later.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Asking: TypeAlias = Generator[list[Question], Mapping[Question, EntryOffset], T]
-"""Asks for the places of times, and decides."""
+"""A decision that asks for the places of times."""
 
 SEARCHED_AT_ONCE = 16
-"""The epochs among which one is looked for are cut in so many parts with each question."""
+"""The search for an epoch divides the candidates into this number of parts with each question."""
 TIME_MIN_US, TIME_MAX_US = -(1 << 63), (1 << 63) - 1
 
 
@@ -46,21 +47,21 @@ class Cadence:
 
     epoch_ms: int
     exactly: int | None = None
-    """So many epochs are a micro-batch, also when there is nothing in them."""
+    """The exact number of epochs in a micro-batch, even if they are empty; None: no exact number."""
     at_most: int | None = None
-    """So many at most; None: as many as are closed."""
+    """The maximum number of epochs in a micro-batch; None: all that are closed."""
 
     @property
     def epoch_us(self) -> int:
-        """How long an epoch is."""
+        """The length of an epoch in microseconds."""
         return 1000 * self.epoch_ms
 
     def start_of(self, epoch: int) -> int:
-        """When an epoch begins, in microseconds since the Unix epoch."""
+        """Return when an epoch begins, in microseconds since the Unix epoch, clamped to 64 bits."""
         return min(max(epoch * self.epoch_us, TIME_MIN_US), TIME_MAX_US)
 
     def mark_of(self, offsets: Offsets) -> EpochMark:
-        """The epoch mark of `offsets`. Raises `InvalidArgument`: they are not of a query with these epochs."""
+        """Return the epoch mark of `offsets`. Raises `InvalidArgument` if they are not of a query with these epochs."""
         mark = offsets.epoch
         if mark is None:
             raise InvalidArgument(
@@ -79,7 +80,7 @@ class Cadence:
 
 
 def check_kept(offsets: Offsets) -> None:
-    """Raise `InvalidArgument` for `offsets` of a query with epochs that goes on without."""
+    """Raise `InvalidArgument` if `offsets` are of a query with epochs; the caller plans without epochs."""
     if offsets.epoch is not None:
         raise InvalidArgument(
             f"option epoch: the checkpoint belongs to a query with epochs of {offsets.epoch.epoch_ms} ms, and later"
@@ -94,15 +95,16 @@ class Reach(NamedTuple):
     """How far an entry is settled."""
 
     settled_us: int | None
-    """Nothing older comes behind what was written, but to be counted where it comes; None: nobody knows."""
+    """The time up to which epochs are settled: an older record that follows is counted to a later epoch. None: it is
+    not known."""
     promised_us: int
-    """The same of its durable head, because its broker says so; `NO_TIME`: it does not."""
+    """The time up to which the broker promises this for its durable head; `NO_TIME`: it has not promised."""
     is_exempt: bool
-    """Nothing was ever written to it, and nobody is to promise anything: it holds up nothing."""
+    """Whether the entry holds up no epoch: it never had records, and its broker does not have to promise anything."""
 
 
 def check_streams(streams: Iterable[StreamNow], cadence: Cadence) -> None:
-    """Raise `InvalidArgument` unless all of them have epochs of which those of the query are multiples."""
+    """Raise `InvalidArgument` unless the query's epoch is a multiple of the epoch of each stream."""
     for stream in streams:
         if not stream.epoch_ms:
             raise InvalidArgument(
@@ -122,18 +124,18 @@ def check_streams(streams: Iterable[StreamNow], cadence: Cadence) -> None:
 
 
 def reaches(advance: Advance, now: Now) -> dict[EntryName, Reach]:
-    """How far each entry that is read is settled."""
+    """Return how far each entry that is read is settled."""
     found = {}
     for entry, start in advance.start.entries():
         there, stream = bounds_of(now, entry), now[entry.stream]
         if there.end < start.position and there.next_record < start.record:
-            found[entry] = Reach(None, NO_TIME, is_exempt=False)  # its broker does not have all of it again
+            found[entry] = Reach(None, NO_TIME, is_exempt=False)  # its broker has not recovered all of it
             continue
         promises = there.promised_us is not None and there.end >= there.promised_at
         promised_us = there.promised_us if promises and there.promised_us is not None else NO_TIME
         written_us = NO_TIME if there.watermark_us is None else there.watermark_us
         settled_us = max(promised_us, written_us)
-        # Of one that has moved the end is not `EARLIEST` any more.
+        # Compares no positions: the end of an empty entry that has moved is no longer `EARLIEST`.
         is_empty = there.watermark_us is None and not there.next_record
         is_exempt = is_empty and there.promised_us is None and not stream.is_by_clock
         found[entry] = Reach(None if settled_us == NO_TIME else settled_us, promised_us, is_exempt)
@@ -141,14 +143,14 @@ def reaches(advance: Advance, now: Now) -> dict[EntryName, Reach]:
 
 
 def closed_before(reached: Mapping[EntryName, Reach], cadence: Cadence) -> int | None:
-    """The first epoch that is not closed, as far as is known; None: none is."""
+    """Return the first epoch that is not known to be closed; None: no epoch is closed."""
     times = [reach.settled_us for reach in reached.values() if not reach.is_exempt]
     known = [time_us for time_us in times if time_us is not None]
     return min(known) // cadence.epoch_us if times and len(known) == len(times) else None
 
 
 def held_up_by(reached: Mapping[EntryName, Reach]) -> tuple[EntryName, int | None] | None:
-    """The entry that is settled least far, and up to when; None: there is none that holds anything up."""
+    """Return the entry that is settled least far, and up to which time; None: no entry holds up an epoch."""
     there = [(entry, reach.settled_us) for entry, reach in reached.items() if not reach.is_exempt]
     return min(there, key=lambda each: (NO_TIME if each[1] is None else each[1], each[0]), default=None)
 
@@ -157,10 +159,11 @@ def held_up_by(reached: Mapping[EntryName, Reach]) -> tuple[EntryName, int | Non
 
 
 def begin(where: Where, now: Now, cadence: Cadence, *, now_us: int) -> Asking[Offsets]:
-    """Where a query begins that has no checkpoint: with an epoch of which nothing was removed.
+    """Return where a query without a checkpoint begins: with an epoch from which no records were removed.
 
-    ``earliest``: the first one; ``latest``: the one that is being filled; a time: the one in which it is. Raises
-    `InvalidArgument` for streams without such epochs, and for places that are not in all entries at the same time.
+    ``earliest``: the first such epoch; ``latest``: the epoch that is being filled; a time: the epoch that contains it.
+    Raises `InvalidArgument` for streams without matching epochs, and for places that are not at the same time in all
+    entries.
     """
     check_streams(now.values(), cadence)
     place = where.everywhere
@@ -194,7 +197,7 @@ def begin(where: Where, now: Now, cadence: Cadence, *, now_us: int) -> Asking[Of
 
 
 def _first_whole(now: Now, cadence: Cadence) -> int | None:
-    """The first epoch of which nothing was removed; None: nothing was of any."""
+    """Return the first epoch from which no records were removed; None: no records were removed at all."""
     removed = [
         _latest_removed_us(there) // cadence.epoch_us
         for stream in now.values()
@@ -206,13 +209,13 @@ def _first_whole(now: Now, cadence: Cadence) -> int | None:
 
 
 def _latest_removed_us(there: EntryBounds) -> int:
-    """The greatest time of what was removed from an entry, or more."""
+    """Return the greatest time of the records that were removed from an entry, or an upper bound of it."""
     times = (there.removed_watermark_us, there.watermark_us)
     return next((time_us for time_us in times if time_us is not None), 0)
 
 
 def _open_now(now: Now, cadence: Cadence) -> int | None:
-    """The first epoch that is not closed yet; None: nobody knows of any."""
+    """Return the first epoch that is not closed yet; None: no entry has a known time."""
     settled = [
         max(times)
         for stream in now.values()
@@ -230,7 +233,7 @@ class Aligned(NamedTuple):
     """A micro-batch that ends with an epoch."""
 
     advance: Advance
-    """With where it begins."""
+    """The places between which the micro-batch lies; it begins at their start."""
     end: Offsets
     mark: EpochMark
 
@@ -238,10 +241,10 @@ class Aligned(NamedTuple):
 def next_epochs(
     given: Offsets, advance: Advance, now: Now, cadence: Cadence, *, until: int | None, fail_on_data_loss: bool
 ) -> Asking[Aligned | None]:
-    """The micro-batch behind `given`; None: it is not closed yet, or there is nothing to read.
+    """Return the micro-batch after `given`; None: it is not closed yet, or there is nothing to read.
 
-    `until`: the first epoch that is not to be read, with ``availableNow``. Raises `InvalidArgument` for a checkpoint of
-    other epochs and for streams without such that have joined, and `EpochPassed`.
+    `until`: with ``availableNow``, the first epoch that the query does not read. Raises `InvalidArgument` for a
+    checkpoint with other epochs and for new streams without matching epochs, and `EpochPassed` if records came late.
     """
     mark = cadence.mark_of(given)
     check_streams((now[name] for name in advance.start.streams if name not in given.streams), cadence)
@@ -262,14 +265,14 @@ def next_epochs(
 
 @dataclass
 class _Plan:
-    """A micro-batch on its way."""
+    """A micro-batch that is being planned."""
 
     advance: Advance
     reached: Mapping[EntryName, Reach]
     cadence: Cadence
 
     def questions(self, *epochs: int) -> dict[tuple[EntryName, int], Question]:
-        """Where these epochs begin, in the entries that have something to read."""
+        """Return the questions where these epochs begin, for entries with data to read."""
         heads = self.advance.heads.places()
         return {
             (entry, epoch): Question(entry, start.position, heads[entry].position, self.cadence.start_of(epoch))
@@ -279,7 +282,7 @@ class _Plan:
         }
 
     def known(self, epoch: int, found: Mapping[tuple[EntryName, int], EntryOffset]) -> dict[EntryName, EntryOffset]:
-        """Where an epoch begins, of the entries of which that is certain: nothing that comes changes it."""
+        """Return where an epoch begins, for the entries where no further record can change that."""
         places = {}
         for entry, head in self.advance.heads.entries():
             reach = self.reached[entry]
@@ -290,7 +293,7 @@ class _Plan:
         return places
 
     def boundaries(self, *epochs: int) -> Asking[dict[int, dict[EntryName, EntryOffset]]]:
-        """Where these epochs begin in all entries; without those of which that is not certain in each."""
+        """Return where these epochs begin in all entries. Leave out epochs whose begin is uncertain in any entry."""
         asked = self.questions(*epochs)
         answers = yield list(asked.values())
         found = {key: answers[question] for key, question in asked.items()}
@@ -300,7 +303,10 @@ class _Plan:
 
 
 def _first_of_query(plan: _Plan, first: int | None, closed: int) -> Asking[int | None]:
-    """The first epoch with anything in it, which is closed; moves the start of the plan to where `first` begins."""
+    """Return the first epoch with records, which is closed, and move the start of the plan to where `first` begins.
+
+    None: the begin of `first` is still uncertain, or no closed epoch has records.
+    """
     if first is not None:
         begins = (yield from plan.boundaries(first)).get(first)
         if begins is None:
@@ -310,9 +316,9 @@ def _first_of_query(plan: _Plan, first: int | None, closed: int) -> Asking[int |
 
 
 def _at_hand(plan: _Plan, first: int | None, closed: int) -> Asking[int | None]:
-    """The first epoch from `first` on that has anything in it; None: those before `closed` do not.
+    """Return the first epoch from `first` on that has records; None: no epoch before `closed` has any.
 
-    Whether there is anything before the end of an epoch can be asked: of those that may be it, some at a time.
+    Brokers can say whether there are records before the end of an epoch. Each step asks this for several candidates.
     """
     low = TIME_MIN_US // plan.cadence.epoch_us if first is None else first
     high = closed - 1
@@ -323,7 +329,7 @@ def _at_hand(plan: _Plan, first: int | None, closed: int) -> Asking[int | None]:
         asked = plan.questions(*ends)
         origins = {
             entry: question._replace(timestamp_us=TIME_MIN_US) for (entry, _), question in asked.items()
-        }  # the place where the micro-batch begins, by the name that answers give it
+        }  # the start of the micro-batch, under the name that the answers use for it
         answers = yield [*asked.values(), *origins.values()]
         begun = [
             end
@@ -338,7 +344,7 @@ def _at_hand(plan: _Plan, first: int | None, closed: int) -> Asking[int | None]:
 
 
 def _whole_epochs(plan: _Plan, first: int, closed: int) -> Asking[Aligned | None]:
-    """As many epochs from `first` on as are to be a micro-batch."""
+    """Return the micro-batch of the next epochs from `first` on; None: too few are closed, or all are empty."""
     cadence = plan.cadence
     count = cadence.exactly or cadence.at_most
     target = closed if count is None else min(closed, first + count)
@@ -347,7 +353,7 @@ def _whole_epochs(plan: _Plan, first: int, closed: int) -> Asking[Aligned | None
     aligned = yield from _ending(plan, first, target)
     if aligned is None or cadence.exactly is not None or aligned.end.places() != plan.advance.start.places():
         return aligned
-    # Who does not count epochs does not want to see empty ones.
+    # Without an exact number of epochs, a micro-batch of empty epochs has no use.
     found = yield from _at_hand(plan, target, closed)
     if found is None:
         return None
@@ -355,7 +361,10 @@ def _whole_epochs(plan: _Plan, first: int, closed: int) -> Asking[Aligned | None
 
 
 def _ending(plan: _Plan, first: int, target: int) -> Asking[Aligned | None]:
-    """The epochs from `first` up to `target`, or fewer: what a broker has written may not be durable yet."""
+    """Return the micro-batch of the epochs from `first` up to `target`, or fewer; None: not even one is certain.
+
+    Fewer epochs may be certain because a broker's last records may not be durable yet.
+    """
     fewer: list[int] = []
     if plan.cadence.exactly is None and target > first + 1:
         steps = range((target - first).bit_length())
@@ -370,7 +379,7 @@ def _ending(plan: _Plan, first: int, target: int) -> Asking[Aligned | None]:
 
 
 def _check_comes_after(plan: _Plan, given: Offsets, epoch: int) -> Asking[None]:
-    """Raise `EpochPassed` where an entry to which nothing had been written has got records of epochs that were read."""
+    """Raise `EpochPassed` if an entry that was empty has got records of epochs that the query has already read."""
     untouched = {entry for entry, place in given.entries() if not place.record}
     asked = {entry: question for (entry, _), question in plan.questions(epoch).items() if entry in untouched}
     if not asked:
@@ -392,7 +401,7 @@ def _check_comes_after(plan: _Plan, given: Offsets, epoch: int) -> Asking[None]:
 
 
 def divided(planned: Planned, mark: EpochMark) -> Asking[list[tuple[int, Planned]]]:
-    """A micro-batch in its epochs, those in which there is something, with their numbers."""
+    """Divide a micro-batch into its epochs. Return those that are not empty, with their numbers."""
     if mark.first is None or mark.next is None:
         return []
     cadence = Cadence(mark.epoch_ms)

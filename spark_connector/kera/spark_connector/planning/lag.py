@@ -1,4 +1,4 @@
-"""How far a query is behind its streams, as Spark's Kafka source tells it."""
+"""The lag of a query behind its streams, in the form of Spark's Kafka source."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from kera.spark_connector.planning.offsets import Offsets
 
 
 def behind_latest(consumed: Offsets | None, heads: Offsets | None) -> dict[str, str]:
-    """Records between `consumed` and `heads`, over the entries that are in both; empty where there are none."""
+    """Return the records between `consumed` and `heads`, over the entries in both; empty without such entries."""
     if consumed is None or heads is None:
         return {}
     done, ids = consumed.places(), consumed.stream_ids()

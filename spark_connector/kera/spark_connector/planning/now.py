@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StreamNow:
-    """A stream as it is now (asked of the coordinator and the brokers, not remembered)."""
+    """A stream as it is now (the coordinator and the brokers were asked; nothing is cached)."""
 
     name: str
     stream_id: int
@@ -26,14 +26,14 @@ class StreamNow:
     bounds: Mapping[int, Sequence[EntryBounds]]
     """Per streamlet that is subscribed (`Subscription.streamlets`), one per entry."""
     assignments: Mapping[int, Assignment] = field(default_factory=dict)
-    """Per streamlet: `StreamDescription.assignments`. Where one is missing its range has no known broker, and is not
-    split between brokers."""
+    """Per streamlet: `StreamDescription.assignments`. The range of a streamlet without an assignment has no known
+    broker, and is not split between brokers."""
     nodes: Mapping[int, str] = field(default_factory=dict)
-    """The node id of each broker, as far as known."""
+    """The known node ids, by broker."""
     epoch_ms: int = 0
-    """How long its epochs are; 0: it has none."""
+    """The length of the stream's epochs; 0: it has no epochs."""
     is_by_clock: bool = False
-    """Whether its brokers are to promise that nothing older comes."""
+    """Whether the stream's brokers promise by the clock that no older records follow."""
 
 
 Now = Mapping[str, StreamNow]
@@ -41,7 +41,7 @@ Now = Mapping[str, StreamNow]
 
 
 def heads(now: Now) -> Offsets:
-    """The durable head of every entry: also what `prepareForTriggerAvailableNow` keeps for `cap`."""
+    """Return the durable head of every entry; `prepareForTriggerAvailableNow` also keeps them for `cap`."""
     return Offsets(
         {
             name: StreamOffsets(
@@ -54,26 +54,26 @@ def heads(now: Now) -> Offsets:
 
 
 def first_of(there: EntryBounds) -> EntryOffset:
-    """The first record that is there."""
+    """Return the place of the first record."""
     return EntryOffset(there.start, there.first_record)
 
 
 def last_of(there: EntryBounds) -> EntryOffset:
-    """The durable head."""
+    """Return the durable head."""
     return EntryOffset(there.end, there.next_record)
 
 
 def may_be_lost(there: EntryBounds, position: Position) -> bool:
-    """Whether something behind `position` may have been lost with a broker's memory."""
+    """Return whether records after `position` may have been lost with a broker's memory."""
     return there.lost is not None and there.lost[0] <= position < there.lost[1]
 
 
 def bounds_of(now: Now, entry: EntryName) -> EntryBounds:
-    """The bounds of an entry that is there."""
+    """Return the bounds of an entry that exists."""
     return now[entry.stream].bounds[entry.streamlet][entry.entry]
 
 
 def find_bounds(now: Now, entry: EntryName) -> EntryBounds | None:
-    """The bounds of an entry that may have gone."""
+    """Return the bounds of an entry; None: it no longer exists."""
     entries = now[entry.stream].bounds.get(entry.streamlet, ()) if entry.stream in now else ()
     return entries[entry.entry] if entry.entry < len(entries) else None

@@ -18,12 +18,12 @@ Promises:
 * the same offsets always give the same text, because Spark compares offsets as text;
 * `stream_id` is the stream's incarnation: offsets of a stream that was deleted and created again are never applied to
   the new stream;
-* `since` is where the micro-batch that ends here begins, where the end before it does not say so: in the first one,
-  because Spark does not store where a query begins (it asks again, and "latest" is further on by then); and in one
-  that begins elsewhere than the one before it has ended, as with a stream that has joined, or data that is gone. So a
-  micro-batch that is planned again after a restart has the same records;
-* `epoch` is there in queries with the option of that name: which epochs the micro-batch has that ends here;
-* `group` is the name under which the query's progress is stored in the cluster; empty: there is none.
+* `since` is where the micro-batch that ends here begins, if that is not the previous end. The first micro-batch has it
+  because Spark does not store where a query begins (it asks again, and "latest" has moved by then). A later one has it
+  if it begins elsewhere than the previous one ended, as when a stream has joined or data are lost. So a micro-batch
+  that is planned again after a restart has the same records;
+* `epoch` is present in queries with the option of that name: the epochs of the micro-batch that ends here;
+* `group` is the name under which the query's progress is stored in the cluster; empty: it is not stored.
 
 Version 1, of one stream, is still read: ``{"stream": …, "stream_id": …, "streamlets": …, "since": {"0": …}}``.
 """
@@ -48,7 +48,7 @@ class StreamRecreated(NotAccepted):
 
 
 class EntryName(NamedTuple):
-    """An entry of a streamlet of a stream: what has an order of its own."""
+    """An entry of a streamlet of a stream: the unit within which records are ordered."""
 
     stream: str
     streamlet: int
@@ -67,14 +67,14 @@ class EntryOffset(NamedTuple):
 
 
 class EpochMark(NamedTuple):
-    """Which epochs a micro-batch has."""
+    """The epochs of a micro-batch."""
 
     epoch_ms: int
-    """How long they are."""
+    """The length of an epoch."""
     first: int | None
-    """The first one; where a query begins, the one before which it reads nothing (None: there is none)."""
+    """The micro-batch's first epoch; at the begin of a query, the first epoch that it may read (None: any epoch)."""
     next: int | None
-    """The first one behind it; None: the query begins here."""
+    """The first epoch after the micro-batch; None: the query begins here."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class StreamOffsets:
 
     stream_id: int
     streamlets: Mapping[int, tuple[EntryOffset, ...]]
-    """Only those that are read (``assign`` may leave some out)."""
+    """The places in the streamlets that the query reads (``assign`` may leave some out)."""
 
 
 @dataclass(frozen=True)
@@ -92,30 +92,30 @@ class Offsets:
 
     streams: Mapping[str, StreamOffsets]
     since: Mapping[str, StreamOffsets] | None = None
-    """Where the micro-batch that ends here begins, if the end before it does not say so."""
+    """Where the micro-batch that ends here begins, if that is not the previous end."""
     group: str = ""
-    """Named cursor of the query; empty: none."""
+    """Named cursor of the query; empty: it has no cursor."""
     epoch: EpochMark | None = None
     """None: the query has no epochs."""
 
     def entries(self) -> Iterator[tuple[EntryName, EntryOffset]]:
-        """Each entry with its place, in order."""
+        """Yield each entry with its place, in order."""
         for name, stream in sorted(self.streams.items()):
             for streamlet, entries in sorted(stream.streamlets.items()):
                 for entry, offset in enumerate(entries):
                     yield EntryName(name, streamlet, entry), offset
 
     def places(self) -> dict[EntryName, EntryOffset]:
-        """`entries` as a mapping."""
+        """Return `entries` as a mapping."""
         return dict(self.entries())
 
     def stream_ids(self) -> dict[str, int]:
-        """The incarnation of each stream."""
+        """Return the incarnation of each stream."""
         return {name: stream.stream_id for name, stream in self.streams.items()}
 
     @staticmethod
     def of(places: Mapping[EntryName, EntryOffset], stream_ids: Mapping[str, int]) -> Offsets:
-        """The inverse of `places`. Of a streamlet there must be all entries; streams without a place are left out."""
+        """Return the inverse of `places`, which must have all entries of a streamlet. Leave out other streams."""
         streams: dict[str, dict[int, list[EntryOffset]]] = {}
         for entry in sorted(places):
             streams.setdefault(entry.stream, {}).setdefault(entry.streamlet, []).append(places[entry])
@@ -127,7 +127,7 @@ class Offsets:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The object that Spark stores. Key order is fixed: see "Promises" above."""
+        """Return the object that Spark stores. Key order is fixed: see "Promises" above."""
         document: dict[str, Any] = {"version": VERSION, "streams": _streams_to_json(self.streams)}
         if self.since is not None:
             document["since"] = _streams_to_json(self.since)
@@ -140,7 +140,7 @@ class Offsets:
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> Offsets:
-        """The inverse of `to_json`, also of version 1; raises `InvalidArgument` for anything else."""
+        """Return the inverse of `to_json`, also for version 1; raises `InvalidArgument` for anything else."""
         try:
             version = document.get("version", 1)
             if version == VERSION:

@@ -1,15 +1,16 @@
 """When the next micro-batch begins, and how much it takes, so that records are no later than a target. Pure: no
-connection, and the clock is handed in.
+connection, and callers pass the time.
 
-A micro-batch costs a fixed time, whatever is in it, and some time per byte. Both are told from those that have been:
-``duration = fixed + per_byte * bytes``. From that follow two rules, as for every buffer on a record's way:
+A micro-batch costs a fixed time, whatever its size, and some time per byte: ``duration = fixed + per_byte * bytes``.
+Earlier micro-batches show both. Two rules follow, as for every buffer on a record's way:
 
-* it waits for more while the oldest record can still wait: until its creation + target - what the micro-batch will take
-  - a margin;
-* it takes no more than can be done in the target. So after a backlog Spark comes back often enough to see what is new;
-  and no more than it takes to make the fixed time a small part of it, so that it may well take longer than expected.
+* a micro-batch waits for more while the oldest record can still wait: until that record's creation + target - the
+  expected duration of the micro-batch - a margin;
+* a micro-batch takes no more than it can process within the target. So after a backlog Spark returns often enough to
+  see new records. It also takes no more than is needed to make the fixed time a small part of it, so that there is room
+  if it takes longer than expected.
 
-Nothing is remembered over a restart: some micro-batches later it is known again.
+The measurements are not kept over a restart; some micro-batches later they are known again.
 """
 
 from __future__ import annotations
@@ -27,60 +28,61 @@ from kera.spark_connector.planning.offsets import EntryName, EntryOffset
 MARGIN = 0.1
 """Share of the target that stays free."""
 RECENT = 32
-"""Micro-batches that count."""
+"""Number of micro-batches that count."""
 LATEST = 16
-"""The latest of these, which show by how much the law is missed at present."""
+"""Number of the latest of them, which show by how much durations currently exceed the formula."""
 APART = 1.5
-"""Two micro-batches that are close to each other say what a byte costs if one is so many times larger."""
+"""Size ratio from which two nearby micro-batches form a pair that shows the cost per byte."""
 CLOSE = 3
-"""Counting one by one. With the next one alone it would be told too little: it is small just where one was slow."""
+"""Number of previous micro-batches that a new one is compared with. Comparing with one alone would show too little:
+micro-batches become small just when one was slow."""
 PAIRS = 32
-"""Maximum of such pairs."""
+"""Maximum number of pairs to keep."""
 ALIKE = 8
-"""So many that are alike; then one is half as large, as else nothing more would be told of what a start costs."""
+"""After this number of micro-batches of similar size one is half as large, to learn more about the cost of a start."""
 ALIKE_LATE = 2
-"""The same where they take longer than the target: that is to be known well."""
+"""The same number if micro-batches take longer than the target, when that cost has to be known well."""
 ENOUGH = 5
-"""So many have to be known before a target is called too short."""
+"""Number of micro-batches to measure before a target is called too short."""
 SLACK_MAX = 3.0
 SLACK_OF_FEW = 0.2
-"""At least, while there are few, which may all have been quick by chance; with many, less and less."""
+"""Minimum slack while there are few measurements, which may all be quick by chance; it shrinks as they become many."""
 FEW = 4
 WORTH = 7
-"""A full micro-batch takes so many times the fixed time: more saves little, and others that come to use the same
-processors make it late."""
+"""Duration of a full micro-batch, in multiples of the fixed time. More would save little, and a micro-batch would be
+late when other work uses the same processors."""
 WORTH_OF_TARGET = 0.4
-"""But at least so much of the target without its margin."""
+"""Minimum duration of a full micro-batch, as a share of the target without its margin."""
 STARTS_MAX = 64
-"""Times the size of a micro-batch; more is all the same."""
+"""Upper bound of the estimated cost of a start, in multiples of a micro-batch's size; more makes no difference."""
 FIRST_BYTES = 4 << 20
-"""Size of a micro-batch while nothing is known."""
+"""Size of a micro-batch before the first measurement."""
 HOLD_S = 0.1
-"""For so long a question of Spark's stays without an answer, or twice that: stopping the query, and other sources of
-it, wait meanwhile."""
+"""Time for which an answer to Spark is delayed, at most twice that: stopping the query, and the query's other sources,
+wait meanwhile."""
 MOMENT_S = 0.001
-"""Nothing waits for less."""
+"""The shortest wait."""
 BEHIND = 4
-"""Full micro-batches in a row, at each of which more waits than at the one before: more comes than they take."""
+"""Number of successive full micro-batches with growing waiting data that shows that more arrives than they take."""
 HURRY_MAX = 10
-"""Micro-batches become no larger than by so many powers of two."""
+"""Maximum number of times that the size of micro-batches is doubled."""
 
 
 class MicroBatch(NamedTuple):
-    """One that has been."""
+    """A finished micro-batch."""
 
     bytes: int
     seconds: float
 
 
 class Starts:
-    """How many bytes cost as much as a micro-batch costs that has none.
+    """Estimates the cost of starting a micro-batch, as the number of bytes that cost the same time.
 
-    All that uses the same processors makes micro-batches slower, for seconds or for hours; but a byte as much as a
-    start. So what they have to each other is told from such as follow one another, when that was mostly the same, and
-    is remembered for long; and how slow all is, from the latest ones. (A line through all of them would go wrong where
-    they become smaller because they are slow: then large and small ones take the same, as if it were the start that
-    costs.)
+    Other work on the same processors slows micro-batches down, for seconds or for hours, but it slows bytes as much as
+    starts. So the ratio of both is estimated from micro-batches that follow one another, under mostly equal load, and
+    is remembered for long; the present speed comes from the latest micro-batches. (A line through all of them would go
+    wrong when micro-batches become smaller because they are slow: then large and small ones take the same time, as if
+    only the start had a cost.)
     """
 
     def __init__(self) -> None:
@@ -88,10 +90,10 @@ class Starts:
         self._pairs: deque[tuple[float, float]] = deque(maxlen=PAIRS)
         """The estimates of pairs, and their weights."""
         self.alike = 0
-        """So many were like those before them, up to now."""
+        """Number of successive micro-batches, up to the last one, whose sizes were similar to those before."""
 
     def done(self, one: MicroBatch) -> None:
-        """The next one has been."""
+        """Add the next finished micro-batch."""
         pairs = [sorted((before, one)) for before in self._last]
         apart = [(small, large) for small, large in pairs if large.bytes >= APART * small.bytes]
         for small, large in apart:
@@ -107,7 +109,7 @@ class Starts:
 
     @property
     def bytes(self) -> float | None:
-        """The weighted median of the estimates, in which large pairs count most; None: there was none."""
+        """The weighted median of the estimates, in which large pairs count most; None: there is no estimate."""
         left = sum(weight for _, weight in self._pairs) / 2
         for said, weight in sorted(self._pairs):
             left -= weight
@@ -123,17 +125,17 @@ class Fit:
     fixed_s: float
     per_byte_s: float
     bytes_most: int
-    """Size of the largest one that was seen. The cost of a larger one is not guessed by the line but, as a bound that
-    holds for every line, in proportion to this one."""
+    """Size of the largest micro-batch so far. For a larger one the formula is not extrapolated: its cost is taken in
+    proportion to this one, which is an upper bound for every line."""
     slack: float
-    """They take longer than by the law, by this share at most; leaving out the worst of the latest ones, unless it is
-    the last one: who makes it slow may still be there."""
+    """Share by which micro-batches exceed the formula at most. The worst of the latest ones does not count, unless it
+    is the last one, because its cause may persist."""
     told_apart: bool
-    """Their sizes differ enough; else all is `fixed_s`, which then is an upper bound."""
+    """Whether the sizes differ enough to separate both costs; if not, `fixed_s` is the whole cost, an upper bound."""
 
     @staticmethod
     def of(seen: Sequence[MicroBatch], start_bytes: float | None) -> Fit:
-        """The fit of `seen`, which has at least one, if starting costs as much as `start_bytes`."""
+        """Return the fit of `seen`, which is not empty, if a start costs as much as `start_bytes` bytes."""
         bytes_most = max(one.bytes for one in seen)
         a_byte_s = [one.seconds / (one.bytes + (start_bytes or 0.0)) for one in seen]
         per_byte_s = median(a_byte_s)
@@ -145,15 +147,15 @@ class Fit:
         return Fit(per_byte_s * start_bytes, per_byte_s, bytes_most, slack, told_apart=True)
 
     def seconds(self, of_bytes: float) -> float:
-        """Maximum time of a micro-batch of so many bytes."""
+        """Return the maximum time of a micro-batch of `of_bytes` bytes."""
         known = self.fixed_s + self.per_byte_s * min(of_bytes, self.bytes_most)
         return known * max(1.0, of_bytes / self.bytes_most) * (1 + self.slack)
 
     def bytes_within(self, seconds: float) -> int:
-        """How many bytes can be done in so many seconds; 0 if not even one can.
+        """Return how many bytes can be processed within `seconds`; 0 if not even one byte can.
 
-        While it is not told apart what a byte costs, the largest one is taken to cost nothing but its bytes: too little
-        is planned then, or a smaller one is tried.
+        Unless both costs are `told_apart`, the largest micro-batch counts as if all of its time were for bytes. Then
+        the result is too small, or a smaller micro-batch is tried.
         """
         known = seconds / (1 + self.slack)
         of_largest = self.fixed_s + self.per_byte_s * self.bytes_most
@@ -169,11 +171,11 @@ class BatchDecision:
     """The decision about the waiting data."""
 
     wait_s: float
-    """It can wait so much longer; 0: a micro-batch begins now."""
+    """How much longer the data can wait; 0: a micro-batch begins now."""
     bytes_max: int
     """Maximum size of the micro-batch."""
     predicted_s: float | None
-    """Predicted time of a micro-batch of the data that wait now, or of so many bytes; None: unknown."""
+    """Predicted time of a micro-batch of the data that wait now, at most of `bytes_max`; None: unknown."""
 
 
 class Pacer:
@@ -182,13 +184,13 @@ class Pacer:
     def __init__(self, target_s: float) -> None:
         self.target_s = target_s
         self._first: MicroBatch | None = None
-        """Spark is slow at first; so this one counts only until another one is known."""
+        """Spark is slow at first, so the first micro-batch counts only until there is another one."""
         self._seen: deque[MicroBatch] = deque(maxlen=RECENT)
         self._fit: Fit | None = None
         self._starts = Starts()
         self._hurry = 0
-        """So many times more came than full micro-batches took. Until one takes all, they are as large as can end in
-        time; and if that was too little, twice as large each time, as what counts then is to get through.
+        """How many times more data arrived than full micro-batches took. From 1 on they are as large as can end in
+        time, and with each further time twice as large, to catch up; 0 again once a micro-batch takes all.
         """
         self._full_bytes: deque[int] = deque(maxlen=BEHIND + 1)
         """Waiting bytes at the beginnings of successive full micro-batches."""
@@ -200,30 +202,31 @@ class Pacer:
 
     @property
     def fit(self) -> Fit | None:
-        """The fit of micro-batches; None: nothing is known yet."""
+        """The fit of the micro-batches so far; None: there was none yet."""
         if self._fit is None and (seen := self._seen or ([self._first] if self._first else [])):
             self._fit = Fit.of(list(seen), self._starts.bytes)
         return self._fit
 
     @property
     def bytes_max(self) -> int:
-        """The most that a micro-batch may take.
+        """The most bytes that a micro-batch may take.
 
-        What ends within the target, as long as that can be kept where one micro-batch follows another: if the fixed
-        part is no more than half of it. Beyond that it is missed after each full one anyway, and what counts is that
-        the query gets through what waits: more may be taken, up to where four fifths of the time go into bytes.
+        That is what ends within the target, if the target can be kept when one micro-batch follows another: if the
+        fixed time is no more than half of the target. Otherwise the target is missed after each full micro-batch
+        anyway, and the query has to get through its waiting data: then a micro-batch may take more, up to where four
+        fifths of its time go into bytes.
 
-        And less, if less will do: what it is expected to take stays far from the target, as long as hardly more
-        micro-batches are started for that than need be.
+        It takes less if less is enough: its expected duration stays far below the target, as long as that hardly
+        increases the number of micro-batches.
         """
         fit = self.fit
         if fit is None:
             return FIRST_BYTES
         room = fit.bytes_within(self.usable_s)
         if not fit.told_apart:
-            # That is told by one that is smaller; and where there is none, as chunks are large, by a larger one.
+            # A smaller micro-batch separates the costs; if chunks are too large for a smaller one, a larger one does.
             return max(room // 2 if self._starts.alike == 1 else room, 2 * fit.bytes_most * (self._starts.alike > 1), 1)
-        fixed_s = min(fit.fixed_s, self._quickest_s)  # which has begun, too
+        fixed_s = min(fit.fixed_s, self._quickest_s)  # the quickest micro-batch includes a start, too
         if 2 * fixed_s > self.usable_s:
             longest_s = min(5 * fixed_s, 8 * fixed_s - 3 * self.usable_s)
             room = max(room, fit.bytes_within(longest_s * (1 + fit.slack)))
@@ -231,15 +234,15 @@ class Pacer:
             worth_s = max(WORTH * fit.fixed_s, WORTH_OF_TARGET * self.usable_s)
             room = min(room, fit.bytes_within(worth_s * (1 + fit.slack)))
         if (last := self._seen[-1]).seconds > self.usable_s >= 2 * fixed_s:
-            room = min(room, int(last.bytes * self.usable_s / last.seconds))  # whatever the law says
-        # However slow the latest ones were, half of the time goes into bytes.
+            room = min(room, int(last.bytes * self.usable_s / last.seconds))  # whatever the formula predicts
+        # However slow the latest micro-batches were, at least half of the time goes into bytes.
         room = max(room, min(last.bytes, int(self._starts.bytes or 0)))
         room <<= max(self._hurry - 1, 0)
         alike = ALIKE if last.seconds <= self.usable_s else ALIKE_LATE
         return max(room if self._starts.alike < alike else room // 2, 1)
 
     def done(self, of_bytes: int, seconds: float) -> None:
-        """A micro-batch of so many bytes has taken so long."""
+        """Note that a micro-batch of `of_bytes` bytes took `seconds`."""
         if of_bytes <= 0 or not 0 <= seconds < math.inf:
             return
         if self._first is None:
@@ -250,18 +253,19 @@ class Pacer:
         self._fit = None
 
     def decide(self, waiting_bytes: int, oldest_s: float) -> BatchDecision:
-        """Decide how long so many bytes can still wait whose oldest record is so old, and how many of them to take."""
+        """Decide how long the waiting bytes, whose oldest record has this age, can still wait, and how many to take."""
         fit, bytes_max = self.fit, self.bytes_max
         if fit is None:
             return BatchDecision(0.0, bytes_max, None)
-        # Where small ones have told no more than noise, little may seem to cost nothing; but all took some time.
+        # If small micro-batches have shown only noise, a few bytes may seem to cost nothing. But none took less than
+        # the quickest one.
         predicted_s = max(fit.seconds(min(waiting_bytes, bytes_max)), self._quickest_s)
         wait_s = self.usable_s - oldest_s - predicted_s
         begins = waiting_bytes >= bytes_max or wait_s < MOMENT_S
         return BatchDecision(0.0 if begins else wait_s, bytes_max, predicted_s)
 
     def began(self, waiting_bytes: int, taken_bytes: int) -> None:
-        """A micro-batch has begun, with so much of what waited."""
+        """Note that a micro-batch has begun, and how many of the waiting bytes it took."""
         if taken_bytes >= waiting_bytes:
             self._full_bytes.clear()
             self._hurry = 0
@@ -274,13 +278,11 @@ class Pacer:
 
     @property
     def falls_behind(self) -> bool:
-        """More comes than micro-batches take that end in time."""
+        """Whether more data arrive than micro-batches can take that end in time."""
         return self._hurry > 1
 
     def least_s(self, on_the_way_s: float) -> float | None:
-        """The shortest target that any record can keep, if it takes `on_the_way_s` until it is there; None: nobody
-        knows yet.
-        """
+        """Return the shortest target that a record can keep that takes `on_the_way_s` to arrive; None: unknown yet."""
         if len(self._seen) < ENOUGH or (fit := self.fit) is None:
             return None
         fixed_s = fit.fixed_s if fit.told_apart else 0.0
@@ -292,19 +294,19 @@ class Pacer:
 
 
 class Pause(NamedTuple):
-    """How a question of Spark's is answered while what waits can wait."""
+    """How to answer Spark while the waiting data can wait."""
 
     sleep_s: float
     again: bool
-    """Look again after that, and answer then; else the answer is that nothing is new."""
+    """Whether to look again after the sleep, and answer then; otherwise the answer is that nothing is new."""
 
 
 def pause(wait_s: float, recall_s: float, look_s: float = 0.0) -> Pause | None:
-    """How to wait for `wait_s` if Spark asks again `recall_s` after it was told that nothing is new, and a look at the
-    cluster takes `look_s`; None: it would be too late then, so begin now.
+    """Return how to wait for `wait_s`; None: begin now, because after a wait it would be too late.
 
-    Spark asks again at once, or when its trigger says. In the first case the answer is held back for a while, so that
-    it does not ask a hundred times a second; in the second one nothing is won by that.
+    `recall_s`: the time from the answer that nothing is new until Spark asks again. `look_s`: the time of a look at the
+    cluster. Spark asks again at once, or when its trigger fires. In the first case the answer is delayed, so that Spark
+    does not ask a hundred times a second; in the second case a delay has no use.
     """
     wait_s -= look_s
     if recall_s > HOLD_S:
@@ -318,38 +320,38 @@ def pause(wait_s: float, recall_s: float, look_s: float = 0.0) -> Pause | None:
 class _Mark:
     head: EntryOffset
     before_s: float | None
-    """When it was not there yet; None: nobody has looked before."""
+    """The last look before the head had come this far; None: there was no earlier look."""
     seen_s: float
 
 
 @dataclass
 class _Entry:
     marks: deque[_Mark] = field(default_factory=deque)
-    """How far the entry went, in order."""
+    """The entry's heads at earlier looks, in order."""
     created: tuple[EntryOffset, float] | None = None
-    """When the record at this place was made, on the clock that is handed in."""
+    """A place, and when the record there was made, on the callers' clock."""
 
 
 MARKS_MAX = 64
-"""Per entry; beyond that, two become one."""
+"""Maximum number of marks per entry; beyond it, the oldest two are merged."""
 BETWEEN_S = 0.5
-"""Looks that are no further apart say when a record has come."""
+"""Maximum time between two looks that show when a record arrived."""
 
 
 class Arrivals:
-    """Since when the records wait that no micro-batch has taken.
+    """Tracks since when the records wait that no micro-batch has taken.
 
-    Who asks for bounds of entries sees records come, but not when they were made; who reads a chunk knows. So the
-    second is asked of a few, and what records need until they are there is concluded for the others.
+    The bounds of entries show that records have arrived, but not when they were made; only a chunk shows that. So a few
+    chunks are read, and the delay of their records until arrival is assumed for the others.
     """
 
     def __init__(self) -> None:
         self._entries: dict[EntryName, _Entry] = {}
         self._looked_s: float | None = None
         self._early_s: deque[float] = deque(maxlen=16)
-        """How long records were made before the last look at which they were not there."""
+        """Times from a record's creation to the last look before it was seen."""
         self._on_the_way_s: deque[float] = deque(maxlen=16)
-        """How old records were when they were first seen."""
+        """Ages of records when they were first seen."""
 
     def look(
         self, starts: Mapping[EntryName, EntryOffset], heads: Mapping[EntryName, EntryOffset], at_s: float
@@ -368,7 +370,10 @@ class Arrivals:
         self._looked_s = at_s
 
     def unknown(self, starts: Mapping[EntryName, EntryOffset], entries_max: int) -> list[EntryName]:
-        """The entries with the records that wait longest, if it is not known when any of the oldest was made."""
+        """Return the entries whose records wait longest, at most `entries_max`.
+
+        Empty if the creation time of the first waiting record is known for any entry.
+        """
         if any(self._created_of(entry, starts[name]) is not None for name, entry in self._entries.items()):
             return []
         return sorted(self._entries, key=lambda name: (self._entries[name].marks[0].before_s or -math.inf, name))[
@@ -381,11 +386,11 @@ class Arrivals:
         starts: Mapping[EntryName, EntryOffset],
         believed_s: float = math.inf,
     ) -> float:
-        """When the first record that waits was made, of some entries.
+        """Note when the first waiting record of some entries was made.
 
-        One that was made more than `believed_s` before it can have come is taken to have been made when it can have
-        come: the clock of who has made it is behind, or it is too late whatever is done. The longest such time is
-        given back; 0: all is believed.
+        If a record seems to be made more than `believed_s` before its earliest possible arrival, it counts as made at
+        that arrival: its producer's clock is behind, or it is too late in any case. Return the longest such time; 0:
+        all times are believed.
         """
         odd_s = 0.0
         for name, at_s in made_s.items():
@@ -402,7 +407,7 @@ class Arrivals:
         return odd_s
 
     def oldest_s(self, starts: Mapping[EntryName, EntryOffset], at_s: float) -> float:
-        """How old the oldest record that waits may be; infinite where nobody knows."""
+        """Return the maximum age of the oldest waiting record; infinite if it is unknown."""
         early_s = max(self._early_s, default=0.0)
         return max(
             (self._age_s(entry, starts[name], early_s, at_s) for name, entry in self._entries.items()), default=0.0
@@ -410,7 +415,7 @@ class Arrivals:
 
     @property
     def on_the_way_s(self) -> float:
-        """The least time that records need until they are there, as far as that was seen."""
+        """The shortest time that records needed to arrive; 0 before the first measurement."""
         return min(self._on_the_way_s, default=0.0)
 
     @staticmethod
@@ -420,6 +425,6 @@ class Arrivals:
     def _age_s(self, entry: _Entry, start: EntryOffset, early_s: float, at_s: float) -> float:
         mark = entry.marks[0]
         made_s = self._created_of(entry, start)
-        if made_s is not None:  # clocks may differ: what is seen is there
+        if made_s is not None:  # clocks may differ: a record that was seen was made before
             return at_s - min(made_s, mark.seen_s)
         return math.inf if mark.before_s is None else at_s - mark.before_s + early_s

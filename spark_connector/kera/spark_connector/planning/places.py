@@ -12,20 +12,19 @@ from kera.spark_connector.planning.offsets import EntryOffset
 
 @dataclass(frozen=True)
 class Time:
-    """A moment: exactly one of the two is given."""
+    """A moment, either absolute or relative: exactly one field is set."""
 
     epoch_us: int | None = None
     ago_us: int | None = None
-    """Before now."""
+    """Microseconds before now."""
 
     def at(self, now_us: int) -> int:
-        """Microseconds since the epoch, when it is `now_us`."""
+        """Return the moment in microseconds since the epoch, if now is `now_us`."""
         return self.epoch_us if self.epoch_us is not None else now_us - (self.ago_us or 0)
 
 
 Place = Literal["earliest", "latest"] | Position | EntryOffset | Time
-"""The places that a user may give for one entry. (An `EntryOffset`: a position that came with the ordinal of its
-record.)"""
+"""The places that a user may give for one entry. (An `EntryOffset` is a position with the ordinal of its record.)"""
 
 
 @dataclass(frozen=True)
@@ -33,26 +32,26 @@ class Where:
     """Where a query begins or ends."""
 
     option: str
-    """The option that says so, for errors; also when it is that option's default."""
+    """The option with this place, for errors; also if this is the option's default."""
     everywhere: Place | None = None
-    """One place for all entries of all streams; else `streams` says where."""
+    """One place for all entries of all streams; None: `streams` has the places."""
     streams: Mapping[str, Mapping[int, Place | list[Place]]] | None = None
-    """Per stream and streamlet one place for all of its entries, or a list with one for each."""
+    """Per stream and streamlet, one place for all of its entries or a list with one place for each."""
     unnamed: Literal["earliest", "latest"] | None = None
-    """The place in a stream that `streams` does not name; None: naming it is required."""
+    """The place in a stream that `streams` does not name; None: it must name all streams."""
     behind: Literal["error", "latest"] = "latest"
-    """The meaning of a time without any record of a streamlet at or after it."""
+    """What a time means in a streamlet without records at or after it."""
     stream_ids: Mapping[str, int] = field(default_factory=dict)
-    """The incarnation of streams that the places are of, where the text says so."""
+    """The incarnations of the streams to which the places belong, if the text has them."""
 
     @property
     def is_start(self) -> bool:
-        """A query begins there, and does not end."""
+        """Whether this is a start and not an end."""
         return self.option.startswith("starting")
 
     @property
     def by_time(self) -> bool:
-        """Whether times say where, and not offsets."""
+        """Whether the places are times and not offsets."""
         said = (
             [self.everywhere]
             if self.streams is None

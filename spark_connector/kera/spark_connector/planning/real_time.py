@@ -1,9 +1,9 @@
-"""Real-time mode: one long-running task per entry, which reads on from a place without an end.
+"""Real-time mode: one long-running task per entry, which reads from a place on without an end.
 
-A micro-batch then ends wherever the tasks are when its time is up, also within a chunk. Such a place is the position
-of the chunk, with the ordinal of the next record. A query that was killed just then, and goes on with another trigger,
-has that micro-batch planned again: then its end is rounded to that of the chunk, and the piece that reads the chunk is
-told where to stop.
+A micro-batch then ends wherever the tasks are when its time is up, even within a chunk. Such a place is the position
+of the chunk, with the ordinal of the next record. If the query is killed then, and continues with another trigger,
+Spark plans that micro-batch again. Its end is then rounded up to the chunk's end, and the piece with that chunk gets
+the place where it stops.
 
     revise ─► rounded ─(locate)─► ranges, cut ─► stopped
 """
@@ -23,12 +23,12 @@ from kera.spark_connector.planning.offsets import EntryName, EntryOffset, Offset
 
 
 class Stop(NamedTuple):
-    """Where a micro-batch ends within a chunk."""
+    """The end of a micro-batch within a chunk."""
 
     place: EntryOffset
-    """Where the chunk starts, and the first record of it that is not of the micro-batch."""
+    """The start of the chunk, and its first record that is not part of the micro-batch."""
     behind: EntryOffset
-    """Where the chunk ends."""
+    """The end of the chunk."""
 
 
 Stops = Mapping[EntryName, Stop]
@@ -36,19 +36,19 @@ Stops = Mapping[EntryName, Stop]
 
 @dataclass(frozen=True)
 class Tail:
-    """Everything of one entry from a place on, read by one task."""
+    """All records of one entry from a place on, read by one task."""
 
     stream: str
     entry: EntryId
     start: Position
     first_record: int
-    """Ordinal of the first record that it has to give; see `Piece.first_record`."""
+    """Ordinal of the first record to yield; see `Piece.first_record`."""
     typed: bool
     fail_on_data_loss: bool
 
 
 def tails(start: Offsets, now: Now, *, fail_on_data_loss: bool) -> list[Tail]:
-    """One per entry of `start` (of an `Advance`: what is there now), in order."""
+    """Return one tail per entry of `start` (of an `Advance`, so that all entries exist now), in order."""
     return [
         Tail(
             stream=entry.stream,
@@ -63,8 +63,9 @@ def tails(start: Offsets, now: Now, *, fail_on_data_loss: bool) -> list[Tail]:
 
 
 def moved(advance: Advance, places: Iterable[tuple[EntryName, EntryOffset]]) -> Offsets:
-    """Where the micro-batch ends that began at ``advance.start``, when its tasks have come to `places`; never before
-    its start. Raises `InvalidArgument` for a place in an entry that was not read.
+    """Return the end of the micro-batch that began at ``advance.start``, and whose tasks have come to `places`.
+
+    The end is never before the start. Raises `InvalidArgument` for a place in an entry that was not read.
     """
     ends = advance.start.places()
     for entry, place in places:
@@ -75,9 +76,9 @@ def moved(advance: Advance, places: Iterable[tuple[EntryName, EntryOffset]]) -> 
 
 
 def rounded(planned: Planned, chunks: Mapping[EntryName, tuple[EntryOffset, EntryOffset]]) -> tuple[Planned, Stops]:
-    """`planned` with ends that are ends of chunks, and where in these chunks it ends really.
+    """Return `planned` with its ends rounded up to ends of chunks, and the real ends within these chunks.
 
-    `chunks`: of the entries that have something to read, the chunk at the end of the micro-batch: its start and end.
+    `chunks`: start and end of the chunk at the end of the micro-batch, for entries with data to read.
     """
     stops: dict[EntryName, Stop] = {}
     ends = planned.end.places()
@@ -92,7 +93,7 @@ def rounded(planned: Planned, chunks: Mapping[EntryName, tuple[EntryOffset, Entr
 
 
 def stopped(pieces: Iterable[Piece], stops: Stops) -> list[Piece]:
-    """`pieces`, with what is read of a last chunk up to a place within it."""
+    """Return `pieces`, where those with a last chunk in `stops` end within that chunk."""
     found = []
     for piece in pieces:
         stop = stops.get(EntryName(piece.stream, piece.entry.streamlet_id, piece.entry.entry))

@@ -1,4 +1,4 @@
-"""The places of the options, looked up in the streams as they are now."""
+"""Looks up the places of the options in the streams as they are now."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 class Question(NamedTuple):
     """A place to look up in an entry, between its `EntryBounds`.
 
-    With a time: the first chunk from `start` on, but before `end`, that has a record at or after it, else `end`
-    (`Client.locate` with all three). Without one, `start` and `end` are the same, a position that a user gave: which
-    ordinal the record there has (`locate` with records_max=1). It raises `InvalidCursor` for one that is not a chunk
-    boundary; let that through with the name of the option.
+    With a time, it asks for the first chunk from `start` on and before `end` that has a record at or after the time,
+    else for `end` (`Client.locate` with all three). Without a time, `start` and `end` are the same position, which a
+    user gave, and it asks for the ordinal of the record there (`locate` with records_max=1). `locate` raises
+    `InvalidCursor` for a position that is not a chunk boundary; callers raise it again with the name of the option.
 
-    The answer is the place as an `EntryOffset` either way.
+    The answer is an `EntryOffset` in both cases.
     """
 
     entry: EntryName
@@ -33,10 +33,10 @@ class Question(NamedTuple):
 
 
 def questions(where: Where, now: Now, *, now_us: int) -> list[Question]:
-    """The questions whose answers `resolve` needs to find the places of `where` now.
+    """Return the questions whose answers `resolve` needs to find the places of `where` now.
 
-    Raises `InvalidArgument`, naming the option, where streams, streamlets or entries do not match those there are, and
-    `StreamRecreated` for offsets of an earlier stream of the name.
+    Raises `InvalidArgument`, naming the option, if streams, streamlets or entries do not match the existing ones, and
+    `StreamRecreated` for offsets of an earlier stream of the same name.
     """
     asked = (_question(entry, place, bounds_of(now, entry), now_us) for entry, place in _spelled(where, now).items())
     return [question for question in asked if question is not None]
@@ -45,16 +45,16 @@ def questions(where: Where, now: Now, *, now_us: int) -> list[Question]:
 def resolve(
     where: Where, now: Now, answers: Mapping[Question, EntryOffset], *, now_us: int, fail_on_data_loss: bool = True
 ) -> Offsets:
-    """The places that `where` means; `answers` has one for each of `questions` (with the same arguments).
+    """Return the places that `where` means; `answers` has one for each of `questions` (with the same arguments).
 
-    A position before all that is there, or `earliest` where a loss ends at what is there: `DataLost`, or what is there
-    when a loss may be. One beyond the head:
-    `InvalidArgument` that names the option, or the head. A time that no record of a streamlet is at or after:
-    `InvalidArgument`, or the end of the streamlet, as `where` says.
+    * A position before the first record, or `earliest` if records right before the first one were lost: `DataLost`;
+      without `fail_on_data_loss`, the first record.
+    * A position beyond the head: `InvalidArgument` that names the option; without `fail_on_data_loss`, the head.
+    * A time after all records of a streamlet: `InvalidArgument`, or the end of the streamlet, as `where.behind` says.
     """
     places: dict[EntryName, EntryOffset] = {}
     behind: dict[tuple[str, int], bool] = {}
-    """Per streamlet that is asked for by time: whether none of its entries has such a record."""
+    """Per streamlet with a time: whether none of its entries has a record at or after it."""
     for entry, place in _spelled(where, now).items():
         there = bounds_of(now, entry)
         question = _question(entry, place, there, now_us)
@@ -64,7 +64,7 @@ def resolve(
             if place == "earliest" and there.starts_behind_loss and fail_on_data_loss:
                 raise _lost_before(where, entry, there)
             places[entry] = first_of(there) if place == "earliest" else last_of(there)
-        elif isinstance(place, Time):  # nothing is there
+        elif isinstance(place, Time):  # the entry is empty
             places[entry] = last_of(there)
         else:
             places[entry] = _at_the_bounds(where, entry, place, there, fail_on_data_loss=fail_on_data_loss)
@@ -102,7 +102,7 @@ def _position(place: Position | EntryOffset) -> Position:
 def _at_the_bounds(
     where: Where, entry: EntryName, place: Position | EntryOffset, there: EntryBounds, *, fail_on_data_loss: bool
 ) -> EntryOffset:
-    """The offset for a position that is nowhere between the bounds."""
+    """Return the offset for a position that is not between the bounds."""
     position = _position(place)
     if position >= there.end:
         if position > there.end and fail_on_data_loss:
@@ -116,7 +116,7 @@ def _at_the_bounds(
     read_all = (
         isinstance(place, EntryOffset)
         and place.record == there.first_record
-        and not may_be_lost(there, position)  # or the ordinals are of another history
+        and not may_be_lost(there, position)  # otherwise the ordinals may be of another history
     )
     oldest = position.group_id == 0
     if oldest and there.starts_behind_loss and fail_on_data_loss:
@@ -146,7 +146,7 @@ def _lost_before(where: Where, entry: EntryName, there: EntryBounds) -> DataLost
 
 
 def _spelled(where: Where, now: Now) -> dict[EntryName, Place]:
-    """`where` spelled out: one place for each entry that is read."""
+    """Return one place for each entry that is read."""
     spelled: dict[EntryName, Place] = {}
     for name in sorted(set(where.streams or ()).difference(now)):
         raise InvalidArgument(

@@ -1,7 +1,7 @@
-"""Streams as DataFrames: what Spark's driver plans of them, and what its Python workers read.
+"""Streams as DataFrames: Spark's driver plans the reads, and its Python workers do them.
 
 ``batch``, ``streaming`` (``streaming_untold`` for older Sparks) and ``metadata`` are the readers that Spark gets;
-``survey`` asks the cluster what ``planning`` has to know, ``cursor`` stores how far a query is. In the tasks, each of
-which gets a `KeraPartition`, ``worker`` makes Spark's batches of what ``chunks`` brings. What options mean is left to
-``options``, and reading in Spark's JVM to the jar, which plans by way of ``service``.
+``survey`` asks the cluster for the facts that ``planning`` needs, and ``cursor`` stores the progress of a query. Each
+task gets a `KeraPartition`; there ``worker`` turns the chunks of ``chunks`` into Spark's batches. ``options`` defines
+the options. The jar reads in Spark's JVM, and plans through ``service``.
 """

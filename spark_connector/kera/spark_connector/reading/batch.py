@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 async def plan_batch(
     client: Client, options: ReadOptions, wanted: StructType | None, *, parallelism: int | None = None
 ) -> list[Piece]:
-    """The pieces that a batch query reads, as the streams are now.
+    """Return the pieces that a batch query reads, as the streams are now.
 
-    `wanted`: its columns, if they are to be checked; `parallelism`: Spark's default one, if it is known.
+    `wanted`: the query's columns, to check them; `parallelism`: Spark's default parallelism, if known.
     """
     now = await survey(client, options.subscription, begins=True)
     if wanted is not None:
@@ -59,11 +59,11 @@ class KeraBatchReader(DataSourceReader):
         self._wanted = wanted
 
     def partitions(self) -> list[InputPartition]:
-        """At least one per entry with records, as the streams are now."""
+        """Return at least one partition per entry with records, as the streams are now."""
         pieces = shared(self._options.connection).call(lambda client: plan_batch(client, self._options, self._wanted))
         connection = for_tasks(self._options.connection, {piece.stream for piece in pieces})
         return [KeraPartition(piece, connection) for piece in pieces]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of one partition; runs in an executor's Python worker."""
+        """Yield the records of one partition; runs in an executor's Python worker."""
         return read_partition(self._options, partition, self._wanted)

@@ -1,6 +1,6 @@
 """The chunks of a range of one entry, of exactly the incarnation of the stream that the range was planned with.
 
-With ``failOnDataLoss=false`` what is gone is skipped, and `Losses` says what that was. Otherwise it is an error.
+Missing chunks are an error. With ``failOnDataLoss=false`` they are skipped, and `Losses` records why.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from kera.client import ChunkBatch, Client, ConsumerSettings
 
 GONE = (DataLost, InvalidArgument, InvalidCursor, StreamletOutOfRange, StreamRecreated, UnknownStream)
-"""Errors of brokers about places that were planned, and are not there any more."""
+"""Errors of brokers about planned places that no longer exist."""
 
 
 @dataclass
 class Losses:
-    """The parts of a range that were skipped."""
+    """The reasons why parts of a range were skipped."""
 
     reasons: list[str] = field(default_factory=list)
 
@@ -32,11 +32,11 @@ class Losses:
 async def chunks(
     client: Client, piece: Piece, settings: ConsumerSettings, losses: Losses
 ) -> AsyncGenerator[ChunkBatch, None]:
-    """The chunks of `piece`, in order.
+    """Yield the chunks of `piece`, in order.
 
-    Raises `StreamRecreated` when the stream is another one now, and what `Client.read_range` raises.
+    Raises `StreamRecreated` if the stream was deleted and created again, and the errors of `Client.read_range`.
 
-    Close it (`contextlib.aclosing`) when not all of it is taken: the client fetches ahead.
+    A caller that stops early closes the generator (`contextlib.aclosing`), because the client fetches ahead.
     """
     start = piece.start
     while start < piece.end:
@@ -63,14 +63,14 @@ async def chunks(
 async def _require_incarnation(client: Client, piece: Piece) -> None:
     stream_id = piece.entry.stream_id
     description = await client.describe(piece.stream)
-    if description.stream_id != stream_id:  # it may be the client that remembers an earlier one
+    if description.stream_id != stream_id:  # the client may have cached an earlier incarnation
         description = await client.admin.describe_stream(piece.stream)
     if description.stream_id != stream_id:
         raise recreated(piece.stream, stream_id, description.stream_id)
 
 
 def recreated(stream: str, before: int, stream_id: int) -> StreamRecreated:
-    """The stream that was planned is another one now."""
+    """Return the error for a planned stream that was deleted and created again."""
     return StreamRecreated(
         f"stream '{stream}' was deleted and created again while it was read: it was incarnation {before}, now it is"
         f" {stream_id}",
@@ -80,6 +80,6 @@ def recreated(stream: str, before: int, stream_id: int) -> StreamRecreated:
 
 
 def available_from(error: KeraError) -> Position | None:
-    """Where what is there goes on, behind what is gone; None: nowhere that is known."""
+    """Return where the available records go on after a loss; None: unknown."""
     place = error.attributes.get("available_from")
     return Position(*place) if isinstance(error, DataLost) and place else None

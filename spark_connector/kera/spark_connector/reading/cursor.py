@@ -1,8 +1,8 @@
-"""The named cursor: how far a query is, as the cluster knows it.
+"""The named cursor, which stores the progress of a query in the cluster.
 
-It makes Spark's lag visible (``kera group describe``) and holds retention back (``retention_consumer_groups``). Queries
-do not begin there, the checkpoint says where; so a cursor that could not be stored is a warning, and never ends a
-query. It is stored while the next micro-batch is being read: nobody waits for that but the one that stores next.
+It makes Spark's lag visible (``kera group describe``) and holds retention back (``retention_consumer_groups``). A query
+begins at its checkpoint and not at the cursor, so a failure to store the cursor is only a warning, and never ends a
+query. The cursor is stored while the next micro-batch is being read; only the next attempt to store it waits for that.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from kera.spark_connector.portal import Portal
 
 SIGN_OF_LIFE_S = 600.0
-"""So often the cursor of a query to which nothing comes is stored again."""
+"""Interval at which a query without new records stores its cursor again."""
 STORE_TIMEOUT_S = 10.0
-"""A query waits no longer for it."""
+"""Maximum time that a query waits for its cursor to be stored."""
 PAUSE_S = 10.0
-"""A cursor that could not be stored is not tried again before."""
+"""Pause before the same cursor is stored again after a failure."""
 
 log = logging.getLogger(__name__)
 
@@ -38,18 +38,18 @@ class QueryCursor:
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
         self._stored: Offsets | None = None
-        """The cursor as it was last stored, or tried to be."""
+        """The offsets of the last attempt to store the cursor."""
         self._store_again_s = 0.0
-        """When that may be tried again."""
+        """When the same offsets may be stored again."""
         self._storing: Callable[[], dict[str, str]] | None = None
-        """The outcome of the storing that may still be going on."""
+        """Waits for the outcome of the last attempt, which may still be under way."""
         self._group = ""
-        """The name that is stored under."""
+        """The cursor's name in the last attempt."""
 
     def store(self, portal: Portal, group: str, done: Offsets, *, unnamed: bool) -> None:
         """Begin to store `done` under the name `group`, unless it was stored not long ago.
 
-        `unnamed`: nobody has chosen the name, and the cluster forgets it when nothing was stored for long.
+        `unnamed`: the name was generated, so the cluster forgets it when nothing was stored for long.
         """
         done = replace(done, since=None)
         if done == self._stored and self._now_s() < self._store_again_s:
@@ -59,7 +59,7 @@ class QueryCursor:
         self._storing = portal.begin(lambda client: store(client, group, done, unnamed=unnamed))
 
     def finish(self) -> None:
-        """Wait for what is being stored."""
+        """Wait until the cursor is stored, and log failures as warnings."""
         if self._storing is None:
             return
         storing, self._storing = self._storing, None
@@ -76,7 +76,7 @@ class QueryCursor:
 async def store(
     client: Client, group: str, offsets: Offsets, *, unnamed: bool, timeout_s: float = STORE_TIMEOUT_S
 ) -> dict[str, str]:
-    """Store `offsets` under the name `group`; gives the streams where that failed, with the reason."""
+    """Store `offsets` under the name `group`. Return the streams for which that failed, with the reasons."""
 
     async def commit(stream: str, of_stream: StreamOffsets) -> None:
         positions = {

@@ -1,4 +1,4 @@
-"""A query whose micro-batches end with epochs: what it asks the cluster, and what its progress shows."""
+"""The questions to the cluster, and the progress, of a query whose micro-batches end with epochs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 LOOK_AGAIN_S = 0.05
-"""Spark asks again after 10 ms when there is no micro-batch. That is often, for brokers, and an epoch takes longer."""
+"""Pause if there is no micro-batch. Spark alone would ask again after 10 ms: too often for brokers, and for epochs."""
 
 
 class EpochPlanner:
@@ -40,18 +40,18 @@ class EpochPlanner:
         self._until: int | None = None
         """With ``availableNow``: the first epoch that is not read."""
         self._closed: int | None = None
-        """The first epoch that was not closed when that was last looked at; None: none was."""
+        """The first epoch that was not closed at the last look; None: no epoch was."""
         self._held_up_by: tuple[EntryName, int | None] | None = None
-        """By which entry, which is settled up to then."""
+        """The entry that holds up that epoch, and the time up to which the entry is settled."""
         self.begun = False
-        """Whether Spark has made a micro-batch in this launch, or has been given what it makes its first one of."""
+        """Whether Spark has made a micro-batch in this launch, or has been given the start of its first one."""
 
     async def begin(self, client: Client, now: Now, *, now_us: int) -> Offsets:
-        """Where the query begins when there is no checkpoint."""
+        """Return where the query begins without a checkpoint."""
         return await answered(client, begin(self._options.stream_starting, now, self._cadence, now_us=now_us))
 
     def end_here(self, now: Now) -> None:
-        """From now on the query ends with the last epoch that is closed now."""
+        """Let the query end with the last epoch that is closed now."""
         ends = heads(now)
         self._look(Advance(ends, ends), now)
         self._until = NO_TIME if self._closed is None else self._closed
@@ -63,11 +63,11 @@ class EpochPlanner:
     async def plan(
         self, client: Client, given: Offsets, now: Now, advance: Advance, *, group: str, first: bool
     ) -> Offsets:
-        """The end of the micro-batch behind `given`; that itself: there is none yet.
+        """Return the end of the micro-batch after `given`, or `given` itself if there is none yet.
 
-        `first`: `given` is where the query begins. Spark makes an empty micro-batch then if it is told that there is
-        nothing new. Where numbers are to say which epochs a micro-batch has, they must not depend on whether there was:
-        so it always is told that, and number 0 is empty.
+        `first`: `given` is where the query begins. Spark makes an empty micro-batch if the first answer is that nothing
+        is new. With `Cadence.exactly` a micro-batch's number determines its epochs, and must not depend on whether
+        records had arrived: so the first answer always is that nothing is new, and micro-batch 0 is empty.
         """
         self._look(advance, now)
         if first and not self.begun and self._cadence.exactly is not None:
@@ -89,7 +89,7 @@ class EpochPlanner:
         return conclude(given, found.advance, found.end, group=group, first=first, mark=found.mark)
 
     async def split(self, client: Client, planned: Planned, end: Offsets, now: Now) -> list[Piece]:
-        """The partitions of a micro-batch: where rows tell their epoch, each is of one."""
+        """Return the partitions of a micro-batch. If rows have their epoch, each partition has records of one epoch."""
         mark, options = self._cadence.mark_of(end), self._options
         parts: Sequence[tuple[int | None, Planned]] = [(None, planned)]
         if options.include_epoch:
@@ -104,13 +104,11 @@ class EpochPlanner:
         return pieces
 
     def marked(self, ends: Offsets) -> Offsets:
-        """How far the streams go, with how far epochs are closed."""
+        """Return `ends`, the heads of the streams, with a mark at the first epoch that is not closed."""
         return replace(ends, epoch=EpochMark(self._cadence.epoch_ms, None, self._closed))
 
     def metrics(self, consumed: Offsets | None) -> dict[str, str]:
-        """The query's metrics about epochs: the number of closed ones that wait, and the entry that holds up the next
-        one.
-        """
+        """Return the query's metrics about epochs: how many closed ones wait, and which entry holds up the next one."""
         found = {}
         done = None if consumed is None or consumed.epoch is None else consumed.epoch.next
         if self._closed is not None and done is not None:
@@ -123,7 +121,7 @@ class EpochPlanner:
 
 
 def _as_text(time_us: int) -> str:
-    """A time, or its number where there is no such year."""
+    """Return a time as text, or its number if it is out of the range of years."""
     try:
         return (dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=time_us)).isoformat()
     except OverflowError:

@@ -1,10 +1,10 @@
-"""``option("metadata", …)``: what there is, and what would be read, as DataFrames.
+"""``option("metadata", …)``: DataFrames about streams, and about the partitions of a query.
 
-``streams``     a row per stream that is subscribed, or of all
+``streams``     a row per subscribed stream; without a subscription, per stream
 ``partitions``  a row per partition that a batch query with the same options has now: where its records are, and whether
                 a task on the driver's node would read them in place (push) or get copies (pull)
 
-Made in Spark's planning process; the one task only hands on the rows.
+Spark's planning process makes the rows; the only task passes them on.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ COLUMNS: dict[Metadata, StructType] = {
 
 @dataclass(repr=False)
 class Rows(InputPartition):
-    """All of it."""
+    """The partition with all rows."""
 
     rows: list[dict[str, Any]]
 
 
 class KeraMetadataReader(DataSourceReader):
-    """Gives rows about streams, instead of their records."""
+    """Reads rows about streams instead of their records."""
 
     def __init__(self, options: ReadOptions, kind: Metadata, wanted: StructType) -> None:
         options.check_batch()
@@ -89,12 +89,12 @@ class KeraMetadataReader(DataSourceReader):
         self._wanted = wanted
 
     def partitions(self) -> list[InputPartition]:
-        """One, with the rows."""
+        """Return one partition, with all rows."""
         tell = _streams if self._kind == "streams" else _partitions
         return [Rows(shared(self._options.connection).call(lambda client: tell(client, self._options)))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows."""
+        """Yield the rows."""
         if isinstance(partition, Rows):
             yield pa.RecordBatch.from_pylist(partition.rows, schema=arrow_schema(self._wanted))
 
@@ -142,7 +142,7 @@ async def _partitions(client: Client, options: ReadOptions) -> list[dict[str, An
 
 
 def access(piece: Piece, shared_memory: SharedMemory, node: str) -> str:
-    """How a task on `node` reads a partition: ``push``, in place in the broker's memory, or ``pull``, as copies."""
+    """Return how a task on `node` reads a partition: ``push``, in the broker's memory, or ``pull``, as copies."""
     if shared_memory == "always" or (shared_memory == "auto" and piece.node_id == node):
         return "push"
     return "pull"

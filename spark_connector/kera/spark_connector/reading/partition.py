@@ -1,4 +1,4 @@
-"""A partition as Spark takes it: the only thing of planning that is a type of Spark."""
+"""A partition in Spark's own type, the only type of Spark in what planning makes."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ class KeraPartition(InputPartition):
 
     piece: Piece
     connection: Connection | None = None
-    """How the task connects, where that is not for the reader's options to say: see ``delegation``."""
+    """The task's connection, if it differs from that of the reader's options: see ``delegation``."""

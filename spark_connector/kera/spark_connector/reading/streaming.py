@@ -1,21 +1,22 @@
 """The streaming reader: ``spark.readStream.format("kera")``.
 
-Spark makes one reader per query in a process of its own beside the driver, calls all methods but `read` there, and
-kills that process when the query stops. Another copy, made in the planning process, goes to the tasks for `read`: so
-the constructor connects to nothing and what it keeps can be pickled.
+Spark makes one reader per query in a separate process beside the driver, calls all methods but `read` there, and kills
+that process when the query stops. Another copy, made in the planning process, goes to the tasks for `read`: so the
+constructor opens no connection, and its fields can be pickled.
 
-What Spark does that is easy to get wrong, and what follows from it here:
+Spark behaves in ways that are easy to get wrong. The consequences here:
 
-* it never stores where a query begins. It asks `initialOffset` again for each use of it, also after a restart whose
-  first micro-batch was planned but not finished. So the answer is kept, and travels in the first end (``since``);
-* it decides by comparing text whether there is anything new. So when nothing is, `start` is given back as it came;
-* it may ask `partitions` for an empty range, and for one that an earlier launch has planned;
-* it says `commit` of a micro-batch when it plans the next one, so never of the last one of a query with
-  ``availableNow``. But when it asks what is behind an end, that end is done: if nothing is, the cursor is stored then;
-* what is done is stored while the next micro-batch is being read: nobody waits for that but the one that stores next;
-* it has no read limit with several bounds. So `getDefaultReadLimit` gives one of those in the options, and
-  `latestOffset` knows the others; ``ReadAllAvailable`` means none of them (as with ``Trigger.Once``);
-* it does not say how long a micro-batch has taken. See ``latency.pace``, also for how an answer waits.
+* Spark never stores where a query begins. It calls `initialOffset` whenever it needs the place, also after a restart
+  whose first micro-batch was planned but not finished. So the answer is kept, and is part of the first end (``since``);
+* Spark compares offsets as text to see whether anything is new. So if nothing is, `start` is returned unchanged;
+* Spark may call `partitions` for an empty range, and for a range that an earlier launch has planned;
+* Spark calls `commit` for a micro-batch when it plans the next one, so never for the last one of a query with
+  ``availableNow``. But asking for the end after a place means that this place is done: if nothing is new, the cursor is
+  stored then;
+* the cursor is stored while the next micro-batch is being read; only the next attempt to store it waits for that;
+* Spark has no read limit with several bounds. So `getDefaultReadLimit` returns one of those in the options, and
+  `latestOffset` adds the others; ``ReadAllAvailable`` means no limit at all (as with ``Trigger.Once``);
+* Spark does not report how long a micro-batch took. See ``latency.pace``, also for how an answer is delayed.
 """
 
 from __future__ import annotations
@@ -91,9 +92,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 BYTES_ANY = 1 << 62
-"""A limit that is none, but not ``ReadAllAvailable``."""
+"""A limit without effect, which differs from ``ReadAllAvailable``."""
 PLAN_ATTEMPTS = 3
-"""With ``failOnDataLoss=false``: retention may remove what is just being planned."""
+"""Attempts with ``failOnDataLoss=false``: retention may remove records while they are being planned."""
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +111,7 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         now_s: Callable[[], float] = time.monotonic,
         pace: QueryPace | None = None,
     ) -> None:
-        """`initial`: what `initialOffset` has said in this launch, if another reader was asked before."""
+        """`initial`: the answer of `initialOffset` in this launch, if Spark has asked another reader before."""
         self._given = dict(options)
         self._wanted = wanted
         self._now_s = now_s
@@ -122,29 +123,29 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._lease: Lease | None = None
         """The lease of the credentials that tasks use; it ends with this process, or `stop`."""
         self._read: set[str] = set()
-        """Streams of which anything was read: they do not become fewer, so that tasks seldom need another token."""
+        """All streams that were read so far. The set only grows, so that tasks seldom need another token."""
         self._initial = initial
-        """Where the query begins; asked for once."""
+        """Where the query begins; determined once."""
         self._target: Offsets | None = None
         """With ``availableNow``: where the query ends."""
         self._heads: Offsets | None = None
-        """How far the streams went when they were last asked."""
+        """The heads of the streams at the last look."""
         self._end: dict[str, Any] | None = None
-        """Where the last micro-batch ends that was planned here: at ends of chunks."""
+        """The end of the last micro-batch that this reader planned; it is at ends of chunks."""
         self._taken_s: float | None = None
-        """When the last micro-batch was planned; the first one of a launch counts also when it is empty."""
+        """When the last micro-batch was planned; the first one of a launch counts even if it is empty."""
         self._token = ""
-        """A part of the name of this query's cursor that makes it unique, if nothing else does; 8 hex digits."""
+        """The random part of the name of this query's cursor, unless the name is given; 8 hex digits."""
         self._real_time: tuple[dict[str, Any], Advance] | None = None
-        """Where the micro-batch in real-time mode begins: as it was said, and as it is."""
+        """The start of the micro-batch in real-time mode: as Spark gave it, and brought up to now."""
         self._skipped: set[str] = set()
-        """Streams that are not read for their columns, and that was said."""
+        """Streams that are skipped because of their columns, as the log already says."""
         self._warned: tuple[str, ...] = ()
-        """The warnings that were said last: planning comes to the same ones again and again."""
+        """The warnings that were logged last: planning repeats the same ones."""
 
     @functools.cached_property
     def _options(self) -> ReadOptions:
-        # Not in the constructor: Spark hides the error of a reader that could not be made behind one of its own.
+        # Not in the constructor: Spark hides an error of the constructor behind one of its own.
         options = parse_read_options(self._given)
         options.check_streaming()
         options.check_engine()
@@ -158,7 +159,7 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- where it begins and ends ------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where the query begins when there is no checkpoint."""
+        """Return where the query begins without a checkpoint."""
         if self._initial is None:
             options = self._options
 
@@ -191,7 +192,7 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if limits.latency_target_ms is None else ReadMaxBytes(BYTES_ANY)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """From now on the streams end where they end now."""
+        """Let the query end where the streams end now."""
         now = self.portal.call(self._survey)
         if self._epochs is not None:
             self._epochs.end_here(now)
@@ -200,7 +201,7 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._pace.has_an_end = True
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The end of the next micro-batch: all there is, or as many whole chunks as the limits allow."""
+        """Return the end of the next micro-batch: the heads, or as many whole chunks as the limits allow."""
         given = Offsets.from_json(start)
         if self._epochs is None:
             check_kept(given)
@@ -212,7 +213,7 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._pace.asked(start)
         while (end := plan()) == start:
             self._store(given)
-            self._cursor.finish()  # Spark may stop the query here; and there is nothing else to do
+            self._cursor.finish()  # Spark may stop the query now, and there is nothing else to do
             self._traces.flush()
             if not self._pace.again():
                 return start
@@ -249,7 +250,7 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._end
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """How far the streams go, whatever a micro-batch takes of it: what Spark shows as ``latestOffset``."""
+        """Return the heads of the streams, whatever a micro-batch takes: Spark shows them as ``latestOffset``."""
         if self._heads is None:
             return None
         return (self._heads if self._epochs is None else self._epochs.marked(self._heads)).to_json()
@@ -257,20 +258,20 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- what is read ------------------------------------------------------------------------------------------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """At least one per entry with records between the two."""
+        """Return at least one partition per entry with records between `start` and `end`."""
         pieces = self.pieces(start, end)
         connection = self.connection_for_tasks(pieces)
         return [KeraPartition(piece, connection) for piece in pieces]
 
     def connection_for_tasks(self, pieces: Sequence[Piece | Tail]) -> Connection | None:
-        """How the tasks connect that read `pieces`; None: as the options say. See ``delegation``."""
+        """Return the connection for the tasks that read `pieces`; None: that of the options. See ``delegation``."""
         self._read.update(piece.stream for piece in pieces)
         if self._lease is None:
             self._lease = Lease()
         return self._lease.for_tasks(self._options.connection, self._read)
 
     def pieces(self, start: dict[str, Any], end: dict[str, Any]) -> list[Piece]:
-        """The pieces of the partitions."""
+        """Return the pieces to read between `start` and `end`, one per partition."""
         if self._epochs is not None:
             self._epochs.begun = True
         if start == end:
@@ -282,7 +283,7 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             now = await self._survey(client)
             planned = revise(begin, finish, now, fail_on_data_loss=options.fail_on_data_loss)
             self._warn(planned.warnings)
-            # What an earlier launch has planned may have been in real-time mode.
+            # An earlier launch may have planned this micro-batch in real-time mode.
             last = {} if end == self._end else await last_chunks(client, planned, now)
             planned, stops = rounded(planned, last)
             if self._epochs is not None:
@@ -298,13 +299,16 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._repeated(lambda: self.portal.call(plan))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of one partition; runs in an executor's Python worker."""
+        """Yield the records of one partition; runs in an executor's Python worker."""
         return read_partition(self._options, partition, self._wanted)
 
-    # -- real-time mode, of which Spark has nothing for Python -------------------------------------------------
+    # -- real-time mode, which Spark does not offer to Python sources ------------------------------------------
 
     def real_time_pieces(self, start: dict[str, Any]) -> list[Tail]:
-        """The tails that the tasks of a micro-batch from `start` read: all entries, without an end."""
+        """Return the tails that the tasks of a micro-batch from `start` read: all entries, without an end.
+
+        Raises `InvalidArgument` for options, or a checkpoint, that make no sense in real-time mode.
+        """
         if self._epochs is not None:
             raise InvalidArgument(
                 "option epoch: in real-time mode records are given out as they come, before their epoch is closed:"
@@ -317,7 +321,7 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return tails(advance.start, now, fail_on_data_loss=self._options.fail_on_data_loss)
 
     def merged(self, start: dict[str, Any], places: list[tuple[EntryName, EntryOffset]]) -> dict[str, Any]:
-        """The end of the micro-batch that began at `start`, when its tasks have come to `places`."""
+        """Return the end of the micro-batch that began at `start`, and whose tasks have come to `places`."""
         given = Offsets.from_json(start)
         if self._real_time is not None and self._real_time[0] == start:
             _, advance = self._real_time
@@ -336,22 +340,22 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return now, advance
 
     def lag(self, consumed: dict[str, Any] | None) -> dict[str, str]:
-        """How far `consumed`, which is done, is behind the streams, as far as these are known; and the query's pace."""
+        """Return the lag at `consumed`, which is done, if the heads are known, and the metrics of epochs and pace."""
         self._pace.done(consumed)
         done = None if consumed is None else Offsets.from_json(consumed)
         self._hops.done(done, lambda: self.portal)
         of_epochs = {} if self._epochs is None else self._epochs.metrics(done)
         return behind_latest(done, self._heads) | of_epochs | self._pace.figures()
 
-    # -- what is done ------------------------------------------------------------------------------------------
+    # -- the end of a micro-batch ------------------------------------------------------------------------------
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Everything up to `end` is done: the cluster may know."""
+        """Store in the cluster that everything up to `end` is done."""
         self._pace.done(end)
         self._store(Offsets.from_json(end))
 
     def stop(self) -> None:
-        """Close the connections."""
+        """Finish what is under way, and close the connections."""
         self._cursor.finish()
         self._traces.finish()
         self._traces.flush()
@@ -389,7 +393,7 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found
 
     def _repeated(self, plan: Callable[[], T]) -> T:
-        """The result of `plan`; repeated when records were removed just meanwhile, if losses are allowed."""
+        """Return the result of `plan`, which is repeated if records vanish meanwhile and losses are allowed."""
         for _ in range(PLAN_ATTEMPTS - 1):
             try:
                 return plan()
@@ -406,7 +410,7 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _limits(limit: ReadLimit, limits: BatchLimits) -> BatchLimits:
-    """The limits of Spark, with those of the options that it does not know."""
+    """Return Spark's limit, with the limits of the options that Spark cannot express."""
     if isinstance(limit, ReadMaxRows):
         return replace(limits, records_max=limit.max_rows)
     if isinstance(limit, ReadMaxBytes):

@@ -1,12 +1,12 @@
-"""The streaming reader for Spark 4.0 and 4.1, which say neither where a micro-batch starts nor how much it may take.
+"""The streaming reader for Spark 4.0 and 4.1, which give neither the start of a micro-batch nor its limits.
 
-So this reader remembers where the last one has ended. That is not known after a restart whose micro-batches were all
-done: then the next one ends where the streams end, and what is between is looked at when Spark asks for its partitions,
-which says the start. What follows from it:
+So this reader remembers where the last micro-batch ended. It does not know that after a restart if all micro-batches
+were done. The next micro-batch then ends at the heads of the streams, and the reader checks its range when Spark asks
+for the partitions, because that call has the start. Consequences:
 
-* limits have no meaning, and are refused; with ``Trigger.AvailableNow`` Spark makes one micro-batch of all there is;
-* after a restart there may be one micro-batch without records, as Spark compares ends as text;
-* the cursor's name is known again when the first micro-batch after a restart is planned.
+* limits have no meaning, and are refused; with ``Trigger.AvailableNow`` Spark makes one micro-batch of all records;
+* after a restart there may be one micro-batch without records, because Spark compares ends as text;
+* the reader learns the cursor's name when the first micro-batch after a restart is planned.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 
 
 class UntoldStreamReader(KeraStreamReader):
-    """The streaming reader for Spark 4.0 and 4.1; it remembers the end of the last micro-batch by itself."""
+    """The streaming reader for Spark 4.0 and 4.1, which remembers the end of the last micro-batch."""
 
     _place: dict[str, Any] | None = None
-    """Where the last micro-batch has ended, or the query begins; None: that is not known."""
+    """The end of the last micro-batch, or the begin of the query; None: unknown."""
     _unseen: dict[str, Any] | None = None
-    """An end that was said without knowing where the micro-batch starts: what is between has to be looked at."""
+    """An end that was given without knowing the micro-batch's start, so that its range is still to be checked."""
     _seen_group = ""
-    """The cursor's name in the checkpoint, as far as it was seen."""
+    """The cursor's name in the checkpoint; empty until it was seen."""
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where the query begins when there is no checkpoint."""
+        """Return where the query begins without a checkpoint."""
         self._place = super().initialOffset()
         return self._place
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
-        """The end of the next micro-batch: all there is."""
+        """Return the end of the next micro-batch: the heads of the streams."""
         require_no_limits(self._options)
         if self._place is None:
             self._place = self._unseen = self.portal.call(self._all).to_json()
@@ -52,8 +52,10 @@ class UntoldStreamReader(KeraStreamReader):
         return heads(await self._survey(client))
 
     def pieces(self, start: dict[str, Any], end: dict[str, Any]) -> list[Piece]:
-        """The pieces of the partitions; reports removed records, and streams that have gone back, if the start was
-        unknown.
+        """Return the pieces of the partitions.
+
+        If the start was unknown before, it also reports removed records, and raises `Unavailable` for an entry that now
+        ends before the start.
         """
         given, finish = Offsets.from_json(start), Offsets.from_json(end)
         self._seen_group = given.group or self._seen_group

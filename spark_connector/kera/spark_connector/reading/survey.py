@@ -1,7 +1,7 @@
-"""The driver's questions to the cluster about streams, each question once per planning step and many side by side.
+"""The driver's questions to the cluster about streams: each question once per planning step, many in parallel.
 
-Planning itself is pure (``planning``): this module brings it the facts. All streams of a query are looked at at once, a
-bounded number at a time; of brokers that have several of them, each is asked by all.
+Planning itself is pure (``planning``), and this module brings it the facts. It looks at all streams of a query in
+parallel, up to a limit; a broker that has several of them gets a question for each.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SIDE_BY_SIDE_MAX = 32
-"""Questions on their way at the same time."""
+"""Maximum number of questions under way at the same time."""
 
 log = logging.getLogger(__name__)
 
 
 async def survey(client: Client, subscription: Subscription, *, begins: bool = False, promise: bool = False) -> Now:
-    """The subscribed streams as they are now: where they are, and how far they go.
+    """Return the subscribed streams as they are now: where they are, and how far they go.
 
-    `promise`: brokers are to promise that nothing older comes, for epochs.
+    `promise`: ask brokers to promise that no older records follow, for epochs.
 
-    Of streams that are not there `begins` says what follows: a query that begins is refused (`UnknownStream`); one that
-    runs gets what is left, and planning decides.
+    `begins`: the query begins now. Then a missing stream raises `UnknownStream`; for a running query missing streams
+    are left out, and planning decides.
     """
     names = await _subscribed(client, subscription)
 
@@ -79,9 +79,9 @@ async def survey(client: Client, subscription: Subscription, *, begins: bool = F
 async def descriptions(
     client: Client, subscription: Subscription, *, may_be_gone: bool = False
 ) -> list[StreamDescription]:
-    """The subscribed streams, without what only brokers know. Raises `UnknownStream` for those that are not there.
+    """Return the subscribed streams, without the facts that only brokers have.
 
-    If they `may_be_gone`, only when none is left.
+    Raises `UnknownStream` if a subscribed stream does not exist; with `may_be_gone` only if none is left.
     """
     there = {stream.name: stream for stream in await client.admin.list_streams()}
     left = subscription.select(there) if may_be_gone else []
@@ -89,7 +89,7 @@ async def descriptions(
 
 
 async def resolve_places(client: Client, where: Where, now: Now, *, now_us: int, fail_on_data_loss: bool) -> Offsets:
-    """The offsets that `where`, an option, stands for now."""
+    """Return the offsets that `where`, an option's place, stands for now."""
     asked = questions(where, now, now_us=now_us)
     try:
         places = await _located(client, [(question.entry, _query_of(question)) for question in asked])
@@ -103,7 +103,7 @@ async def resolve_places(client: Client, where: Where, now: Now, *, now_us: int,
 
 
 def _check_lost(where: Where, question: Question, place: ChunkPlace, *, fail_on_data_loss: bool) -> None:
-    """Check that no records right before a place are lost. Raises `DataLost`, or logs a warning."""
+    """Check that no records right before a place are lost. If some are, raise `DataLost` or log a warning."""
     if place.lost_from is None:
         return
     error = DataLost(
@@ -120,7 +120,7 @@ def _check_lost(where: Where, question: Question, place: ChunkPlace, *, fail_on_
 
 
 async def answered(client: Client, asking: Asking[T]) -> T:
-    """The decision of `asking`, with the answers to its questions."""
+    """Answer the questions of `asking`, and return its decision."""
     try:
         asked = next(asking)
         while True:
@@ -134,7 +134,7 @@ async def answered(client: Client, asking: Asking[T]) -> T:
 async def boundaries(
     client: Client, advance: Advance, shares: Mapping[EntryName, EntryShare]
 ) -> dict[EntryName, EntryOffset]:
-    """The furthest chunk boundaries within each entry's share, but at least one chunk."""
+    """Return the furthest chunk boundary within each entry's share, but at least one chunk after its start."""
     starts, heads = advance.start.places(), advance.heads.places()
     asked = [
         (entry, query)
@@ -149,7 +149,7 @@ async def boundaries(
 
 
 async def last_chunks(client: Client, planned: Planned, now: Now) -> dict[EntryName, tuple[EntryOffset, EntryOffset]]:
-    """For each entry with data to read, the chunk that starts where the micro-batch ends, if there is one."""
+    """Return start and end of the chunk at the micro-batch's end, for each entry that has one and data to read."""
     from kera.client import ChunkQuery
 
     begins = planned.start.places()
@@ -162,40 +162,40 @@ async def last_chunks(client: Client, planned: Planned, now: Now) -> dict[EntryN
     try:
         places = [_offset_of(place) for place in await _located(client, asked)]
     except (DataLost, InvalidCursor):
-        return {}  # the task that reads it says what is gone
+        return {}  # the task that reads the range reports what is lost
     return {asked[number][0]: (places[number], places[number + 1]) for number in range(0, len(asked), 2)}
 
 
 async def split(
     client: Client, ranges: Sequence[EntryRange], now: Now, options: ReadOptions, *, cutting: Cutting
 ) -> list[Piece]:
-    """`ranges` as partitions."""
+    """Cut `ranges` into the pieces of partitions."""
     loss = options.fail_on_data_loss
     segments = await _segments(client, ranges, now, cutting, fail_on_data_loss=loss)
     return cut(ranges, now, segments, cutting, fail_on_data_loss=loss)
 
 
 def cutting_of_batch(options: ReadOptions, parallelism: int | None) -> Cutting:
-    """How a batch is cut. `parallelism`: Spark's default; None: not known."""
-    # Spark does not tell a Python source its default parallelism. Of a local session it is the number of cores; else
-    # there is ``minPartitions``.
+    """Return how a batch is cut. `parallelism`: Spark's default; None: not known."""
+    # A Python source cannot know Spark's default parallelism. For a local session it is the number of cores; otherwise
+    # users have ``minPartitions``.
     parallelism = parallelism or len(os.sched_getaffinity(0))
     return Cutting(options.partitions_min, options.records_per_partition_max, parallelism)
 
 
 def cutting_of_micro_batch(options: ReadOptions) -> Cutting:
-    """How a micro-batch is cut."""
+    """Return how a micro-batch is cut."""
     return Cutting(options.partitions_min, options.records_per_partition_max, stable=True)
 
 
 def with_columns(
     wanted: StructType, now: Now, on_mismatch: OnMismatch, *, epoch: bool = False
 ) -> tuple[Now, dict[str, str]]:
-    """Those of the streams `now` that have the columns `wanted`, and of each other one why it is skipped.
+    """Return the streams of `now` that have the columns `wanted`, and why each of the others is skipped.
 
-    `epoch`: they tell their epoch besides.
+    `epoch`: `wanted` has the epoch column besides the columns of the streams.
 
-    Raises `SchemaMismatch` where that is not to be.
+    Raises `SchemaMismatch` for a stream with other columns, unless `on_mismatch` is ``skip``.
     """
     own = without_epoch(wanted) if epoch else wanted
     found, skipped = {}, {}
@@ -203,7 +203,7 @@ def with_columns(
         try:
             if epoch and stream.typed:
                 with_epoch(columns_of(stream.schema, typed=True))
-            # Headers are there for whoever names them; ``includeHeaders`` is for those who do not.
+            # A query that names the headers column gets it; ``includeHeaders`` is for queries that name no columns.
             there = columns_of(stream.schema, typed=stream.typed and on_mismatch != "bytes", headers=True)
             check_columns(own, there, f"stream '{name}'")
         except SchemaMismatch as error:
@@ -217,7 +217,7 @@ def with_columns(
 
 
 def tell_skipped(skipped: Mapping[str, str], told: set[str]) -> None:
-    """Say in the log which streams are not read, each once: `told` are those of which that was said."""
+    """Log each skipped stream once. `told`: the names that were logged already; grows."""
     for name, reason in skipped.items():
         if name not in told:
             told.add(name)
@@ -227,7 +227,7 @@ def tell_skipped(skipped: Mapping[str, str], told: set[str]) -> None:
 async def _segments(
     client: Client, ranges: Sequence[EntryRange], now: Now, cutting: Cutting, *, fail_on_data_loss: bool
 ) -> dict[EntryName, Sequence[SegmentBounds]]:
-    """The segments of those `ranges` that may be cut, for `planning.cut`."""
+    """Return the segments of the `ranges` that may be cut, for `planning.cut`."""
 
     async def look(item: EntryRange) -> Sequence[SegmentBounds]:
         stream, streamlet, entry = item.entry
@@ -236,7 +236,7 @@ async def _segments(
         except (DataLost, InvalidCursor, UnknownStream):
             if fail_on_data_loss:
                 raise
-            return ()  # it stays in one piece; the task that reads it says what is gone
+            return ()  # the range stays in one piece, and the task that reads it reports what is lost
 
     asked = to_ask(ranges, now, cutting)
     answers = await _side_by_side(look, asked)
@@ -291,7 +291,7 @@ def _offset_of(place: ChunkPlace) -> EntryOffset:
 
 
 async def _located(client: Client, asked: Sequence[tuple[EntryName, ChunkQuery]]) -> list[ChunkPlace]:
-    """One place per query, in their order; one call per stream."""
+    """Return one place per query, in the same order, with one call per stream."""
     by_stream: dict[str, list[int]] = {}
     for number, (entry, _) in enumerate(asked):
         by_stream.setdefault(entry.stream, []).append(number)
@@ -306,7 +306,7 @@ async def _located(client: Client, asked: Sequence[tuple[EntryName, ChunkQuery]]
 
 
 async def _side_by_side(ask: Callable[[Any], Coroutine[Any, Any, T]], about: Iterable[Any]) -> list[T]:
-    """The answers of `ask` about each of them. All have ended when the first error is raised."""
+    """Return the answers of `ask` for each item of `about`. All calls have ended before the first error is raised."""
     room = asyncio.Semaphore(SIDE_BY_SIDE_MAX)
 
     async def within(item: Any) -> T:
@@ -317,4 +317,4 @@ async def _side_by_side(ask: Callable[[Any], Coroutine[Any, Any, T]], about: Ite
     for answer in answers:
         if isinstance(answer, BaseException):
             raise answer
-    return answers  # type: ignore[return-value]  # none of them is an exception
+    return answers  # type: ignore[return-value]  # no answer is an exception

@@ -1,8 +1,8 @@
 """A span for each micro-batch of a query, with links to the traces of records that it reads.
 
-The driver sees no record, and each has a context of its own. So when traces are on, it reads the first chunk of a few
-of the micro-batch's entries, and takes contexts from there: a sample, bounded in chunks and in links. A span begins
-when the micro-batch is planned, and ends when Spark says that it is done, or plans another one in its place.
+Each record has its own trace context, and the driver sees no records. So with tracing on, the driver reads the first
+chunk of a few of the micro-batch's entries, and takes contexts from there: a sample, bounded in chunks and in links. A
+span begins when the micro-batch is planned, and ends when Spark reports it done, or plans another one instead.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
     from kera.client import Client
 
 ENTRIES_MAX = 8
-"""Entries whose first chunks are read."""
+"""Maximum number of entries whose first chunks are read."""
 LOOK_S = 2.0
-"""For all of them: the micro-batch waits for this."""
+"""Time limit for reading all of them, while the micro-batch waits."""
 FLUSH_S = 1.0
 
 
 class MicroBatchTraces:
-    """The traces of one query. A copy that goes elsewhere begins anew."""
+    """The traces of one query. A pickled copy starts empty."""
 
     def __init__(self) -> None:
         self._span: Span | None = None
         self._end: Any = None
-        """Where the micro-batch ends that it is of."""
+        """The end of the micro-batch that `_span` is for."""
         self._tracing: Any = None
 
     def __reduce__(self) -> tuple[type[MicroBatchTraces], tuple[()]]:
         return MicroBatchTraces, ()
 
     async def planned(self, client: Client, pieces: Sequence[Piece], end: Any, group: str) -> None:
-        """A micro-batch was planned, perhaps once more."""
+        """Begin a span for a micro-batch that was planned, unless it is the same one as before."""
         if not client.tracing.is_on or not pieces or (self._span is not None and self._end == end):
             return
         self.finish()
@@ -59,7 +59,7 @@ class MicroBatchTraces:
         self._end = end
 
     def done(self, end: Any) -> None:
-        """Spark has all up to `end`."""
+        """End the span, if it is of the micro-batch up to `end`, which Spark has done."""
         if self._span is not None and self._end == end:
             self.finish()
 
@@ -70,13 +70,13 @@ class MicroBatchTraces:
             span.end()
 
     def flush(self) -> None:
-        """The process may be ended now."""
+        """Send the finished spans, because the process may be killed at any time."""
         if self._tracing is not None:
             self._tracing.flush(FLUSH_S)
 
 
 async def _contexts(client: Client, pieces: Sequence[Piece]) -> list[TraceContext]:
-    """The contexts of some of the records; none where that takes long, or is not possible."""
+    """Return the contexts of some of the records; none if reading fails or takes too long."""
     first = {piece.entry: piece for piece in reversed(pieces) if not piece.typed and piece.records}
     chosen = sorted(first.values(), key=lambda piece: piece.entry)[:ENTRIES_MAX]
     found: list[TraceContext] = []

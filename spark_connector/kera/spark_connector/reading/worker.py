@@ -1,20 +1,20 @@
 """The executors' side: the records of one partition as Arrow batches.
 
-Chunks come as the producers made them, or as `kera.client` puts very small ones together. Small batches are put
-together once more, because each batch that Spark takes costs it some 100 µs: with batches of 100 records a noop sink
-takes 2.3 M records/s, with 1,000 3.1, with 10,000 and more 5.5 (local[2], 100-byte values). Large ones are handed on as
-they are, without a copy: so the bounds are below the 10,000 records with which Spark is at its best.
+Chunks arrive as the producers made them, or joined by `kera.client` if they are very small. Small batches are joined
+once more, because each batch costs Spark some 100 µs: with batches of 100 records a noop sink takes 2.3 M records/s,
+with 1,000 3.1, with 10,000 and more 5.5 (local[2], 100-byte values). Large batches pass through without a copy. That is
+why the bounds are below the 10,000 records at which Spark is fastest.
 
-The chunks of a partition are followed over all brokers that have some of them (`kera.client`), wherever they have gone
-since it was planned; what a crashed broker had is waited for while it is being recovered. Where a broker is on the
-executor's host they lie in its memory (``sharedMemory``), and Spark copies from there.
+`kera.client` follows the chunks of a partition over all brokers that have some of them, even if they have moved since
+planning; it waits for the chunks of a crashed broker while they are being recovered. If a broker is on the executor's
+host, the chunks lie in the broker's memory (``sharedMemory``), and Spark copies from there.
 
 Promises:
 
-* a partition gives exactly the records that it was planned with, or an error; with ``failOnDataLoss=false``, those that
-  are left, and a warning. Never fewer without a word;
-* bytes that a broker has used again before Spark gets them are read again, as copies; while Spark takes them, they are
-  an error (`MemoryReused`): the task is tried again.
+* a partition yields exactly the records that it was planned with, or an error; with ``failOnDataLoss=false``, the
+  remaining records and a warning. It never yields fewer records silently;
+* if a broker reuses the memory of chunks before Spark gets them, they are read again as copies. If it does so while
+  Spark takes them, the error `MemoryReused` fails the task, and Spark runs it again.
 """
 
 from __future__ import annotations
@@ -43,27 +43,27 @@ if TYPE_CHECKING:
     from kera.client import ChunkBatch, Client
 
 BATCH_RECORDS = 8_192
-"""Chunks are put together until there are so many records …"""
+"""Chunks are joined until they have this many records …"""
 BATCH_BYTES = 1 << 20
-"""… or so many bytes."""
+"""… or this many bytes."""
 BATCHES_AHEAD = 2
 """Batches fetched before Spark asks for them."""
 WAY_OUT = "a query can end before it (endingOffsets) or begin after it (startingOffsets)"
-"""The way out of a chunk that cannot be read; the columnar engine says the same."""
+"""How a query avoids a chunk that cannot be read; the columnar engine's message is the same."""
 
 log = logging.getLogger(__name__)
 
 
 class MemoryReused(Unavailable):
-    """Records lay in a broker's memory, which was used for others while Spark took them. Read them again."""
+    """A broker's memory was reused while Spark took records from it. Read them again."""
 
     code = "memory_reused"
 
 
 def read_partition(options: ReadOptions, partition: InputPartition, wanted: StructType) -> Iterator[pa.RecordBatch]:
-    """The records of `partition`, with the columns `wanted`."""
+    """Yield the records of `partition`, with the columns `wanted`."""
     if not isinstance(partition, KeraPartition):
-        return  # Spark makes one empty partition of a batch query that has none
+        return  # for a batch query without partitions Spark makes an empty one
     piece, losses = partition.piece, Losses()
     connection = partition.connection or options.connection
     records = chunk_count = pushed_count = 0
@@ -82,7 +82,7 @@ def read_partition(options: ReadOptions, partition: InputPartition, wanted: Stru
             while batches:
                 yield batches.pop(0)
             _require_intact(gathered, piece)
-            del gathered, batches  # what lies in a broker's memory is given back before the next is waited for
+            del gathered, batches  # releases the broker's memory before waiting for more chunks
         if again is None:
             break
         log.info("%s: pushed chunks are no longer in the broker's memory; reading them again", _named(piece))
@@ -107,7 +107,7 @@ def _rows_are_chunks(options: ReadOptions, piece: Piece) -> bool:
 def _shaper(
     options: ReadOptions, piece: Piece, wanted: StructType
 ) -> Callable[[list[ChunkBatch]], Iterator[pa.RecordBatch]]:
-    """A function that turns consecutive chunks into Spark's batches."""
+    """Return a function that turns consecutive chunks into Spark's batches."""
     if _rows_are_chunks(options, piece):
         whole = ChunkShaper(wanted, stream=piece.stream, epoch=piece.epoch)
         return lambda gathered: (whole.shape(chunk.batch, chunk.header) for chunk in gathered)
@@ -118,13 +118,13 @@ def _shaper(
 def _shaped(
     shape: Callable[[list[ChunkBatch]], Iterator[pa.RecordBatch]], gathered: list[ChunkBatch]
 ) -> list[pa.RecordBatch] | None:
-    """The chunks as batches for Spark; None: they are not in their broker's memory any more."""
+    """Return the chunks as batches for Spark; None: their broker's memory no longer has them."""
     try:
         batches = list(shape(gathered))
     except Exception:
         if _intact(gathered):
             raise
-        return None  # what could not be shaped was not the chunks
+        return None  # the error came from other bytes than the chunks
     return batches if _intact(gathered) else None
 
 
@@ -168,7 +168,7 @@ def _named(piece: Piece) -> str:
 async def _gathered(
     client: Client, piece: Piece, settings: Mapping[str, Any], losses: Losses
 ) -> AsyncGenerator[list[ChunkBatch], None]:
-    """The partition's chunks, so many at a time that they make a batch of a good size."""
+    """Yield the partition's chunks in lists, each of which makes a batch of a good size."""
     from kera.client import ConsumerSettings
 
     gathered: list[ChunkBatch] = []
@@ -177,7 +177,7 @@ async def _gathered(
         async for fetched in _with_sparks_way_out(source):
             chunk = _from_first_record(_up_to_stop(fetched, piece), piece)
             if gathered and chunk.header.first_record != gathered[-1].header.first_record + gathered[-1].batch.num_rows:
-                yield gathered  # records are gone in between: a batch numbers those that follow each other
+                yield gathered  # records are missing in between, and the ordinals of a batch must be consecutive
                 gathered = []
                 records = length_bytes = 0
             gathered.append(chunk)
@@ -192,7 +192,7 @@ async def _gathered(
 
 
 async def _with_sparks_way_out(source: AsyncGenerator[ChunkBatch, None]) -> AsyncGenerator[ChunkBatch, None]:
-    """`source`; an error over a chunk names the options of a query, and not those of a consumer."""
+    """Yield from `source`. An error about a chunk then names the options of a query instead of a consumer's."""
     try:
         async for fetched in source:
             yield fetched
@@ -202,7 +202,10 @@ async def _with_sparks_way_out(source: AsyncGenerator[ChunkBatch, None]) -> Asyn
 
 
 def _from_first_record(chunk: ChunkBatch, piece: Piece) -> ChunkBatch:
-    """`chunk` without the records that a micro-batch before has given, if it is the one that the piece begins with."""
+    """Return `chunk` without the records before the piece's first one, if the piece begins with this chunk.
+
+    An earlier micro-batch has read those records.
+    """
     header = chunk.header
     given = min(piece.first_record - header.first_record, header.record_count)
     if given <= 0 or chunk.start != piece.start:
@@ -214,7 +217,7 @@ def _from_first_record(chunk: ChunkBatch, piece: Piece) -> ChunkBatch:
 
 
 def _up_to_stop(chunk: ChunkBatch, piece: Piece) -> ChunkBatch:
-    """`chunk` without the records of the next micro-batch, if the piece ends within it."""
+    """Return `chunk` without the records of the next micro-batch, if the piece ends within it."""
     if piece.stop is None or chunk.next <= piece.stop.position:
         return chunk
     count = min(max(piece.stop.record - chunk.header.first_record, 0), chunk.header.record_count)

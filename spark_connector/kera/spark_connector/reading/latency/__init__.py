@@ -1,1 +1,1 @@
-"""How late a query's records are: when micro-batches begin (``pace``), and what brokers are told of them (``hops``)."""
+"""The latency of a query: when its micro-batches begin (``pace``), and the reports to brokers about it (``hops``)."""

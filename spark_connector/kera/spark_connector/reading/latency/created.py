@@ -1,4 +1,4 @@
-"""When records were made that a micro-batch has, or will have: the header of a chunk says so, and so it is read."""
+"""When the records of a micro-batch were made. The headers of chunks say so, so that some chunks have to be read."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from kera.client import Client
 
 ENTRIES_MAX = 8
-"""Entries whose first chunk is read at once."""
+"""Maximum number of entries whose first chunk is read, all in parallel."""
 LOOK_S = 0.5
-"""For all of them: planning waits for this."""
+"""Time limit for reading all of them, while planning waits."""
 
 
 class Range(NamedTuple):
-    """Where the first chunk is looked at."""
+    """A range of an entry whose first chunk is read."""
 
     stream: str
     streamlet: int
@@ -30,7 +30,7 @@ class Range(NamedTuple):
 
 
 async def created_us(client: Client, ranges: Sequence[Range]) -> dict[Range, int]:
-    """``created_us`` of the first chunk of each, of as many as answered in time."""
+    """Return ``created_us`` of the first chunk of each range, for those that were read in time."""
     found: dict[Range, int] = {}
 
     async def look(at: Range) -> None:

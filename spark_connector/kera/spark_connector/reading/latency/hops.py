@@ -1,10 +1,9 @@
-"""The times of a query's micro-batches, as a part of the records' way: for brokers of streams with a latency
-constraint.
+"""Reports the times of a query's micro-batches to brokers of streams with a latency constraint, as hops of records.
 
-On the path of a constraint a query is known by the name of its cursor (``group:NAME``). From when a micro-batch is
-planned until Spark shows that it is done is its work; what comes before is the hand-over of its records. Of each
-micro-batch the first chunk of a few entries is looked at, and nothing where there is no constraint. Nobody waits for
-what is told, and nothing of it ends a query.
+On the path of a constraint, a query has the name of its cursor (``group:NAME``). The hop's processing time runs from
+planning a micro-batch until Spark shows that it is done; the time before that is the hand-over of its records. For each
+micro-batch the first chunk of a few entries is read, and nothing if there is no constraint. The query does not wait for
+a report, and no failed report ends it.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ if TYPE_CHECKING:
 
 
 class QueryHops:
-    """The hops of one query. A copy that goes elsewhere begins anew."""
+    """The hops of one query. A pickled copy starts empty."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
         self._reports: BatchReports | None = None
         self._streams: list[str] = []
         self._end: Any = None
-        """Where the micro-batch ends that is under way."""
+        """The end of the micro-batch that is under way."""
         self._taken: list[TakenEntry] = []
         self._planned_s = 0.0
 
@@ -38,7 +37,7 @@ class QueryHops:
         return QueryHops, ()
 
     async def planned(self, client: Client, pieces: Sequence[Piece], end: Any, group: str) -> None:
-        """A micro-batch was planned that ends at `end`."""
+        """Note that a micro-batch up to `end` was planned, and when its records were made."""
         if self._reports is None:
             self._reports = client.latency.batch_reports(group)
         self._streams = sorted({piece.stream for piece in pieces})
@@ -56,7 +55,7 @@ class QueryHops:
             self._taken = [TakenEntry(at.stream, asked[at].entry, created) for at, created in found.items()]
 
     def done(self, end: Any, portal: Callable[[], Portal]) -> None:
-        """Spark has all up to `end`."""
+        """Report the micro-batch up to `end`, which Spark has done."""
         if self._reports is None or self._end is None or end != self._end:
             return
         reports, taken, streams = self._reports, self._taken, self._streams
@@ -67,4 +66,4 @@ class QueryHops:
             await reports.done(taken, planned_s, done_s)
             await reports.tell(streams)
 
-        portal().begin(tell)  # whatever becomes of it
+        portal().begin(tell)  # its outcome is ignored

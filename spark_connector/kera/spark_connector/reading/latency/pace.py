@@ -1,12 +1,12 @@
-"""The pace of a query with ``latencyTarget``: what `planning.pacing` decides, with the clocks and the cluster.
+"""The pace of a query with ``latencyTarget``: connects the decisions of `planning.pacing` to clocks and the cluster.
 
-How long a micro-batch takes Spark does not say. It is under way from when it was decided that it begins until Spark
-shows that it is done: by asking what is behind it, by committing it, or (only sources in the JVM) by asking for
-metrics, which comes first. With a trigger interval Spark asks at the next tick only; so with Python workers
-micro-batches seem to take whole intervals there, and the target holds with more to spare than needed.
+Spark does not report how long a micro-batch takes. Here it lasts from the decision to begin until Spark shows that it
+is done: by asking for the end after it, by committing it, or (only for sources in the JVM) by asking for metrics, which
+happens first. With a trigger interval Spark asks only at the next tick. So with Python workers micro-batches seem to
+take whole intervals, and the target holds with more to spare than needed.
 
-A question that is asked while what waits can wait is answered with "nothing new", as Spark itself does not wait. It
-asks again after ten milliseconds, and each question costs a look at the cluster; so the answer is held back for a
+If Spark asks while the waiting records can still wait, the answer is "nothing new", because Spark itself does not wait.
+It asks again after ten milliseconds, and each question costs a look at the cluster; so the answer is delayed for a
 moment (`pacing.pause`).
 """
 
@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from kera.client import Client
 
 RECALLS = 8
+"""Number of recent measurements to keep."""
 RECALL_S = 0.02
-"""So soon Spark asks again, as long as nobody has seen it."""
+"""Assumed time until Spark asks again, before it was measured."""
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ class _UnderWay(NamedTuple):
 
 
 class QueryPace:
-    """The pace of one query. A copy that goes elsewhere begins anew. Used by one thread at a time."""
+    """The pace of one query. A pickled copy starts empty. Used by one thread at a time."""
 
     def __init__(
         self,
@@ -57,26 +58,26 @@ class QueryPace:
         self._arrivals = Arrivals()
         self._under_way: _UnderWay | None = None
         self._looked_at: Mapping[EntryName, EntryOffset] | None = None
-        """Where records begin to wait whose age was asked for."""
+        """The starts of the waiting records whose age was last asked for."""
         self._idle_s: float | None = None
-        """Since when Spark knows that nothing is new."""
+        """When Spark got the answer that nothing is new; None: it has asked again since."""
         self._recalls_s: deque[float] = deque(maxlen=RECALLS)
-        """After how long it has asked again."""
+        """Times from that answer until Spark asked again."""
         self._looking_s = now_s()
-        """Since when the cluster is looked at."""
+        """When the current look at the cluster began."""
         self._looks_s: deque[float] = deque(maxlen=RECALLS)
-        """How long that has taken."""
+        """Durations of looks at the cluster."""
         self._decided_s = 0.0
-        """When it was last decided what to do."""
+        """When the last decision was made."""
         self._pause: Pause | None = None
-        """How the question at hand is to wait."""
+        """How to delay the answer to the current question."""
         self._held_s: float | None = None
-        """Since when what waits is held back."""
+        """Since when waiting records are held back."""
         self._waiting_bytes = 0
         self._pace: BatchDecision | None = None
         self._figures: dict[str, str] = {}
         self.has_an_end = False
-        """The query ends with what is there now."""
+        """Whether the query ends at the present heads (``availableNow``)."""
         self._told: set[str] = set()
 
     def __reduce__(self) -> tuple[type[QueryPace], tuple[()]]:
@@ -85,7 +86,7 @@ class QueryPace:
     # -- one question after the other --------------------------------------------------------------------------
 
     def asked(self, start: Mapping[str, Any]) -> None:
-        """Spark asks what is behind `start`."""
+        """Note that Spark asks for the micro-batch after `start`."""
         self.done(start)
         if self._idle_s is not None:
             self._recalls_s.append(self._now_s() - self._idle_s)
@@ -93,9 +94,7 @@ class QueryPace:
         self._looking_s = self._now_s()
 
     def again(self) -> bool:
-        """Nothing is new, or is to be: whether to look again, after a moment that has passed then, before Spark is told
-        so.
-        """
+        """Delay the answer that nothing is new, and return whether to look at the cluster again before it is given."""
         waits, self._pause = self._pause, None
         if waits is not None and waits.sleep_s > 0:
             self._sleep(waits.sleep_s)
@@ -113,9 +112,9 @@ class QueryPace:
         limits: BatchLimits,
         waited_ms: int | None,
     ) -> BatchLimits | None:
-        """The limits of a micro-batch that begins now; None: what waits can wait.
+        """Return the limits of a micro-batch that begins now; None: the waiting records can wait.
 
-        The other limits count as well: the smaller size, and the shorter wait.
+        The other limits count as well: the smaller size and the shorter wait win.
         """
         if limits.latency_target_ms is None:
             return limits
@@ -142,7 +141,7 @@ class QueryPace:
         return replace(limits, bytes_max=bytes_max, records_min=None)
 
     def planned(self, end: Mapping[str, Any], of_bytes: int) -> None:
-        """A micro-batch begins now."""
+        """Note that a micro-batch of `of_bytes` bytes, up to `end`, begins now."""
         if self._pacer is None or self._pace is None:
             return
         self._under_way = _UnderWay(end, of_bytes, self._decided_s)
@@ -160,7 +159,7 @@ class QueryPace:
         self._warn("behind", _BEHIND if self._pacer.falls_behind else None)
 
     def done(self, end: Mapping[str, Any] | None) -> None:
-        """Spark has all up to `end`."""
+        """Note how long the micro-batch up to `end` took, which Spark has done."""
         under_way = self._under_way
         if self._pacer is None or under_way is None or under_way.end != end:
             return
@@ -175,14 +174,14 @@ class QueryPace:
         self._warn("short", _SHORT.format(self._pacer.target_s, least_s) if short else None)
 
     def figures(self) -> dict[str, str]:
-        """The figures of the last micro-batch that was planned, for a query's progress; empty without a target.
+        """Return the figures of the last planned micro-batch, for a query's progress; empty without a target.
 
-        When it is done, what it took is there as well, and the least target that could be kept, as far as is known.
+        After the micro-batch they also have its duration, and the smallest target that could be kept, if known.
         """
         return self._figures
 
     def limits(self, said: BatchLimits, of_options: BatchLimits) -> BatchLimits:
-        """The limits that count, of those that Spark has said: without the target of a query that has an end."""
+        """Return the limits of Spark that apply: a query that has an end has no target."""
         if of_options.latency_target_ms is None:
             return said
         if self.has_an_end or said.latency_target_ms is None:
@@ -205,7 +204,7 @@ class QueryPace:
         heads: Mapping[EntryName, EntryOffset],
         target_s: float,
     ) -> None:
-        """See when some of the records that wait longest were made."""
+        """Find out when some of the records that wait longest were made."""
         asked = [
             Range(*name, starts[name].position, heads[name].position)
             for name in self._arrivals.unknown(starts, ENTRIES_MAX)
@@ -217,7 +216,7 @@ class QueryPace:
         self._warn("clock", _CLOCK.format(odd_s) if odd_s else None)
 
     def _warn(self, about: str, problem: str | None) -> None:
-        """Say `problem` unless it was said; None: there is none any more."""
+        """Log `problem` once; None: the problem is over, and is logged again if it returns."""
         if problem is None:
             self._told.discard(about)
         elif about not in self._told:
@@ -241,7 +240,7 @@ _SHORT = (
 
 
 def _is_enough(waiting: Mapping[EntryName, Waiting], limits: BatchLimits, waited_ms: int | None) -> bool:
-    """Whether another limit lets a micro-batch begin, or is reached."""
+    """Return whether another limit is reached, or lets a micro-batch begin."""
     records = sum(entry.records for entry in waiting.values())
     if limits.records_max is not None and records >= limits.records_max:
         return True
