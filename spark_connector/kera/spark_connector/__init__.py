@@ -1,8 +1,8 @@
 """Streams of KerA in Spark: ``spark.readStream.format("kera")`` and ``spark.read.format("kera")``.
 
-A Python Data Source (Spark 4.0 or newer) that is found without registration (see ``pyspark_kera``), and an engine for
-Spark's JVM that takes its place for reading where its jar is loaded. Both plan offsets with the code here; they differ
-in who reads the chunks: Python workers, which yield Arrow batches, or the JVM itself.
+A Python Data Source (Spark 4.0 or newer), which Spark finds without registration (see ``pyspark_kera``), and a columnar
+engine for Spark's JVM, which replaces it for reading if its jar is loaded. Both plan offsets with the code here. With
+the first, Python workers read the chunks and yield Arrow batches; with the second, the JVM reads them.
 
 ===========  ==========================================================================================
 `planning`   which range a micro-batch takes, how it is cut into partitions, what a checkpoint says; pure
@@ -18,7 +18,7 @@ in who reads the chunks: Python workers, which yield Arrow batches, or the JVM i
 `spark_api`  the differences between the interfaces of Spark's versions
 ===========  ==========================================================================================
 
-Only what is here is public: options and columns are documented in docs/spark.md.
+Only the names in this module are public; docs/spark.md documents options and columns.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["KeraDataSource", "configure", "from_kera", "jar_path", "register"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "KeraDataSource":  # late: it needs pyspark, and takes its time
+    if name == "KeraDataSource":  # late: importing it needs pyspark, and is slow
         from kera.spark_connector.source import KeraDataSource
 
         return KeraDataSource

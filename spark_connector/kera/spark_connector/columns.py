@@ -1,6 +1,6 @@
-"""A chunk's Arrow batch as the columns that Spark sees. Pure, and column by column: nothing here looks at a record.
+"""A chunk's Arrow batch as the columns that Spark sees. Pure, and column by column: no code here looks at a record.
 
-A typed stream has its own columns. Any other stream has these, and Kafka's users know most of them:
+A typed stream has the columns of its schema. Any other stream has these, most of which Kafka's users know:
 
     key binary        the record's first key        stream string      name of the stream
     keys array        all of its keys               streamlet int      partition
@@ -8,12 +8,12 @@ A typed stream has its own columns. Any other stream has these, and Kafka's user
                                                     offset bigint      ordinal of the record in its entry
                                                     timestamp timestamp
 
-and, if they are asked for, its headers (array of struct<key, value>). In micro-batches that end with epochs all streams
-can have one more, the number of the epoch, which is the same for all of a partition.
+and, on request, its headers (array of struct<key, value>). In micro-batches that end with epochs, each stream can have
+one more column: the number of the epoch, which is the same for a whole partition.
 
-Spark compares the Arrow schema of what it gets with the one it expects, down to the names inside of lists. Types that
+Spark compares the Arrow schema of each batch with the expected one, down to the names inside of lists. Types that
 Spark does not have are widened (unsigned integers, half floats, other time units, dictionaries, ...); a batch that
-fits already passes untouched.
+fits already passes unchanged.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ RECORD_COLUMNS = StructType(
         StructField("timestamp", TimestampType()),
     ]
 )
-"""Columns of a stream without a schema of its own."""
+"""Columns of a stream without a schema."""
 
 HEADERS_COLUMN = StructField(
     "headers", ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 )
-"""And one more, with ``includeHeaders`` or in a ``.schema(...)`` that names it."""
+"""An additional column, with ``includeHeaders`` or in a ``.schema(...)`` that names it."""
 
 EPOCH_COLUMN = StructField("epoch", LongType(), nullable=False)
-"""And one behind all others, with ``includeEpoch``."""
+"""The last column, with ``includeEpoch``."""
 
 PRECISION_MAX = 38
 """Digits of Spark's largest decimal."""
@@ -88,31 +88,32 @@ CHUNK_CONTENT_TYPE = ("content-type", b"application/vnd.apache.arrow.stream")
 
 
 class HasColumns(Protocol):
-    """A stream, as far as its columns go."""
+    """The part of a stream's description that determines its columns."""
 
     @property
     def stream_id(self) -> int:
-        """The older of two streams has the lower one."""
+        """The stream's id, which is lower for an older stream."""
 
     @property
     def name(self) -> str:
-        """For errors."""
+        """The stream's name, for errors."""
 
     @property
     def schema(self) -> pa.Schema:
-        """Schema of its chunks."""
+        """The schema of the stream's chunks."""
 
     @property
     def typed(self) -> bool:
-        """Whether these are its columns."""
+        """Whether `schema` has the columns of the stream."""
 
 
 def columns_of_all(streams: Iterable[HasColumns], *, headers: bool, on_mismatch: OnMismatch = "fail") -> StructType:
-    """The columns of a DataFrame of `streams`; those of records if there is none, or typed ones are read as bytes.
+    """Return the columns of a DataFrame of `streams`.
 
-    Nullable columns behind those of the others may be missing in some of them, as while columns are added to one stream
-    after the other. Raises `SchemaMismatch` when streams differ in more, unless those that do are skipped: that is all
-    that do not go with the oldest ones.
+    They are the columns of records if there is no stream, or if typed streams are read as bytes. Some streams may lack
+    the last columns of the others if these are nullable, as happens while columns are added to one stream after the
+    other. Other differences raise `SchemaMismatch`, unless such streams are skipped: those that do not fit the oldest
+    ones.
     """
     records = columns_of(pa.schema([]), typed=False, headers=headers)
     if on_mismatch == "bytes":
@@ -134,7 +135,7 @@ def columns_of_all(streams: Iterable[HasColumns], *, headers: bool, on_mismatch:
 
 
 def _extends(columns: StructType, others: StructType) -> bool:
-    """Whether `columns` are those of `others`, and behind them perhaps more that may be null."""
+    """Return whether `columns` begin with those of `others`, and any further ones are nullable."""
     count = len(others)
     return _types(columns)[:count] == _types(others) and all(field.nullable for field in columns.fields[count:])
 
@@ -144,7 +145,7 @@ def _types(columns: StructType) -> list[tuple[str, str]]:
 
 
 def columns_of(schema: pa.Schema, *, typed: bool, headers: bool = False) -> StructType:
-    """The columns of a stream with this Arrow schema; raises `SchemaMismatch` where Spark has no such type."""
+    """Return the columns of a stream with this Arrow schema; raises `SchemaMismatch` for a type that Spark lacks."""
     if not typed:
         return StructType([*RECORD_COLUMNS, HEADERS_COLUMN]) if headers else RECORD_COLUMNS
     fields = []
@@ -154,7 +155,7 @@ def columns_of(schema: pa.Schema, *, typed: bool, headers: bool = False) -> Stru
             if isinstance(column, DecimalType) and column.precision > PRECISION_MAX:
                 raise ValueError(f"at most {PRECISION_MAX} digits")
             fields.append(StructField(field.name, column, field.nullable))
-        except Exception as error:  # whichever of its errors Spark raises for a type that it does not have
+        except Exception as error:  # Spark raises various errors for types that it does not have
             raise SchemaMismatch(
                 f"column '{field.name}' has the Arrow type {field.type}, which Spark does not have",
                 column=field.name,
@@ -164,9 +165,9 @@ def columns_of(schema: pa.Schema, *, typed: bool, headers: bool = False) -> Stru
 
 
 def check_columns(wanted: StructType, there: StructType, what: str) -> None:
-    """Raise `SchemaMismatch` unless `wanted` (given by ``.schema(...)``) is some of the columns that `what` has.
+    """Raise `SchemaMismatch` unless `wanted` (from ``.schema(...)``) is a subset of `there`, the columns of `what`.
 
-    Or unless `what` only lacks the last ones of `wanted`, and they may be null.
+    `what` may also lack the last columns of `wanted`, if they are nullable and all others match.
     """
     if _extends(wanted, there):
         return
@@ -185,7 +186,7 @@ def check_columns(wanted: StructType, there: StructType, what: str) -> None:
 
 
 def with_epoch(columns: StructType) -> StructType:
-    """`columns`, and that of the epoch; raises `SchemaMismatch` where there is one called so."""
+    """Return `columns` with the epoch column; raises `SchemaMismatch` if they have a column of that name."""
     if EPOCH_COLUMN.name in columns.names:
         raise SchemaMismatch(
             "option includeEpoch: there is a column 'epoch' already: leave the option out", column=EPOCH_COLUMN.name
@@ -194,7 +195,7 @@ def with_epoch(columns: StructType) -> StructType:
 
 
 def without_epoch(wanted: StructType) -> StructType:
-    """`wanted` but for the column of the epoch; raises `SchemaMismatch` if it has another type."""
+    """Return `wanted` without the epoch column; raises `SchemaMismatch` if that column has another type."""
     for field in wanted:
         if field.name == EPOCH_COLUMN.name and field.dataType != EPOCH_COLUMN.dataType:
             raise SchemaMismatch(f"column 'epoch' is bigint, not {field.dataType.simpleString()}", column=field.name)
@@ -205,18 +206,18 @@ class Shaper:
     """Turns chunks of one entry into batches with exactly the columns `wanted`, in their order."""
 
     def __init__(self, wanted: StructType, *, stream: str, typed: bool, epoch: int | None = None) -> None:
-        """`epoch`: of all of them; None: they do not tell it."""
+        """`epoch`: the epoch of all chunks; None: the batches have no epoch column."""
         self._epoch = epoch
         self._schema = arrow_schema(wanted)
         self._stream = stream
         self._typed = typed
         self._sources = set(wanted.names) | ({"keys"} if "key" in wanted.names and not typed else set())
-        """The chunks' columns that `wanted` is made of."""
+        """The columns of chunks that `wanted` needs."""
 
     def shape(self, batches: Sequence[pa.RecordBatch], header: ChunkHeader) -> Iterator[pa.RecordBatch]:
-        """One batch for `batches`, the content of chunks that follow each other from the one with `header` on.
+        """Yield one batch for `batches`, the content of consecutive chunks that start with the chunk of `header`.
 
-        (One for each run of them with the same schema, should it have changed in between.)
+        (If the schema changes in between, yield one batch for each run of chunks with the same schema.)
         """
         first_record = header.first_record
         for schema, run in itertools.groupby(map(self._needed, batches), key=lambda batch: batch.schema):
@@ -228,7 +229,7 @@ class Shaper:
         names = [name for name in batch.schema.names if name in self._sources]
         if len(names) == batch.num_columns:
             return batch
-        return batch.select(names) if names else batch  # a batch without columns would forget its length
+        return batch.select(names) if names else batch  # a batch without columns would lose its length
 
     def _shaped(self, batch: pa.RecordBatch, header: ChunkHeader) -> pa.RecordBatch:
         if self._typed and batch.schema.equals(self._schema):
@@ -261,7 +262,7 @@ class Shaper:
         at = batch.schema.get_field_index(field.name)
         if at >= 0:
             return batch.column(at)
-        if field.nullable:  # a chunk that is older than the column
+        if field.nullable:  # the chunk is older than the column
             return pa.nulls(batch.num_rows, field.type)
         raise SchemaMismatch(
             f"a chunk of stream '{self._stream}' has no column '{field.name}', which is not nullable",
@@ -272,8 +273,8 @@ class Shaper:
 class ChunkShaper:
     """Turns whole chunks of a typed stream into rows with the columns of a record: one row for each chunk.
 
-    ``value`` has the chunk's rows as an Arrow IPC stream, of which the header ``content-type`` tells; ``offset`` is the
-    ordinal of the first of them in the entry, and ``timestamp`` the earliest of their times.
+    ``value`` has the chunk's rows as an Arrow IPC stream, as the header ``content-type`` says; ``offset`` is the
+    ordinal of the chunk's first row in the entry, and ``timestamp`` the earliest time of its rows.
     """
 
     def __init__(self, wanted: StructType, *, stream: str, epoch: int | None = None) -> None:
@@ -282,7 +283,7 @@ class ChunkShaper:
         self._epoch = epoch
 
     def shape(self, batch: pa.RecordBatch, header: ChunkHeader) -> pa.RecordBatch:
-        """One row for `batch`, the content of the chunk with `header`."""
+        """Return one row for `batch`, the content of the chunk with `header`."""
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, batch.schema) as writer:
             writer.write_batch(batch)
@@ -310,8 +311,7 @@ def _merged(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
 def _fit(column: pa.Array, field: pa.Field) -> pa.Array:
     if column.type == field.type and not pa.types.is_nested(column.type):
         return column
-    # Of nested types the inner names differ, too: Arrow says "item" where Spark says "element". The cast of such a
-    # type keeps the buffers.
+    # Nested types also differ in inner names: "item" in Arrow is "element" in Spark. Casting them keeps the buffers.
     return column.cast(field.type)
 
 

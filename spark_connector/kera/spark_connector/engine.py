@@ -1,8 +1,8 @@
-"""How the columnar engine comes to Spark: its jar, and a session that has it.
+"""Makes Spark sessions with the columnar engine, and finds its jar.
 
     spark = configure(SparkSession.builder).getOrCreate()
 
-Nothing of Spark is imported before it is needed.
+This module imports Spark only when it needs it.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ BuilderT = TypeVar("BuilderT")
 JAR = Path(__file__).parent / "jars" / "kera-spark-connector.jar"
 JARS = "spark.jars"
 PYTHON = "spark.kera.python"
-"""The Python that plans; see `service`."""
+"""The Python interpreter that plans; see `service`."""
 COLUMNAR_VERSIONS = ("4.3.",)
-"""How versions of Spark begin that the columnar engine is compiled against and tested with: it uses classes of Spark's
-that are nobody's interface. The jar has the same list, in ``kera.spark.service.Environment``."""
+"""Prefixes of the Spark versions that the columnar engine is compiled against and tested with, because it uses internal
+classes of Spark. The jar has the same list, in ``kera.spark.service.Environment``."""
 _REMOTE = "spark.remote"
 _API_MODE = "spark.api.mode"
 _CLASS = "kera.spark.KeraSource"
 _PLAIN = re.compile(r"[A-Za-z0-9/._+-]+")
-"""Characters that Spark takes as they are, be it for a path or for a URI."""
+"""Characters that Spark takes literally, in a path as well as in a URI."""
 _NEVER = re.compile(r"[,*?\[\]{}\\]")
-"""Characters that Spark takes for a list of jars, or for a pattern for several, however they are written."""
+"""Characters that Spark always takes for a list of jars or a pattern, even if they are escaped."""
 
 
 class EngineMissing(KeraError):
-    """This installation has no columnar engine, or Spark cannot be given it this way."""
+    """This installation has no columnar engine, or Spark cannot load it this way."""
 
     code = "engine_missing"
 
 
 def jar_path() -> Path:
-    """The jar of the columnar engine, for ``spark.jars`` or ``--jars``. Raises `EngineMissing`."""
+    """Return the jar of the columnar engine, for ``spark.jars`` or ``--jars``. Raises `EngineMissing`."""
     if not JAR.is_file():
         raise EngineMissing(
             f"there is no {JAR}: this installation has no columnar engine. In a source tree, build it with `make jar`;"
@@ -54,13 +54,14 @@ def jar_path() -> Path:
 
 
 def configure(builder: BuilderT) -> BuilderT:
-    """`builder` (``SparkSession.builder``), so that its session reads with the columnar engine.
+    """Configure `builder` (``SparkSession.builder``) so that its session uses the columnar engine, and return it.
 
-    It adds the jar to ``spark.jars``, and says which Python plans: this one, unless ``spark.kera.python`` or
-    PYSPARK_PYTHON alone does. Call it behind ``config("spark.jars", …)``, which replaces what is there.
+    This adds the jar to ``spark.jars``, and sets the Python interpreter that plans to the current one, unless
+    ``spark.kera.python`` is set, or PYSPARK_PYTHON without PYSPARK_DRIVER_PYTHON. Call it after
+    ``config("spark.jars", …)``, which would replace the jars.
 
-    Raises `EngineMissing` when there is no jar or it is not for this version of Spark, for Spark Connect, whose server
-    has to have the jar, and when Spark's JVM runs already without it: jars are taken only at its start.
+    Raises `EngineMissing` if there is no jar, or if the jar is not for this version of Spark; for Spark Connect, whose
+    server needs the jar; and if Spark's JVM already runs without it, because a JVM takes jars only at its start.
     """
     _require_tested_version()
     given = _given(builder)
@@ -71,15 +72,16 @@ def configure(builder: BuilderT) -> BuilderT:
     if jar not in jars:
         jars.append(jar)
     _set(builder, JARS, ",".join(jars))
-    # PYSPARK_DRIVER_PYTHON may be anything that brings up a driver, such as a notebook.
+    # PYSPARK_DRIVER_PYTHON may be any program that starts a driver, such as a notebook.
     if PYTHON not in given and (not os.environ.get("PYSPARK_PYTHON") or os.environ.get("PYSPARK_DRIVER_PYTHON")):
         _set(builder, PYTHON, sys.executable)
     return builder
 
 
 def register(spark: SparkSession) -> None:
-    """Tell `spark` of the Python data source, where Spark does not find it by itself: it does not look for data sources
-    when there is a space in the path of Python. With the columnar engine and without.
+    """Register the Python data source in `spark`, with or without the columnar engine.
+
+    Spark normally finds it alone, but looks for no data sources if the path of Python has a space.
     """
     from pyspark.errors import AnalysisException
 
@@ -129,7 +131,7 @@ def _require_no_other_jvm() -> None:
         return
     try:
         jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass(_CLASS)
-    except Exception as error:  # whichever way Spark wraps "there is no such class"
+    except Exception as error:  # Spark may wrap the ClassNotFoundException in various errors
         raise EngineMissing(
             "Spark runs in this process already, without the columnar engine, and takes no jars any more: configure the"
             " builder of the first session that a process makes"

@@ -1,14 +1,14 @@
 """Calls from Spark's synchronous code into the asynchronous client.
 
 Spark's planner and its Python workers are synchronous processes that live across many queries, micro-batches and
-tasks. A `Portal` is a connected client on an event loop of its own thread:
+tasks. A `Portal` is a connected client on an event loop in its own thread:
 
-* the client connects when it is first needed, in the process that needs it: a portal is never pickled;
-* `shared` keeps one portal per `Connection` and process, so that a task of the next micro-batch finds
-  connections and metadata ready;
-* `iterate` fetches ahead, so that the network works while Spark takes what has arrived.
+* the client connects on first use, in the process that uses it: a portal is never pickled;
+* `shared` keeps one portal per `Connection` and process, so that the tasks of the next micro-batch reuse connections
+  and metadata;
+* `iterate` fetches ahead, so that the network is busy while Spark processes the items that have arrived.
 
-Errors of the client come out of every call as they are.
+Every call raises the client's errors unchanged.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SHARED_IDLE_MAX = 16
-"""So many portals that nobody uses are kept: of those that have used other tokens, or asked other clusters, before."""
+"""Maximum number of idle portals to keep, of other clusters or with earlier tokens."""
 _shared: dict[tuple[int, Connection], Portal] = {}
-"""The one that was asked for last at the end."""
+"""The shared portals by process and connection, the most recently used one last."""
 _shared_lock = threading.Lock()
 
 
@@ -46,12 +46,12 @@ class Portal:
     """A client of a cluster, usable from synchronous code of any thread."""
 
     def __init__(self, connection: Connection, *, retry_timeout_ms: int | None = None) -> None:
-        """`retry_timeout_ms`: how long to go on trying; None: what the client's settings say."""
+        """`retry_timeout_ms`: how long to retry; None: as the client's settings say."""
         self._connection = connection
         self._retry_timeout_ms = retry_timeout_ms
         self._client: Client | None = None
         self._under_way: set[Future[Any]] = set()
-        """Calls that have begun and not ended."""
+        """Calls that have begun and not yet ended."""
         self._connecting: asyncio.Lock | None = None
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="kera-portal", daemon=True)
@@ -63,11 +63,11 @@ class Portal:
         self._loop.close()
 
     def call(self, work: Callable[[Client], Awaitable[T]]) -> T:
-        """The result of `work`, awaited on the portal's loop."""
+        """Await `work` on the portal's loop, and return its result."""
         return self.begin(work)()
 
     def begin(self, work: Callable[[Client], Awaitable[T]]) -> Callable[[], T]:
-        """Have `work` awaited on the portal's loop meanwhile. What comes back gives its outcome, and waits for it."""
+        """Start `work` on the portal's loop. Return a function that waits for its outcome, and returns or raises it."""
 
         async def run() -> T:
             return await work(await self._connected())
@@ -75,9 +75,9 @@ class Portal:
         return functools.partial(_outcome, self._begun(asyncio.run_coroutine_threadsafe(run(), self._loop)))
 
     def iterate(self, work: Callable[[Client], AsyncGenerator[T, None]], ahead: int) -> Iterator[T]:
-        """The items of `work`, with up to `ahead` of them fetched before they are asked for.
+        """Yield the items of `work`, and fetch up to `ahead` items in advance.
 
-        Closing the iterator early stops the fetching and closes what `work` returned.
+        Closing the iterator early stops the fetching and closes the generator that `work` returned.
         """
         items: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
         room = asyncio.Semaphore(ahead)
@@ -103,7 +103,7 @@ class Portal:
                     return
                 self._loop.call_soon_threadsafe(room.release)
                 yield value
-                del value  # it may hold memory of a broker, which is not to wait for the next one
+                del value  # it may hold memory of a broker, which must be released before waiting for the next item
         finally:
             future.cancel()
 
@@ -112,14 +112,14 @@ class Portal:
         if self._loop.is_closed() or not self._thread.is_alive():
             return
         if self._client is not None:
-            with contextlib.suppress(Exception):  # the process is on its way out: there is nobody to tell
+            with contextlib.suppress(Exception):  # the process is about to end, so an error would not help anyone
                 asyncio.run_coroutine_threadsafe(self._client.close(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way."""
+        """Whether no call is under way."""
         return not self._under_way
 
     def _begun(self, future: Future[T]) -> Future[T]:
@@ -145,14 +145,14 @@ def _outcome(future: Future[T]) -> T:
     except InternalError:
         raise
     except KeraError as error:
-        # Spark shows users the whole traceback, and this error says all there is to know in one line.
+        # Spark shows users the whole traceback, but this error's message is enough.
         raise error.with_traceback(None) from None
 
 
 def settings_of(connection: Connection, *, retry_timeout_ms: int | None = None) -> ClientSettings:
-    """The settings of a client that connects so. Raises `InvalidSettings`.
+    """Return the settings of a client with this connection. Raises `InvalidSettings`.
 
-    Where `connection` says who it is, what the environment and the settings file say of that does not count.
+    If `connection` has credentials, those of the environment and the settings file are ignored.
     """
     from pydantic import SecretStr
 
@@ -174,12 +174,12 @@ def settings_of(connection: Connection, *, retry_timeout_ms: int | None = None) 
 
 
 def ca_of(settings: ClientSettings) -> str:
-    """Where the authorities are that a driver with these settings goes by, for others; empty: it has none."""
+    """Return the path of a driver's certificate authorities, for executors; empty: the settings have none."""
     return "" if settings.tls_ca is None else str(expanded(settings.tls_ca))
 
 
 def shared(connection: Connection) -> Portal:
-    """The portal of this process for `connection`. It lives as long as the process, or until many others are used."""
+    """Return this process's portal for `connection`. It lives until the process ends, or until many others are used."""
     key = (os.getpid(), connection)  # Spark forks its workers: a parent's portal has no thread here
     with _shared_lock:
         portal = _shared.pop(key, None)
@@ -192,7 +192,7 @@ def shared(connection: Connection) -> Portal:
 
 
 def close_shared() -> None:
-    """Close the portals that `shared` has made in this process: it is about to end."""
+    """Close the portals that `shared` has made in this process, which is about to end."""
     with _shared_lock:
         mine = [key for key in _shared if key[0] == os.getpid()]
         portals = [_shared.pop(key) for key in mine]

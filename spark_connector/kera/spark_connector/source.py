@@ -1,6 +1,6 @@
-"""The data source: what ``format("kera")`` means to Spark.
+"""The data source that ``format("kera")`` stands for.
 
-Spark makes it in a short-lived call per DataFrame, pickles it, and makes readers of the copy elsewhere. It keeps only
+Spark makes it in a short-lived call per DataFrame, pickles it, and asks the copy for readers elsewhere. It keeps only
 the options' text: connections belong to the processes that use them (``portal``).
 """
 
@@ -33,11 +33,11 @@ from kera.spark_connector.spark_api import HAS_READ_LIMITS
 from kera.spark_connector.writing.writers import KeraBatchWriter, KeraStreamWriter
 
 LOOK_UP_TIMEOUT_MS = 5_000
-"""How long `load` goes on trying to reach the coordinator: somebody waits who may have mistyped the address."""
+"""How long `load` tries to reach the coordinator: a user waits, who may have mistyped the address."""
 
 
 _told = False
-"""Whether this process has said that the columnar engine is not there."""
+"""Whether this process has logged that the columnar engine is not loaded."""
 
 log = logging.getLogger(__name__)
 
@@ -51,13 +51,13 @@ class KeraDataSource(DataSource):
         return "kera"
 
     def schema(self) -> StructType:
-        """The streams' own columns, or the columns of a record; asked of the cluster."""
+        """Ask the cluster, and return the columns of typed streams, or the columns of a record."""
         options = parse_read_options(self.options)
         options.check_engine()
         return columns_of_options(options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """For ``spark.read``. `schema` may be some of the columns: the user's ``.schema(...)``."""
+        """Return the reader for ``spark.read``. `schema` may be a part of the columns: the user's ``.schema(...)``."""
         options = parse_read_options(self.options)
         if options.metadata is not None:
             return KeraMetadataReader(options, options.metadata, schema)
@@ -65,36 +65,37 @@ class KeraDataSource(DataSource):
         return KeraBatchReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """For ``spark.readStream``."""
-        with contextlib.suppress(InvalidArgument):  # the reader says it: see there
+        """Return the reader for ``spark.readStream``."""
+        with contextlib.suppress(InvalidArgument):  # the reader raises it later, where Spark shows it
             _tell_of_engine(parse_read_options(self.options))
         return (KeraStreamReader if HAS_READ_LIMITS else UntoldStreamReader)(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001 - Spark's signature
-        """For ``df.write``."""
+        """Return the writer for ``df.write``."""
         return KeraBatchWriter(self.options, schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: FBT001 - as above
-        """For ``df.writeStream``."""
+        """Return the writer for ``df.writeStream``."""
         return KeraStreamWriter(self.options, schema, overwrite=overwrite)
 
 
 class RegisteredDataSource(KeraDataSource):
-    """The same under the name that the columnar engine looks for, where both have to be in one session: Spark refuses
-    to register a name that a jar has.
+    """The data source under the name that the columnar engine looks for, for sessions with both.
+
+    Spark refuses to register a name that a jar already has.
     """
 
     @classmethod
     def name(cls) -> str:
-        """See above."""
+        """The name of the format."""
         return "kera_python"
 
 
 def columns_of_options(options: ReadOptions) -> StructType:
-    """The columns that the options stand for, whichever engine reads; asked of the cluster."""
+    """Ask the cluster, and return the columns that the options stand for, with either engine."""
     if options.metadata is not None:
         return COLUMNS[options.metadata]
-    gone = not options.fail_on_data_loss  # a query that goes on from its checkpoint without a stream comes by here
+    gone = not options.fail_on_data_loss  # a query that continues from its checkpoint without a deleted stream
     with contextlib.closing(Portal(options.connection, retry_timeout_ms=LOOK_UP_TIMEOUT_MS)) as portal:
         streams = portal.call(lambda client: descriptions(client, options.subscription, may_be_gone=gone))
     of_records = options.on_mismatch == "bytes"
@@ -105,7 +106,7 @@ def columns_of_options(options: ReadOptions) -> StructType:
 
 
 def _tell_of_engine(options: ReadOptions) -> None:
-    """Spark asks for a reader of Python: that is slower than need be, unless somebody has wanted it."""
+    """Warn once that Spark uses Python readers, which are slower, unless the user has chosen them."""
     global _told  # noqa: PLW0603 - it is one per process
     options.check_engine()
     if options.engine == "auto" and not _told:

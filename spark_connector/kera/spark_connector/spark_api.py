@@ -6,8 +6,8 @@
     4.2         yes                                            yes                         no
     4.3         yes                                            yes                         yes
 
-Everything is looked for in the Spark that is installed, not concluded from its version; only the columnar engine, which
-is compiled against Spark's own classes, goes by the versions that it was tested with (`COLUMNAR`).
+Features are detected in the installed Spark instead of derived from its version. Only the columnar engine, which is
+compiled against Spark's internal classes, requires the versions that it was tested with (`engine.COLUMNAR_VERSIONS`).
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     )
 
 HAS_READ_LIMITS = hasattr(datasource.DataSourceStreamReader, "getDefaultReadLimit")
-"""Whether a reader is told where a micro-batch starts, and how much it may take."""
+"""Whether Spark gives a reader the start and the limits of a micro-batch."""
 WRITES_ARROW = hasattr(datasource, "DataSourceStreamArrowWriter")
-"""Whether a stream's writer gets Arrow batches; else it gets rows."""
+"""Whether a stream's writer gets Arrow batches; otherwise it gets rows."""
 ROWS_PER_BATCH = 8_192
-"""Rows are put together to batches of so many."""
+"""Number of rows that are gathered into a batch."""
 VERSION: str = pyspark.__version__
 
 if not TYPE_CHECKING:
@@ -55,10 +55,10 @@ if not TYPE_CHECKING:
     else:
 
         class ReadLimit:
-            """Stands in for Spark's: nobody makes one but the connector."""
+            """A replacement for Spark's class; only the connector makes instances."""
 
         class ReadAllAvailable(ReadLimit):
-            """All there is."""
+            """No limit."""
 
         class ReadMaxBytes(ReadLimit):
             """Never made."""
@@ -70,7 +70,7 @@ if not TYPE_CHECKING:
             """Never made."""
 
         class SupportsTriggerAvailableNow:
-            """Spark reads all there is with one micro-batch instead."""
+            """A replacement for Spark's class; this Spark reads all records with one micro-batch instead."""
 
     if WRITES_ARROW:
         from pyspark.sql.datasource import DataSourceStreamArrowWriter as StreamArrowWriter
@@ -98,17 +98,17 @@ _UTC: dict[str, Any] = {"timezone": "UTC"} if "timezone" in inspect.signature(to
 
 
 def arrow_schema(columns: StructType) -> pa.Schema:
-    """The Arrow schema that Spark expects of batches with these columns."""
+    """Return the Arrow schema that Spark expects of batches with these columns."""
     return to_arrow_schema(columns, **_UTC)
 
 
 def spark_type(of: pa.DataType) -> DataType:
-    """Spark's type for an Arrow type; raises one of its errors where it has none."""
+    """Return Spark's type for an Arrow type; raises one of Spark's errors if it has none."""
     return from_arrow_type(of, prefer_timestamp_ntz=True)
 
 
 def arrow_batches(rows: Iterator[Any], columns: StructType) -> Iterator[pa.RecordBatch]:
-    """The input of a stream's writer as Arrow batches: it is that already, or rows with these columns."""
+    """Yield the input of a stream's writer as Arrow batches: it consists of batches, or of rows with `columns`."""
     if WRITES_ARROW:
         yield from rows
         return

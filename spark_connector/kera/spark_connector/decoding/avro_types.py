@@ -1,4 +1,4 @@
-"""The type of a column for a schema of Avro."""
+"""The type of a column for an Avro schema."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PRECISION_MAX = 38
 
 
 def arrow_type_of(definition: str) -> pa.DataType:
-    """The type of values with this schema. Raises `InvalidArgument` with the path of a part that cannot be a column."""
+    """Return the type of a schema's values. Raises `InvalidArgument` with the path of a part without a column type."""
     try:
         schema = json.loads(definition)
     except (ValueError, RecursionError) as error:
@@ -44,7 +44,7 @@ def arrow_type_of(definition: str) -> pa.DataType:
 
 
 def may_have_times(definition: str) -> bool:
-    """Whether some value may be a time of day, which Python reads as one while its column is a number."""
+    """Return whether some value may be a time of day: Python reads it as a time, but its column has numbers."""
     return "time-millis" in definition or "time-micros" in definition
 
 

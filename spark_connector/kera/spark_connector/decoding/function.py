@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
 _REST = 1 << 30
-"""Size of the rest of a value: more than one can have."""
+"""Length for the rest of a value, larger than any value."""
 
 
 def from_kera(
     column: Column | str, subject: str, options: Mapping[str, str], *, undecodable: Undecodable = "fail"
 ) -> Column:
-    """Values of a subject (``STREAM-value``, ``STREAM-key``) as a column with a field for each of theirs.
+    """Decode values of a subject (``STREAM-value``, ``STREAM-key``) into a column with the fields of its schema.
 
-    `options` are those with which the stream is read, ``kera.bootstrap.servers`` at least. The versions of the subject
-    are fetched now; the newest says what fields there are, and values of older ones are read as it has them. Avro and
-    Protobuf are decoded by Python workers; they need ``kera[serializers]`` there. JSON is decoded by Spark itself, also
-    where values do not name their schemas.
+    `options` are the options for reading the stream, at least ``kera.bootstrap.servers``. This call fetches the
+    versions of the subject. The newest version defines the fields, and values of older versions are converted to it.
+    Python workers decode Avro and Protobuf; they need ``kera[serializers]``. Spark itself decodes JSON, even values
+    that do not name their schemas.
 
-    `undecodable`: ``fail`` ends the query at a value that cannot be read; with ``null`` such a value is null (of JSON:
-    all its fields are). Raises `InvalidArgument` for a schema that cannot be a column, with the path to that part,
-    `UnknownSubject`, and what a client does that cannot reach the cluster.
+    `undecodable`: ``fail`` ends the query at a value that cannot be read; with ``null`` such a value is null (for JSON,
+    all of its fields are). Raises `InvalidArgument` for a schema that cannot be a column, with the path to that part,
+    `UnknownSubject`, and the errors of a client that cannot reach the cluster.
     """
     if undecodable not in get_args(Undecodable):
         raise InvalidArgument(f"undecodable is {undecodable!r}, and takes fail or null", field="undecodable")
@@ -72,7 +72,7 @@ def _decoded(column: Column | str, decoder: Decoder) -> Column:
     if arrow_udf is None:  # before Spark 4.1
         return F.udf(decoder.row, kind, useArrow=False)(column)  # with Arrow it needs pandas
 
-    def decoded(values: pa.Array) -> pa.Array:  # by these hints Spark knows what kind of function it is
+    def decoded(values: pa.Array) -> pa.Array:  # Spark derives the kind of function from these hints
         return decoder.array(values)
 
     return arrow_udf(decoded, kind)(column)  # type: ignore[no-any-return]

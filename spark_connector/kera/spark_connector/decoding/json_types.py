@@ -1,6 +1,6 @@
 """The type of a column for a JSON Schema.
 
-What a schema leaves open (no type, several of them) is a column of text, which has the JSON of it.
+A part of a schema without exactly one type becomes a column of text, with the JSON of the value.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FORMATS = {"date": pa.date32(), "date-time": pa.timestamp("us", tz="UTC")}
 
 
 def arrow_type_of(definition: str) -> pa.DataType:
-    """The type of values with this schema. Raises `InvalidArgument` with the path of a part that cannot be a column."""
+    """Return the type of a schema's values. Raises `InvalidArgument` with the path of a part without a column type."""
     try:
         schema = json.loads(definition)
     except (ValueError, RecursionError) as error:
@@ -52,7 +52,10 @@ def _of(schema: Any, root: Any, fields: Fields, path: str, depth: int) -> pa.Dat
 
 
 def _other(schema: Mapping[str, Any], root: Any, path: str) -> Any:
-    """The one that says what a schema is, if it does not say it itself: null is not looked at."""
+    """Return the schema that `schema` refers to (its ``$ref``, or the only alternative besides null).
+
+    Empty if there are several alternatives; None if it refers to no other schema.
+    """
     if "$ref" in schema:
         return _referred(schema["$ref"], root, path)
     for name in ("anyOf", "oneOf", "allOf"):

@@ -1,7 +1,8 @@
-"""The type of a column for a message of Protobuf, and messages as its values.
+"""The type of a column for a Protobuf message, and messages as its values.
 
-Fields that know whether they are there (messages, optional ones, those of a oneof) are null where they are not; others
-have their defaults. Enumerations are the names of their values, or the number as text where there is none.
+An absent field with presence (a message, an optional field, a part of a oneof) is null, unless the schema gives it a
+default; an absent field without presence has its default. Enumerations become the names of their values, or the number
+as text if it has no name.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _KINDS = {
 
 @functools.lru_cache(maxsize=64)
 def message_class(definition: str, message: str) -> type[Message]:
-    """The class of a registered message, in a pool of its own. Raises `InvalidArgument`."""
+    """Return the class of a registered message, in its own pool. Raises `InvalidArgument`."""
     try:
         files = FileDescriptorSet.FromString(base64.b64decode(definition)).file
         pool = DescriptorPool()
@@ -51,7 +52,7 @@ def message_class(definition: str, message: str) -> type[Message]:
 
 
 def arrow_type_of(message: type[Message]) -> pa.DataType:
-    """The type of a class of messages. Raises `InvalidArgument` with the path of a part that cannot be a column."""
+    """Return the type of a message class. Raises `InvalidArgument` with the path of a part without a column type."""
     return _of_message(message.DESCRIPTOR, Fields(), "", ())
 
 
@@ -95,7 +96,7 @@ def _is_map(field: Any) -> bool:
 
 
 def value_of(message: Any) -> dict[str, Any]:
-    """A message as `pa.array` takes it for `arrow_type_of`."""
+    """Return a message as a value that `pa.array` takes for `arrow_type_of`."""
     found: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         held = getattr(message, field.name)

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from kera.client import Client
 
 AT_ONCE_MAX = 16
-"""So many versions are asked for at once."""
+"""Maximum number of versions to ask for in parallel."""
 DEFINITIONS_BYTES_MAX = 16 << 20
 
 
 @dataclass(frozen=True)
 class Version:
-    """A version of a subject; what `kera.client.serializers` calls a schema."""
+    """A version of a subject, with the attributes of a schema in `kera.client.serializers`."""
 
     schema_id: int
     schema_type: SchemaType
@@ -29,19 +29,22 @@ class Version:
 
 @dataclass(frozen=True)
 class Subject:
-    """All versions of it that there were, from the oldest."""
+    """A subject with all versions that existed when it was fetched, oldest first."""
 
     name: str
     versions: tuple[Version, ...]
 
     @property
     def latest(self) -> Version:
-        """By which values are read."""
+        """The newest version, which defines the fields of values."""
         return self.versions[-1]
 
 
 async def fetch(client: Client, subject: str) -> Subject:
-    """The versions of a subject. Raises `UnknownSubject`, and what the registry does."""
+    """Fetch the versions of a subject. Raises `UnknownSubject`, and the registry's errors.
+
+    Raises `InvalidArgument` if the subject has no version, or if its versions are too large together.
+    """
     versions: list[Version] = []
     try:
         numbers = await client.schemas.versions(subject)

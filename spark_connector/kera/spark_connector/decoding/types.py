@@ -1,6 +1,6 @@
-"""Types of columns for schemas, and what makes of a value what Arrow takes for such a type.
+"""Helpers for the column types of schemas, and the conversion of values into ones that Arrow takes for such types.
 
-All fields may be null: what is there is for the writers to say, and for Spark to look at.
+All fields are nullable: writers decide which values are present, and queries in Spark have to check.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ import pyarrow as pa
 from kera.core.errors import InvalidArgument
 
 DEPTH_MAX = 32
-"""How deeply values may be nested to be columns."""
+"""Maximum nesting depth of a column's values."""
 
 FIELDS_MAX = 10_000
-"""With those within others: a few types that have each other twice are millions."""
+"""Maximum number of fields, nested ones included: a few types that each contain another twice make millions."""
 
 Plain = Callable[[Any], Any]
 
 
 def refused(path: str, why: str) -> InvalidArgument:
-    """The error of a schema of which a part cannot be a column."""
+    """Return the error for a schema with a part, at `path`, that cannot be a column."""
     return InvalidArgument(f"{path or 'the schema'} cannot be a column: {why}", field=path)
 
 
 class Fields:
-    """Counts them, and how deep they are."""
+    """Checks the number of fields and their depth."""
 
     def __init__(self) -> None:
         self._left = FIELDS_MAX
 
     def take(self, path: str, depth: int) -> None:
-        """One more. Raises `InvalidArgument`."""
+        """Count one more field. Raises `InvalidArgument` if there are too many, or if it is too deep."""
         self._left -= 1
         if self._left < 0:
             raise refused(path.partition(".")[0], f"it has more than {FIELDS_MAX} fields, with those within others")
@@ -43,10 +43,9 @@ class Fields:
 
 
 def plain_of(kind: pa.DataType, *, times: bool = False) -> Plain | None:
-    """A function that turns a Python value (mappings for structs and maps) into one that `pa.array` takes; None: it
-    takes the value already.
+    """Return a function that turns a Python value (mappings for structs and maps) into one that `pa.array` takes.
 
-    `times`: there may be times of day, whose columns are numbers.
+    None: `pa.array` takes the values unchanged. `times`: values may be times of day, whose columns have numbers.
     """
     if pa.types.is_struct(kind):
         fields = [(field.name, plain_of(field.type, times=times)) for field in kind]
@@ -63,9 +62,7 @@ def plain_of(kind: pa.DataType, *, times: bool = False) -> Plain | None:
 
 
 def _milliseconds(value: Any) -> Any:
-    """The number of an Avro ``time-millis``; Spark has no type for a time of day before version 4.1, and takes the
-    number.
-    """
+    """Return the number of an Avro ``time-millis``, because Spark before 4.1 has no type for a time of day."""
     return _microseconds(value) // 1000 if isinstance(value, time) else value
 
 

@@ -1,4 +1,4 @@
-"""A Python worker's decoding of a column's values: each by the schema that it names, all as one array."""
+"""Decodes a column's values in a Python worker: each with the schema that it names, all into one array."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Undecodable = Literal["fail", "null"]
 
 @dataclass
 class Decoder:
-    """Values of one subject, as columns. Spark pickles it; what it needs is made in the worker."""
+    """Decodes values of one subject into columns. Spark pickles it, and the worker makes the readers that it needs."""
 
     subject: Subject
     undecodable: Undecodable
@@ -38,14 +38,14 @@ class Decoder:
 
     @functools.cached_property
     def arrow_type(self) -> pa.DataType:
-        """The type of its columns. Raises `InvalidArgument`."""
+        """The type of the decoded column. Raises `InvalidArgument`."""
         latest = self.subject.latest
         if latest.schema_type is SchemaType.AVRO:
             return avro_types.arrow_type_of(latest.definition)
         return protobuf_types.arrow_type_of(protobuf_types.message_class(latest.definition, latest.message))
 
     def array(self, values: pa.Array) -> pa.Array:
-        """A column of values as one of their fields. Raises `CannotDecode`, with "fail"."""
+        """Decode a column of values. Raises `CannotDecode` for a value that cannot be read, if that is to "fail"."""
         found = [self.value(each) for each in values.to_pylist()]
         kind = self.arrow_type
         try:
@@ -56,11 +56,14 @@ class Decoder:
             return pa.concat_arrays([_array_or_null(each, kind) for each in found])
 
     def row(self, data: bytes | None) -> Any:
-        """One value, as Spark's Python functions give it: a map is a mapping."""
+        """Decode one value into the form that Spark expects of Python functions: a map is a mapping."""
         return self.array(pa.array([data], pa.binary())).to_pylist(maps_as_pydicts="strict")[0]
 
     def value(self, data: bytes | None) -> Any:
-        """A value as Python has it, with mappings for structs; None where there is none."""
+        """Decode one value into Python types, with mappings for structs; None for a missing value.
+
+        A value that cannot be decoded raises `CannotDecode`, or is None if `undecodable` is "null".
+        """
         if data is None:
             return None
         if self._value_of is None:

@@ -1,6 +1,6 @@
 """The process that keeps the tokens of a driver: ``python -m kera.spark_connector.delegation <process> <its start>``.
 
-Whoever plans starts it (`asking`), and waits until it closes its standard output.
+A planning process starts it (`asking`), and waits until it closes its standard output.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from kera.spark_connector.delegation.keeper import run
 
 
 def main(arguments: list[str]) -> int:
-    """The exit code."""
+    """Run the process, and return its exit code."""
     process_id, started = arguments
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with the driver, which decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # this process ends with the driver, and not with Ctrl-C
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="kera: %(message)s")
     ready = os.dup(1)
     os.dup2(2, 1)

@@ -1,6 +1,6 @@
-"""A planning process's way to authenticate executors: it asks the process that keeps tokens, or starts it.
+"""The planning process's side of delegation: it asks the process that keeps tokens, and starts it if necessary.
 
-For Spark's code, which is synchronous; from any thread.
+For Spark's synchronous code, from any thread.
 """
 
 from __future__ import annotations
@@ -28,17 +28,20 @@ if TYPE_CHECKING:
 
 START_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 120.0
-"""Longer than the client goes on trying to reach the coordinator."""
+"""Longer than the client retries to reach the coordinator."""
 RESOURCES_MAX = 64
-"""That a token can be narrowed to; see the coordinator."""
+"""Maximum number of resources that a token can be restricted to; see the coordinator."""
 ALL_STREAMS = "stream:*"
 
 _started: list[subprocess.Popen[bytes]] = []
-"""Keepers that this process has started: they outlast it."""
+"""Keepers that this process has started; they may outlive it."""
 
 
 def resources_of(streams: Collection[str] | None) -> tuple[str, ...]:
-    """The resources of a token for these streams; None: any stream, as rows name them. They may be more, never less."""
+    """Return the resources of a token for these streams; None: any stream, because rows name their streams.
+
+    More than `RESOURCES_MAX` streams are covered by their common prefix, which may include other streams.
+    """
     if streams is None:
         return (ALL_STREAMS,)
     names = sorted(set(streams))
@@ -50,31 +53,35 @@ def resources_of(streams: Collection[str] | None) -> tuple[str, ...]:
 
 
 def for_tasks(connection: Connection, streams: Collection[str] | None) -> Connection | None:
-    """How tasks connect that read or write `streams` (None: any), as long as the driver runs.
+    """Return the connection for tasks that read or write `streams` (None: any), which is valid until the driver ends.
 
-    None: as `connection` says, as there is nothing to keep from executors. Raises what the cluster says against it.
+    None: tasks use `connection` itself, because it has no credentials to hide from executors. Raises the cluster's
+    error if it issues no token.
     """
     with contextlib.closing(_Asking(hold=False)) as asking:
         return asking.for_tasks(connection, streams)
 
 
 class Lease:
-    """The same for a query that ends before the driver does: when it is closed, or this process ends."""
+    """Does the same for a query that ends before the driver: when the lease is closed, or this process ends."""
 
     def __init__(self) -> None:
         self._asking = _Asking(hold=True)
 
     def for_tasks(self, connection: Connection, streams: Collection[str] | None) -> Connection | None:
-        """See the function of this name. What was asked for before is for tasks that run already, and not renewed."""
+        """Do what the function of this name does. A token for other streams from an earlier call is no longer renewed.
+
+        Running tasks may still use the earlier token.
+        """
         return self._asking.for_tasks(connection, streams)
 
     def close(self) -> None:
-        """The query has ended."""
+        """End the lease, because the query has ended."""
         self._asking.close()
 
 
 def delegates(connection: Connection, settings: ClientSettings) -> bool:
-    """Whether executors are to be known by a token."""
+    """Return whether executors need a token."""
     shown = (settings.user, settings.password, settings.password_file, settings.token, settings.token_file)
     return connection.token_lifetime_ms is not None or any(shown)
 
@@ -129,7 +136,7 @@ class _Asking:
                 if answer:
                     found: dict[str, Any] = json.loads(answer)
                     return found
-                self._end()  # a later one may be there
+                self._end()  # the next attempt may reach a newer keeper
                 if last:
                     raise Unavailable(f"the process that keeps the tokens of executors does not answer: {reason}")
         raise AssertionError  # the loop has ended already
@@ -145,7 +152,7 @@ class _Asking:
 
 
 def connected(driver: Driver) -> socket.socket:
-    """A connection to the keeper of `driver`, which is started where there is none. Raises `OSError`."""
+    """Return a connection to the keeper of `driver`, and start the keeper if necessary. Raises `OSError`."""
     try:
         return _connected(driver)
     except ConnectionRefusedError:
@@ -174,8 +181,8 @@ def _start(driver: Driver) -> None:
         [sys.executable, "-m", "kera.spark_connector.delegation", str(driver.process_id), driver.started],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},  # also what Spark has brought here
-        start_new_session=True,  # it is to outlast the one that has started it, and whatever ends that
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},  # includes the paths that Spark adds
+        start_new_session=True,  # the keeper must outlive this process, and signals to its group
     )
     _started.append(process)
     with process.stdout as output:  # type: ignore[union-attr]  # it is a pipe

@@ -1,6 +1,6 @@
-"""The driver, as processes see it that Spark has started on its host.
+"""Finds the driver, from a process that Spark has started on the same host.
 
-Spark runs Python in children of the driver's JVM, or in children of one that makes these (``pyspark.daemon``).
+Spark runs Python in children of the driver's JVM, or in grandchildren, which ``pyspark.daemon`` forks.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from kera.core.errors import Unavailable
 
 PROC = Path("/proc")
 _SPARKS = "pyspark."
-"""How the modules begin that Spark's Python processes run."""
+"""Prefix of the modules that Spark's Python processes run."""
 
 
 class Driver(NamedTuple):
-    """A process, told from later ones with its number."""
+    """A process, with its start time to distinguish it from later processes with the same id."""
 
     process_id: int
     started: str
-    """When, in the kernel's ticks."""
+    """The start time, in the kernel's ticks."""
 
     @property
     def keeper_address(self) -> str:
-        """Address of the socket of the process that keeps its tokens: an abstract one, which leaves no file."""
+        """The socket address of the process that keeps the driver's tokens: abstract, so that it leaves no file."""
         return f"\0kera-spark-tokens/{os.geteuid()}/{self.process_id}/{self.started}"
 
     def lives(self, proc: Path = PROC) -> bool:
-        """Whether it still runs."""
+        """Return whether the driver still runs."""
         return _started(self.process_id, proc) == self.started
 
 
 def driver_of(process_id: int, proc: Path = PROC) -> Driver:
-    """The driver whose child, or grandchild, `process_id` is. Raises `Unavailable` if it has ended."""
+    """Return the driver whose child or grandchild is `process_id`. Raises `Unavailable` if it has ended."""
     parent = _parent(process_id, proc)
     while _is_sparks_python(parent, proc):
         parent = _parent(parent, proc)
@@ -46,7 +46,7 @@ def driver_of(process_id: int, proc: Path = PROC) -> Driver:
 
 
 def _is_sparks_python(process_id: int, proc: Path) -> bool:
-    """Whether it is run as ``python -m pyspark.…``."""
+    """Return whether a process runs as ``python -m pyspark.…``."""
     try:
         words = (proc / str(process_id) / "cmdline").read_text(errors="replace").split("\0")
     except OSError:
@@ -60,13 +60,13 @@ def _parent(process_id: int, proc: Path) -> int:
 
 
 def _started(process_id: int, proc: Path) -> str:
-    """Empty: it does not run any more."""
+    """Return the start time of a process; empty: it no longer runs."""
     fields = _stat(process_id, proc)
     return "" if not fields or fields[0] in {"Z", "X"} else fields[19]
 
 
 def _stat(process_id: int, proc: Path) -> list[str]:
-    """The fields behind the command, which may have anything in it: state, parent, …; see proc(5)."""
+    """Return the fields after the command: state, parent, … (see proc(5)). The command may contain any characters."""
     try:
         text = (proc / str(process_id) / "stat").read_text(errors="replace")
     except OSError:

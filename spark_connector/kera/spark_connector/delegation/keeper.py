@@ -1,7 +1,7 @@
 """The process that keeps tokens: it answers planning processes, and ends when the driver has ended.
 
-It listens at an abstract unix socket that is named after the driver (``protocol``), and takes nobody but processes of
-its own user. A second process for a driver finds the name taken, and ends.
+It listens on an abstract unix socket with the driver in its name, speaks ``protocol``, and accepts only processes of
+the same user. A second keeper for a driver finds the name taken, and ends.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     from kera.client import Client
 
 LOOK_S = 0.5
-"""Between two looks whether the driver is still there."""
+"""Interval between checks whether the driver still runs."""
 LINE_BYTES_MAX = 1 << 20
 
 log = logging.getLogger(__name__)
 
 
 async def connect(owner: Owner) -> Client:
-    """As the driver does."""
+    """Connect with the driver's settings."""
     from kera.client import Client
 
     return await Client.connect(owner.bootstrap, owner.settings)
 
 
 def listen(driver: Driver) -> socket.socket | None:
-    """The socket that the driver's processes ask at; None: another process has it. Raises `OSError`."""
+    """Open the socket for the driver's processes, and return it; None: another keeper has it. Raises `OSError`."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.bind(driver.keeper_address)
@@ -54,7 +54,7 @@ def listen(driver: Driver) -> socket.socket | None:
 
 
 async def keep(driver: Driver, sock: socket.socket, tokens: Tokens, *, look_s: float = LOOK_S) -> None:
-    """Answer until the driver has ended, and revoke everything then."""
+    """Answer until the driver has ended, and then revoke all tokens."""
     asking: set[asyncio.Task[None]] = set()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -68,7 +68,7 @@ async def keep(driver: Driver, sock: socket.socket, tokens: Tokens, *, look_s: f
 
     server = await asyncio.start_unix_server(answer, sock=sock, limit=LINE_BYTES_MAX)
     try:
-        while driver.lives():  # noqa: ASYNC110 - nobody tells of its end
+        while driver.lives():  # noqa: ASYNC110 - there is no event for its end
             await asyncio.sleep(look_s)
     finally:
         server.close()
@@ -86,7 +86,7 @@ async def _converse(tokens: Tokens, reader: asyncio.StreamReader, writer: asynci
             try:
                 line = await reader.readline()
             except ValueError:
-                return  # a line that is too long is none of ours
+                return  # the line is too long, so the peer is no planning process
             if not line:
                 return
             writer.write(json.dumps(await _answer(tokens, line, conversation)).encode() + b"\n")
@@ -103,8 +103,8 @@ async def _answer(tokens: Tokens, line: bytes, conversation: Hashable) -> dict[s
         return {"token": await tokens.token(need, conversation if asked["hold"] else need)}
     except KeraError as error:
         return {"error": _error(error)}
-    except Exception as error:  # whatever it is, whoever asked is told
-        # What is wrong with settings is said with their values, and a password may be among them.
+    except Exception as error:  # the peer gets an answer for any error
+        # Errors about settings show their values, which may include a password.
         log.error("a token was not given: %s", type(error).__name__, exc_info=not isinstance(error, ValueError))
         return {"error": _error(InternalError(f"a token was not given: {type(error).__name__}"))}
 
@@ -114,7 +114,7 @@ def _error(error: KeraError) -> dict[str, Any]:
 
 
 def run(driver: Driver, ready: int) -> None:
-    """The process. `ready`: a descriptor that is closed when it answers, or another one does."""
+    """Run the process. It closes the descriptor `ready` when it answers, or when another keeper does."""
     sock = listen(driver)
     if sock is None:
         os.close(ready)

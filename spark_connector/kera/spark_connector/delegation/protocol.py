@@ -4,8 +4,8 @@
     answer    {"token": "…"}
     or        {"error": {"code": "not_allowed", "message": "…", "attributes": {…}}}
 
-One JSON object per line each way. What is asked for with ``hold`` is held until the connection ends, all else until the
-driver does.
+One JSON object per line each way. With ``hold`` the token is held until the connection ends, otherwise until the driver
+ends.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def settings_to_json(settings: ClientSettings) -> dict[str, Any]:
-    """With what is secret: for a socket between processes of one user, and for nothing else."""
+    """Return the settings with their secrets, only for a socket between processes of one user."""
     values = settings.model_dump()
     for name in ("password", "token"):
         if values[name] is not None:
@@ -27,7 +27,7 @@ def settings_to_json(settings: ClientSettings) -> dict[str, Any]:
 
 
 def settings_from_json(values: dict[str, Any]) -> ClientSettings:
-    """The same back, whatever the environment of this process says."""
+    """Return the inverse of `settings_to_json`, without settings from this process's environment."""
     from kera.client import ClientSettings
 
     return ClientSettings(**values)

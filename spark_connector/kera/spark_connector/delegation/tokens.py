@@ -1,13 +1,13 @@
-"""The tokens of one driver: got when somebody needs one, renewed in time, and revoked when nobody does any more.
+"""The tokens of one driver: issued when a query needs one, renewed in time, and revoked when no query needs it.
 
-    asked for ─► issued ─► (half of its life) renewed ─► … ─► (cannot be renewed in full any more) another one issued
-                    └─► nobody holds it any more ─► revoked
+    asked for ─► issued ─► (half of its life) renewed ─► … ─► (can no longer be renewed in full) another one issued
+                    └─► the last holder releases it ─► revoked
 
 Promises:
 
-* a token that is given is good, as far as the coordinator can be asked, and for half of its life at least;
-* it is renewed while it is held, at half of its life, and when that fails, again and again up to its end;
-* what was replaced stays good up to its own end, as tasks may still show it; it is revoked with the last one.
+* a token that `Tokens.token` returns is valid, if the coordinator can be asked, and usually for half of its life;
+* it is renewed while it is held, at half of its life; if that fails, the renewal is retried until the token ends;
+* a replaced token stays valid until its own end, because tasks may still use it; it is revoked with the last one.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from kera.client import Client, ClientSettings
 
 LOOK_AGAIN_S = 5.0
-"""Whether a token was revoked is asked when somebody begins to need it, and not again so soon."""
+"""Minimum interval of the checks whether a token was revoked; a check happens when a holder begins to need it."""
 TRY_AGAIN_S = 30.0
-"""The longest pause before a renewal that has failed is tried again."""
+"""The longest pause before a failed renewal is retried."""
 CLOSE_TIMEOUT_S = 10.0
-"""The end waits no longer for tokens to be revoked."""
+"""Maximum time for revoking tokens at the end."""
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,10 @@ class Owner(NamedTuple):
 
     @property
     def own_token(self) -> str:
-        """The delegation token that is all that it has; empty: it has something better. Raises what reading it does."""
+        """The owner's delegation token, if that is its credential; empty: it has another one.
+
+        Raises the errors of reading the token's file.
+        """
         settings = self.settings
         text = "" if settings.token is None else settings.token.get_secret_value().strip()
         if settings.token_file is not None:
@@ -57,7 +60,7 @@ class Need(NamedTuple):
 
     owner: Owner
     resources: tuple[str, ...]
-    """That it is narrowed to, as in rules."""
+    """The resources that the token is restricted to, in the form of access rules."""
     lifetime_ms: int = TOKEN_LIFETIME_MS
 
 
@@ -80,14 +83,14 @@ class Tokens:
         self._clients: dict[Owner, asyncio.Task[Client]] = {}
         self._kept: dict[Need, _Kept] = {}
         self._held: dict[Hashable, list[_Kept]] = {}
-        """By holder, the one that it has asked for last at the end."""
+        """The tokens of each holder, in the order in which it first asked for them."""
 
     async def token(self, need: Need, holder: Hashable) -> str:
-        """The token to show, from now on held by `holder`, too. Raises the cluster's error.
+        """Return the token for `need`, which `holder` holds from now on, too. Raises the cluster's error.
 
-        A holder that asks for something else than before does not need the earlier one for long: it is not renewed for
-        it, and is revoked when the holder lets go of all that it has. A need that holds itself is let go of by
-        nobody but the end, so each time that it asks something begins.
+        A holder that asks for another token than before needs the earlier one only for a while: the earlier token is no
+        longer renewed for it, and is revoked when the holder releases its tokens. If `holder` is the need itself, only
+        `close` releases it, and each call counts as the begin of a new use.
         """
         kept = self._kept.get(need)
         if kept is None:
@@ -105,7 +108,7 @@ class Tokens:
         return text
 
     async def release(self, holder: Hashable) -> None:
-        """`holder` needs nothing any more: what nobody else holds is revoked."""
+        """Release all tokens of `holder`, and revoke those without other holders."""
         free = []
         for kept in self._held.pop(holder, []):
             kept.holders.discard(holder)
@@ -115,7 +118,7 @@ class Tokens:
         await asyncio.gather(*(kept.revoke() for kept in free))
 
     async def close(self) -> None:
-        """Nobody needs anything any more."""
+        """Release and revoke all tokens, and close the clients."""
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await asyncio.gather(*(self.release(holder) for holder in list(self._held)))
@@ -152,26 +155,26 @@ class _Kept:
         self._sleep = sleep
         self._changing = asyncio.Lock()
         self._text = ""
-        """The token to show; empty: there is no valid one."""
+        """The token's secret; empty: there is no valid token."""
         self._token_id = ""
         self._own = False
-        """It was issued here, and so is to be revoked here."""
+        """Whether this process issued the token, and so has to revoke it."""
         self._lifetime_ms = 0
-        """That it was issued with."""
+        """The lifetime with which the token was issued."""
         self._until_s = 0.0
         self._looked_s = 0.0
-        """When it was last known not to be revoked."""
+        """When the token was last known not to be revoked."""
         self._former: list[str] = []
-        """Ids of those that it has replaced."""
+        """Ids of the tokens that were replaced."""
         self._renewing: asyncio.Task[None] | None = None
 
     @property
     def shared(self) -> bool:
-        """Whether more than one holds it."""
+        """Whether the token has several holders."""
         return len(self.holders) > 1
 
     async def text(self, *, look: bool) -> str:
-        """The token to show. `look`: whether to ask if it is still valid, if that was not known just now."""
+        """Return the token's secret. `look`: whether to check for a revocation, unless that was done just now."""
         async with self._changing:
             owners = self.need.owner.own_token
             if self._now_s() >= self._until_s or (owners and owners != self._text):
@@ -185,13 +188,13 @@ class _Kept:
             return self._text
 
     def rest(self) -> None:
-        """Do not renew it: nobody asks for it now."""
+        """Stop renewing the token, because no holder asks for it now."""
         if self._renewing is not None:
             self._renewing.cancel()
             self._renewing = None
 
     async def revoke(self) -> None:
-        """End what was issued here."""
+        """Stop renewing the token, and revoke it and those that it replaced, if they were issued here."""
         self.rest()
         async with self._changing:
             ids = [*self._former, self._token_id] if self._own else self._former
@@ -199,7 +202,7 @@ class _Kept:
                 try:
                     await self._client.access.revoke_token(token_id)
                 except InvalidArgument:
-                    pass  # somebody else did, or it has expired
+                    pass  # it was revoked elsewhere, or has expired
                 except KeraError as error:
                     log.warning("token %s was not revoked, it ends by itself: %s", token_id, error.message)
             self._text, self._token_id, self._former = "", "", []
@@ -210,13 +213,13 @@ class _Kept:
         except KeraError as error:
             if not error.retriable:
                 raise
-            return  # it is good for all that is known
+            return  # the token is presumably still valid
         self._looked_s = self._now_s()
         if not any(token.token_id == self._token_id for token in known):
             self._text = ""
 
     async def _get(self, owners: str) -> None:
-        """Have another one; `owners`: the owner's own, which is all that it can hand on."""
+        """Get another token: `owners`, the owner's own token, if it has one to pass on; otherwise a new one."""
         sent_s, access = self._now_s(), self._client.access
         if owners:
             token = Token.parse(owners)
@@ -243,7 +246,7 @@ class _Kept:
         self._renewing = asyncio.ensure_future(self._keep_good())
 
     async def _keep_good(self) -> None:
-        """Renew it at half of its life, up to its end."""
+        """Renew the token whenever half of its life has passed; give up when it ends."""
         while True:
             await self._sleep(max((self._until_s - self._now_s()) / 2, 0))
             async with self._changing:
@@ -260,15 +263,15 @@ class _Kept:
                 return
 
     async def _renewed(self) -> str:
-        """Renew the token; returns the problem with that, empty: none."""
+        """Renew the token, and return the problem if that fails; empty: it was renewed."""
         try:
             sent_s = self._now_s()
             good_ms = (await self._client.access.renew_token(self._token_id)).expires_in_ms
             self._until_s, self._looked_s = sent_s + good_ms / 1000, sent_s
-            if self._own and good_ms < self._lifetime_ms * 3 // 4:  # its end is near, whatever is done
+            if self._own and good_ms < self._lifetime_ms * 3 // 4:  # it nears its final end, and needs a successor
                 await self._get("")
         except InvalidArgument as error:
-            self._until_s = self._now_s()  # it is gone: who asks next gets another one
+            self._until_s = self._now_s()  # it no longer exists: the next call of `text` gets another one
             return error.message
         except KeraError as error:
             return error.message

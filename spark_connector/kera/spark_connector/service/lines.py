@@ -4,8 +4,8 @@
     answer    {"id": 1, "result": {…}}
     or        {"id": 1, "error": {"type": "UnknownStream", "message": "…", "retriable": false}}
 
-One JSON object per line each way, in UTF-8. Requests are answered side by side, in any order. What cannot be read as a
-request is answered with an error, and never the end. The conversation ends when its input does.
+One JSON object per line each way, in UTF-8. Requests are answered concurrently, in any order. A line that is no valid
+request gets an error as its answer, and does not end the conversation. The conversation ends with its input.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ LINE_BYTES_MAX = 64 << 20
 REQUESTS_MAX = 256
 ALWAYS_ANSWERED = {"close", "hello"}
 CLOSE_TIMEOUT_S = 5.0
-"""The end waits no longer for connections to be closed."""
+"""Maximum time for closing connections at the end."""
 
 
 class Answering(Protocol):
     """The methods, any of which may be called from any thread: `kera.spark_connector.service.methods`."""
 
     def call(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
-        """The result of a method; raises what it raises."""
+        """Call a method, and return its result; raises the method's error."""
 
     def close(self) -> None:
         """Close all connections."""
@@ -43,10 +43,10 @@ def serve(
     line_bytes_max: int = LINE_BYTES_MAX,
     requests_max: int = REQUESTS_MAX,
 ) -> None:
-    """Answer until `requests` ends. Raises `OSError` when nobody takes the answers any more.
+    """Answer until `requests` ends. Raises `OSError` if the reader of `answers` is gone.
 
-    Longer lines than `line_bytes_max` are refused, and, but for those that end something, requests while `requests_max`
-    of them are being answered.
+    Lines longer than `line_bytes_max` are refused. So are requests while `requests_max` of them are being answered,
+    except those in `ALWAYS_ANSWERED`.
     """
     writing = threading.Lock()
     room = threading.Semaphore(requests_max)
@@ -58,7 +58,7 @@ def serve(
 
     def answer(request_id: Any, method: Any, params: Any, *, bounded: bool) -> None:
         try:
-            with contextlib.suppress(OSError):  # nobody is there any more; the requests end, too
+            with contextlib.suppress(OSError):  # the reader is gone, and the requests will end, too
                 send(_answer(service, request_id, method, params))
         finally:
             if bounded:
@@ -86,7 +86,7 @@ def serve(
 
 
 def _parsed(line: bytes, requests: IO[bytes], line_bytes_max: int) -> tuple[Any, str, dict[str, Any]]:
-    """Raises ``ValueError`` for what is not a request."""
+    """Parse a line into id, method and parameters. Raises `ValueError` if it is not a request."""
     if len(line) > line_bytes_max:
         while not line.endswith(b"\n") and (line := requests.readline(1 << 20)):
             pass
@@ -103,7 +103,7 @@ def _parsed(line: bytes, requests: IO[bytes], line_bytes_max: int) -> tuple[Any,
 def _answer(service: Answering, request_id: Any, method: str, params: Any) -> str:
     try:
         return json.dumps({"id": request_id, "result": service.call(method, params)})
-    except Exception as error:  # noqa: BLE001 - whatever it is, whoever asked is told
+    except Exception as error:  # noqa: BLE001 - the engine gets an answer for any error
         return json.dumps({"id": request_id, "error": _error_of(error, method)})
 
 

@@ -1,6 +1,6 @@
-"""The methods for the columnar engine: each with its parameters and its result, as JSON.
+"""The methods for the columnar engine, with parameters and results as JSON.
 
-What a method needs is imported when it is first called: a driver waits for `hello`.
+Methods import the modules that they need, because a driver waits for the answer to `hello`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Params = Mapping[str, Any]
 
 
 class _Stream(NamedTuple):
-    """The objects that `open` has made."""
+    """The objects of a stream that `open` has made."""
 
     reader: KeraStreamReader
     options: ReadOptions
@@ -44,7 +44,7 @@ class Service:
         self._opened = 0
         self._routers: WeakKeyDictionary[Portal, Router] = WeakKeyDictionary()
         self._write_routers: WeakKeyDictionary[Portal, WriteRouter] = WeakKeyDictionary()
-        """Each is for the event loop of its portal."""
+        """Like `_routers`: each router belongs to the event loop of its portal."""
         self._lock = threading.Lock()
         self._methods: dict[str, Callable[[Params], dict[str, Any]]] = {
             "hello": self._hello,
@@ -72,7 +72,7 @@ class Service:
         }
 
     def call(self, method: str, params: Params) -> dict[str, Any]:
-        """The result of a method; raises what it raises, and `InvalidArgument` for one that there is not."""
+        """Call a method, and return its result; raises its error, and `InvalidArgument` for an unknown method."""
         if method in self._methods:
             return self._methods[method](params)
         if method in self._of_streams:
@@ -214,7 +214,7 @@ def _latest_offset(stream: _Stream, params: Params) -> dict[str, Any]:
 
 
 def _text(end: dict[str, Any], start: dict[str, Any], params: Params) -> str:
-    """`end` as Spark is to store it; where nothing is new, that is the start's own text."""
+    """Return `end` as text for Spark to store; if nothing is new, that is the start's own text."""
     return str(params["start"]) if end == start else json.dumps(end)
 
 
@@ -266,7 +266,7 @@ def _merge(stream: _Stream, params: Params) -> dict[str, Any]:
 
 
 def _given(params: Params) -> dict[str, str]:
-    """The options. Which engine reads has been decided."""
+    """Return the options without the engine, which is already decided."""
     return {name: value for name, value in params["options"].items() if name.lower() != "engine"}
 
 

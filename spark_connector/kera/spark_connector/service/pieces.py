@@ -1,4 +1,4 @@
-"""The pieces of a task for the columnar engine, as JSON; and the best host of a task."""
+"""The pieces of tasks as JSON for the columnar engine, with the preferred hosts of each task."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from kera.client import BrokerDescription, Client, ClientSettings, StreamDescription
 
 RESOLVE_TIMEOUT_S = 1.0
-"""Planning waits no longer for what a host's addresses are."""
+"""Maximum time that planning waits for the addresses of a host."""
 _LOCAL_NAMES = {"", "localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"}
 
 RESOLVE_AGAIN_S = 60.0
-"""A host without addresses is looked up again then."""
+"""Time after which a host without addresses is looked up again."""
 
 
 def broker_as_json(broker: BrokerDescription) -> dict[str, Any]:
-    """How a broker is reached."""
+    """Return the addresses of a broker."""
     return {
         "broker_id": broker.broker_id,
         "node_id": broker.node_id,
@@ -44,7 +44,7 @@ def broker_as_json(broker: BrokerDescription) -> dict[str, Any]:
 
 
 def settings(connection: Connection, shared_memory: SharedMemory) -> dict[str, Any]:
-    """The client's settings for reading. Raises `InvalidSettings`."""
+    """Return the client's settings for reading. Raises `InvalidSettings`."""
     from kera.client import ConsumerSettings
 
     client, consumer = settings_of(connection), ConsumerSettings.load(shared_memory=shared_memory)
@@ -61,13 +61,13 @@ def settings(connection: Connection, shared_memory: SharedMemory) -> dict[str, A
 
 
 def connection_as_json(connection: Connection) -> dict[str, Any]:
-    """How tasks connect that ask their own service, but for what shows who they are."""
+    """Return the connection with which tasks ask the service beside them, without credentials."""
     ca = ca_of(settings_of(connection))
     return {"bootstrap": connection.bootstrap, "files": connection.files, "drivers_ca": ca}
 
 
 def connection_from_json(params: Mapping[str, Any]) -> Connection:
-    """The same back, and the token of whoever asks, if it has one."""
+    """Return the inverse of `connection_as_json`, with the token of the request if it has one."""
     connection, token = params["connection"], params.get("token")
     shown = None if token is None else Secret(str(token))
     files = tuple(dict(connection["files"]).items())
@@ -75,12 +75,12 @@ def connection_from_json(params: Mapping[str, Any]) -> Connection:
 
 
 def token_as_json(connection: Connection | None) -> str | None:
-    """The token of tasks, apart from all else that they get, as no log or plan may show it."""
+    """Return the token of tasks, which is kept apart from their other data because no log or plan may show it."""
     return None if connection is None or connection.token is None else connection.token.reveal()
 
 
 def tls_as_json(client: ClientSettings) -> dict[str, str] | None:
-    """The files of a client's certificates, which have to be at the same place on all hosts; None: it has none."""
+    """Return a client's certificate files, which must be at the same paths on all hosts; None: it has none."""
     if client.tls_ca is None:
         return None
     files = {"ca": client.tls_ca, "cert": client.tls_cert, "key": client.tls_key}
@@ -92,7 +92,7 @@ def tls_as_json(client: ClientSettings) -> dict[str, str] | None:
 
 
 class Hosts:
-    """Names and addresses of hosts, each looked up once, or again after a while when it had none."""
+    """Names and addresses of hosts. Each is looked up once, and again after a while if it had no addresses."""
 
     def __init__(self, known: dict[str, tuple[str, ...]] | None = None, *, again_s: float = RESOLVE_AGAIN_S) -> None:
         self._known = {} if known is None else known
@@ -100,7 +100,7 @@ class Hosts:
         self._unknown_until_s: dict[str, float] = {}
 
     async def of(self, broker: BrokerDescription) -> list[str]:
-        """The names and addresses under which Spark may know a broker's host; none of them means "this one"."""
+        """Return the names and addresses under which Spark may know a broker's host, without local ones."""
         names = [_host(broker.frames_address), _host(broker.grpc_address), broker.node_id.partition("/")[0]]
         found = await asyncio.gather(*map(self._resolved, dict.fromkeys(names)))
         candidates = [*names, *(address for addresses in found for address in addresses)]
@@ -121,13 +121,13 @@ class Hosts:
 
 
 _hosts = Hosts()
-"""The hosts that this process knows."""
+"""The hosts that this process has looked up."""
 
 
 async def as_json(
     client: Client, pieces: Sequence[Piece | Tail], options: ReadOptions, known_hosts: Hosts = _hosts
 ) -> list[dict[str, Any]]:
-    """`pieces` for the columnar engine, in their order."""
+    """Return `pieces` as JSON for the columnar engine, in the same order."""
     streams = {name: await _described(client, name) for name in {piece.stream for piece in pieces}}
     schemas = {name: _schema(stream) for name, stream in streams.items()}
     brokers = [_broker(piece, streams[piece.stream]) for piece in pieces]
@@ -151,7 +151,7 @@ async def as_json(
 
 
 async def _described(client: Client, name: str) -> StreamDescription | None:
-    # Planning has just asked the coordinator for it. What has gone since is up to the tasks, which ask again.
+    # Planning has just asked the coordinator for it. If the stream was deleted since, the tasks find out.
     try:
         return await client.describe(name)
     except UnknownStream:
@@ -200,7 +200,7 @@ def _document(piece: Piece | Tail) -> dict[str, Any]:
 
 
 def _host(address: str) -> str:
-    """The host of ``host:port``."""
+    """Return the host of ``host:port``."""
     return address.rpartition(":")[0].strip("[]")
 
 

@@ -1,15 +1,16 @@
-"""Where a task of the columnar engine goes on reading, when its broker does not give it what it asked for.
+"""Decides where a task of the columnar engine continues to read after an error of its broker.
 
-Such a task reads by itself, and asks here after each failure, each move, and when it does not know a broker. What it
-gets to hear is what the client of Python would do (`kera.client`): how long to wait, whom to ask next, when it is over.
+Such a task reads from brokers itself. It asks here after each failure and each move of its entry, and if it does not
+know the broker. The answers follow the Python client (`kera.client`): how long to wait, which broker to ask next, and
+when to give up.
 
     failed ─► decide ─► Again(pause) ─(wait, ask the coordinator)─► broker
-                  └───► Skip(to)     ─(records are gone, and may be)─► broker, with what is lost
-                  └───► End          ─(nothing is left, and may be)
+                  └───► Skip(to)     ─(records are lost, which is allowed)─► broker, with the losses
+                  └───► End          ─(no records are left, which is allowed)
                   └───► the error
 
-The wait is over before the answer is given. A broker that cannot be reached is looked for by this process, too: it is
-the client that reports it to the coordinator.
+The wait happens before the answer. This process also contacts a broker that the task cannot reach, so that its client
+reports the broker to the coordinator.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ if TYPE_CHECKING:
     from kera.client.cluster.retry import RetryTime
 
 READERS_MAX = 10_000
-"""So many are remembered. Who is forgotten is as patient as at the beginning."""
+"""Maximum number of readers whose retry time is remembered. A forgotten reader starts with its full retry time."""
 DESCRIBE_TIMEOUT_S = 2.0
-"""After it, what was known before has to do: brokers know better than stale metadata."""
+"""After this time the last known description is used; if it is stale, brokers reply with an error."""
 LOOK_TIMEOUT_S = 5.0
-"""A broker that gives no sign of life is not waited for any longer."""
+"""Maximum time for contacting a broker that does not answer."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,13 @@ class Asked:
     end: Position | None
     fail_on_data_loss: bool
     progressed: bool
-    """Whether anything came since it asked the last time."""
+    """Whether the task received data since its last question."""
     error: KeraError | None
-    """The error; None: there was none."""
+    """The error of the task's read; None: there was no error."""
 
     @staticmethod
     def of(params: Mapping[str, Any]) -> Asked:
-        """From its JSON."""
+        """Parse the question from its JSON."""
         failed, end = params.get("failed"), params.get("end")
         return Asked(
             reader=str(params["reader"]),
@@ -81,14 +82,14 @@ def _error(document: Mapping[str, Any]) -> KeraError:
 
 @dataclass(frozen=True)
 class Again:
-    """Ask the broker that has it, after a pause."""
+    """Ask the broker of the entry again after a pause."""
 
     pause_s: float
 
 
 @dataclass(frozen=True)
 class Skip:
-    """Go on at a later place: what is before it is gone."""
+    """Continue at a later place, because the records before it are lost."""
 
     to: Position
     reason: str
@@ -96,13 +97,13 @@ class Skip:
 
 @dataclass(frozen=True)
 class End:
-    """Nothing more can be read."""
+    """Stop, because no more records can be read."""
 
     reason: str
 
 
 def decide(asked: Asked, error: KeraError, patience: RetryTime, now_s: float) -> Again | Skip | End:
-    """The next step after `error`; raises it when that is the end of the task."""
+    """Return the next step after `error`; raises the error if it ends the task."""
     pause_s = patience.failed(error, now_s)
     if pause_s is not None:
         return Again(pause_s)
@@ -115,7 +116,7 @@ def decide(asked: Asked, error: KeraError, patience: RetryTime, now_s: float) ->
 
 
 async def pause_about(pause_s: float) -> None:
-    """Wait for about so long: not all tasks are to come at once."""
+    """Wait for about `pause_s`, with jitter so that tasks do not retry all at once."""
     from kera.client.cluster.retry import jittered
 
     await asyncio.sleep(jittered(pause_s))
@@ -130,13 +131,13 @@ class Router:
         self._readers_max = readers_max
         self._pause = pause
         self._patience: OrderedDict[str, RetryTime] = OrderedDict()
-        """By reader, the one that has asked last at the end."""
+        """The retry time of each reader, the one that asked last at the end."""
         self._seen: dict[str, StreamDescription] = {}
-        """Streams as they were last seen."""
+        """The last known description of each stream."""
         self._looking: set[asyncio.Task[None]] = set()
 
     async def route(self, client: Client, asked: Asked) -> dict[str, Any]:
-        """Where to go on; raises what ends the task."""
+        """Return where the task continues, after the pause that is due; raises the error that ends the task."""
         from kera.client.cluster.asking import of_broker
 
         patience = self._patience_of(asked)
@@ -183,12 +184,15 @@ class Router:
         return known
 
     async def _stream(self, client: Client, asked: Asked, *, anew: bool) -> StreamDescription:
-        """The stream, of exactly the incarnation that is asked about. Raises `StreamRecreated`, `UnknownStream`."""
+        """Return the stream, in exactly the incarnation of the question. Raises `StreamRecreated`, `UnknownStream`.
+
+        Raises `Unavailable` if the coordinator does not answer, and the stream is not known from before.
+        """
         name = asked.stream
         try:
             async with asyncio.timeout(DESCRIBE_TIMEOUT_S):
                 known = await (client.admin.describe_stream(name) if anew else client.describe(name))
-                if known.stream_id != asked.stream_id and not anew:  # it may be the client that remembers
+                if known.stream_id != asked.stream_id and not anew:  # the client's cache may be stale
                     known = await client.admin.describe_stream(name)
         except (TimeoutError, Unavailable, Uncertain):
             seen = self._seen.get(name)
@@ -201,7 +205,7 @@ class Router:
         return known
 
     def _look_for(self, client: Client, asked: Asked) -> None:
-        """Have the client go to the broker meanwhile: if it is not there, the coordinator hears of it."""
+        """Let the client contact the broker in the background, so that it reports a dead broker to the coordinator."""
         from kera.client import ChunkQuery
 
         async def look() -> None:

@@ -1,13 +1,12 @@
-"""The methods for the columnar engine's writes: the targets, and the next steps after unusual answers.
+"""The methods for the columnar engine's writes: the targets, and the next steps after errors and duplicates.
 
-The engine gathers rows, makes chunks of them and appends these by itself, with the protocol of
-`kera.spark_connector.writing.streamlet_writer`. It asks here
+The engine itself gathers rows into chunks and appends these, with the protocol of
+`kera.spark_connector.writing.streamlet_writer`. It calls
 
-* `Writes.open_write`, once for a batch or a micro-batch: what is wrong with options and columns, and where streamlets
-  are;
-* `Writes.route_write` when chunks were not acknowledged: how long to wait, who has the streamlets now, or that it is
-  over. All that is what the client of Python would do (`kera.client.producing.appender`);
-* `Writes.stored_rows` when a chunk was there already: what is in it.
+* `open_write` once for a batch or a micro-batch, to check options and columns, and to find the streamlets' brokers;
+* `route_write` when chunks were not acknowledged, to learn how long to wait and which brokers have the streamlets now,
+  or that the task fails. The answers follow the Python client (`kera.client.producing.appender`);
+* `stored_rows` when a chunk was already stored, to read its rows.
 """
 
 from __future__ import annotations
@@ -49,11 +48,11 @@ if TYPE_CHECKING:
     from kera.client.cluster.retry import RetryTime
 
 STREAMLETS_MAX = 100_000
-"""Failed streamlets whose patience is remembered. A forgotten one is as patient as at the beginning."""
+"""Maximum number of streamlets whose retry time is remembered. A forgotten one starts with its full retry time."""
 DESCRIBE_TIMEOUT_S = 2.0
-"""After it, what was known before has to do."""
+"""After this time the last known description is used."""
 LOOK_TIMEOUT_S = 5.0
-"""A broker that gives no sign of life is not waited for any longer."""
+"""Maximum time for contacting brokers that do not answer."""
 
 
 class Failed(NamedTuple):
@@ -61,7 +60,7 @@ class Failed(NamedTuple):
 
     streamlet: int
     progressed: bool
-    """Whether something of the streamlet was acknowledged since it failed the last time."""
+    """Whether a chunk of the streamlet was acknowledged since its last failure."""
     error: KeraError
 
 
@@ -75,9 +74,10 @@ def open_write(
     partitions: int,
     case_sensitive: bool,
 ) -> dict[str, Any]:
-    """Where the rows of a write go; raises what is wrong with it, and `InvalidArgument` for what is left to Python.
+    """Return where the rows of a write go; raises the errors of options and columns.
 
-    `query`: the id of the streaming query; None: it is a batch, called `name` unless the options say otherwise.
+    Raises `InvalidArgument` also for writes that only Python supports. `query`: the id of the streaming query; None:
+    the write is a batch, called `name` unless the options name it.
     """
     from kera.client.producing.encoding.payloads import room_in_words
 
@@ -115,13 +115,13 @@ def open_write(
         "transport": client.transport,
         "tls": tls_as_json(client),
         "version": options.version,
-        # As numbers of 64 bits with a sign, which is what Java has.
+        # Signed numbers of 64 bits, for Java.
         "producer_ids": [task_name(*named, number, 0).producer_id - (1 << 64) for number in range(partitions)],
     } | _owners(stream, range(stream.config.streamlets))
 
 
 def can_write(given: Mapping[str, str], columns: StructType, *, case_sensitive: bool) -> bool:
-    """Whether the columnar engine takes a write; not what is wrong, which Python says in its own words."""
+    """Return whether the columnar engine supports a write. False also for errors, which Python then reports."""
     try:
         options = parse_write_options(given)
         portal = shared(options.connection)
@@ -131,7 +131,7 @@ def can_write(given: Mapping[str, str], columns: StructType, *, case_sensitive: 
 
 
 def _obstacle(stream: StreamDescription | None) -> str | None:
-    """The reason why the engine does not support a write; None: it does."""
+    """Return why the engine does not support a write; None: it does."""
     from kera.client import ClientSettings
 
     if stream is None:
@@ -144,7 +144,7 @@ def _obstacle(stream: StreamDescription | None) -> str | None:
 
 
 def _owners(stream: StreamDescription, streamlets: Sequence[int]) -> dict[str, Any]:
-    """The brokers of these streamlets, and which is whose."""
+    """Return the brokers of these streamlets, and each streamlet's broker. Raises `Unavailable` if one is unknown."""
     brokers: dict[int, dict[str, Any]] = {}
     owners = []
     for streamlet in streamlets:
@@ -157,7 +157,7 @@ def _owners(stream: StreamDescription, streamlets: Sequence[int]) -> dict[str, A
 
 
 class WriteRouter:
-    """Where chunks go that were not acknowledged. Lives on the event loop of a portal."""
+    """Decides where to send unacknowledged chunks again. Lives on the event loop of a portal."""
 
     def __init__(
         self, *, streamlets_max: int = STREAMLETS_MAX, pause: Callable[[float], Awaitable[None]] = pause_about
@@ -165,15 +165,15 @@ class WriteRouter:
         self._streamlets_max = streamlets_max
         self._pause = pause
         self._patience: OrderedDict[tuple[str, int], RetryTime] = OrderedDict()
-        """By writer and streamlet, the one that has failed last at the end."""
+        """The retry time by writer and streamlet, the one that failed last at the end."""
         self._seen: dict[str, StreamDescription] = {}
-        """Streams as they were last seen."""
+        """The last known description of each stream."""
         self._looking: set[asyncio.Task[None]] = set()
 
     async def route(
         self, client: Client, writer: str, stream: str, stream_id: int, failed: Sequence[Failed]
     ) -> dict[str, Any]:
-        """Whom to send them to now, when it is time; raises what ends the task."""
+        """Wait for the pause that is due, and return the brokers to send to; raises the error that ends the task."""
         while True:
             pause_s = max(self._pause_s(writer, each) for each in failed)
             if any(isinstance(each.error, (Unavailable, Uncertain)) for each in failed):
@@ -185,7 +185,7 @@ class WriteRouter:
                 failed = [each._replace(error=error, progressed=False) for each in failed]
 
     async def _stream(self, client: Client, name: str, stream_id: int) -> StreamDescription:
-        """The coordinator's description, now or the last one. Raises `UnknownStream`, `Unavailable`."""
+        """Return the coordinator's description, or else the last known one. Raises `UnknownStream`, `Unavailable`."""
         from kera.client.cluster.asking import same_stream
 
         try:
@@ -212,7 +212,7 @@ class WriteRouter:
         if len(self._patience) > self._streamlets_max:
             self._patience.popitem(last=False)
         error = of_broker(failed.error)
-        # To wait would not bring back what is missing: nobody but the writer could send it.
+        # Waiting would not help: the chunks that are missing before this one can only come from the writer.
         final = isinstance(error, OutOfSequence)
         pause_s = None if final else patience.failed(error, asyncio.get_running_loop().time())
         if pause_s is None:
@@ -220,7 +220,7 @@ class WriteRouter:
         return pause_s
 
     def _look_for(self, client: Client, stream: str) -> None:
-        """Have the client go to the brokers meanwhile: if one is not there, the coordinator hears of it."""
+        """Let the client contact the brokers in the background, so that it reports dead ones to the coordinator."""
         if self._looking:
             return
 
@@ -235,7 +235,7 @@ class WriteRouter:
 
 
 def failures_of(params: Mapping[str, Any]) -> list[Failed]:
-    """From their JSON."""
+    """Parse the failed chunks from their JSON."""
     return [
         Failed(
             int(each["streamlet"]),
@@ -249,7 +249,7 @@ def failures_of(params: Mapping[str, Any]) -> list[Failed]:
 
 
 async def stored_rows(client: Client, params: Mapping[str, Any]) -> dict[str, Any]:
-    """The rows of a chunk that is there, and where it ends; without rows if it has been removed since."""
+    """Return the rows of a stored chunk, and where it ends; without rows if it was removed since."""
     from kera.client import ClientSettings
     from kera.client.cluster.retry import retrying
 
@@ -274,7 +274,7 @@ def _position(given: Sequence[int] | None) -> Position | None:
 
 
 def rows_as_json(batch: pa.RecordBatch, *, timed: bool) -> dict[str, Any]:
-    """The columns of the default schema as the engine keeps rows: lengths, -1 of a null, and bytes, in base64."""
+    """Return the columns of the default schema in the engine's form: lengths (-1 for null) and bytes, in base64."""
     keys, headers = batch.column("keys"), batch.column("headers")
     names, contents = _entries(headers)
     return {

@@ -1,17 +1,17 @@
 """The columns of a DataFrame as the columns of a stream. Pure, and column by column.
 
-A typed stream takes its own columns, with the types that a reader sees (``columns``). Any other stream takes these, of
-which only the value is required:
+A typed stream takes the columns of its schema, with the types that a reader sees (``columns``). Any other stream takes
+these; only the value is required:
 
     value binary or string                   timestamp timestamp  when it happened; by default when it is written
     key binary or string                     headers array of struct<key: string, value: binary>, or map
-    keys array of binary or string           streamlet int        where to; by default the key decides
-    stream string                            where to, unless the query names one stream
+    keys array of binary or string           streamlet int        the destination; by default the key decides
+    stream string                            the destination, unless the query names one stream
 
-With both ``key`` and ``keys``, the key takes the place of the first of the keys. So all that a reader gives can be
-written as it is; ``entry`` and ``offset``, which are the broker's to give, are left out.
+With both ``key`` and ``keys``, the key replaces the first of the keys. So the columns that a reader gives can be
+written unchanged; ``entry`` and ``offset``, which the broker assigns, are ignored.
 
-Names and types are checked before a query starts (`check`), values when they come.
+Names and types are checked before a query starts (`check`), values when they arrive.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RECORD_TYPES: Mapping[str, tuple[str, ...]] = {
     "entry": ("int",),
     "offset": ("bigint",),
 }
-"""The columns that a stream without a schema of its own takes; the names are Spark's."""
+"""The columns that a stream without a schema takes, with Spark's names of their types."""
 
 _KEYS = DEFAULT_SCHEMA.field("keys").type
 _HEADERS = DEFAULT_SCHEMA.field("headers").type
@@ -55,18 +55,18 @@ class DestinedRows(NamedTuple):
     """Rows with one destination."""
 
     stream: str | None
-    """None: that of the query."""
+    """The destination; None: the stream of the query."""
     streamlet: int | None
-    """None: by their keys."""
+    """The destination; None: the rows' keys decide."""
     rows: pa.RecordBatch
-    """With columns of the stream."""
+    """The rows, with columns of the stream."""
 
 
 def check(given: StructType, stream: StreamDescription | None, *, case_sensitive: bool = False) -> StructType:
-    """The columns `given` of a DataFrame, called as the stream has them. Raises `SchemaMismatch` for others.
+    """Return the columns `given` of a DataFrame under the stream's names. Raises `SchemaMismatch` if they do not fit.
 
-    They are written to `stream`, or, if that is None, to streams without a schema of their own that the rows name.
-    `case_sensitive` is ``spark.sql.caseSensitive``: whether ``ID`` is another column than ``id``.
+    The columns are for `stream`, or, if that is None, for streams without a schema that the rows name.
+    `case_sensitive` is ``spark.sql.caseSensitive``: whether ``ID`` and ``id`` are different columns.
     """
     target = "the stream" if stream is None else f"stream '{stream.name}'"
     typed = stream is not None and stream.typed
@@ -100,7 +100,10 @@ def check(given: StructType, stream: StreamDescription | None, *, case_sensitive
 
 
 def _regardless_of_case(name: str, known: Iterable[str], target: str) -> str:
-    """Which of the names `known` is meant: that very name, or the only one that differs in case."""
+    """Return the known name that `name` means: the same name, or the only one that differs just in case.
+
+    Return `name` itself if no known name matches. Raises `SchemaMismatch` if several names match.
+    """
     same = [each for each in known if each.lower() == name.lower()]
     if name in same or not same:
         return name
@@ -113,16 +116,16 @@ class Columns:
     """Turns batches with the columns `given` into rows of streams."""
 
     def __init__(self, given: StructType, stream: StreamDescription | None, *, case_sensitive: bool = False) -> None:
-        """Raises what `check` does."""
+        """Raises the errors of `check`."""
         self._in_order = check(given, stream, case_sensitive=case_sensitive).names
         self._names = set(self._in_order)
         self._types = {field.name: field.type for field in stream.schema} if stream and stream.typed else None
         self._by_row = stream is None
         self.ignored = frozenset[str]() if self._types or "timestamp" in self._names else frozenset(["timestamp"])
-        """Columns of the stream that are filled in when rows are written, and so differ when they are written again."""
+        """Columns of the stream that are filled in on writing, and so differ when the rows are written again."""
 
     def by_destination(self, batch: pa.RecordBatch) -> Iterator[DestinedRows]:
-        """The rows of `batch` by destination. Raises `SchemaMismatch` for values that are not for the stream."""
+        """Yield the rows of `batch` by destination. Raises `SchemaMismatch` for values that the stream cannot have."""
         if not batch.num_rows:
             return
         batch = batch.rename_columns(self._in_order)
@@ -165,7 +168,7 @@ def _cast(name: str, column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _groups(column: pa.Array | None, rows: int) -> Iterator[tuple[Any, pa.Array | None]]:
-    """Each distinct value of a column, and the rows that have it; None: all rows."""
+    """Yield each distinct value of a column, and the indexes of its rows; None: all rows."""
     if column is None or column.null_count == rows:
         yield None, None
         return
@@ -190,7 +193,7 @@ def _keys(key: pa.Array | None, keys: pa.Array | None) -> pa.Array:
     if keys is None:
         return _lists(key.is_valid(), pc.cast(key.is_valid(), pa.int64()), key.drop_null())
     if pc.list_slice(keys, 0, 1).equals(_keys(key, None)):
-        return keys  # as a reader gives them
+        return keys  # the columns come from a reader
     pairs = zip(key.to_pylist(), keys.to_pylist(), strict=True)
     return pa.array([rest if first is None else [first, *(rest or ())[1:]] for first, rest in pairs], _KEYS)
 
@@ -212,7 +215,7 @@ def _lists(valid: pa.Array, lengths: pa.Array, values: pa.Array) -> pa.Array:
 
 
 def _offsets(valid: pa.Array, lengths: pa.Array) -> pa.Array:
-    """Where each list starts, null for those that are null, and where the last one ends."""
+    """Return where each list starts (null for a null list), and where the last one ends."""
     ends = np.cumsum(lengths.to_numpy(zero_copy_only=False), dtype=np.int32)
     starts = np.concatenate([np.zeros(1, np.int32), ends])
     null = np.concatenate([~valid.to_numpy(zero_copy_only=False), np.zeros(1, bool)])

@@ -1,8 +1,8 @@
-"""Rows as a multiset: which of these rows are among those, each counted as often as it comes. Pure.
+"""A multiset of rows, which counts how often each row occurs. Pure.
 
-This is for the rare case: an attempt finds that an earlier one has stored rows in another order. Then each row is
-looked at by itself, and remembered by 16 bytes of a hash of it (two different rows with one hash are not expected in
-the life of a cluster).
+It is for the rare case that an earlier attempt has stored the rows in another order. Then rows are compared one by one,
+and each stored row is remembered as a hash of 16 bytes (two different rows with the same hash are not expected in the
+life of a cluster).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ class RowCounts:
         self._ignored = frozenset(ignored)
         self._counts: Counter[bytes] = Counter()
         self.total = 0
-        """How many rows it has."""
+        """The number of rows."""
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Put in all of `rows`."""
+        """Add all of `rows`."""
         self._counts.update(self._digests(rows))
         self.total += rows.num_rows
 
     def take(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Take out those of `rows` that are in it; gives the others, in their order."""
+        """Remove those of `rows` that the multiset has. Return the others, in the same order."""
         if not self.total or not rows.num_rows:
             return rows
         counts = self._counts
@@ -49,7 +49,7 @@ class RowCounts:
         return rows if len(others) == rows.num_rows else rows.take(pa.array(np.array(others, np.int64)))
 
     def equal(self, ours: pa.RecordBatch, stored: pa.RecordBatch) -> bool:
-        """Whether two batches are the same, row by row, as far as columns count."""
+        """Return whether two batches have the same rows in the same order, without the ignored columns."""
         return bool(self._counted(ours).equals(self._counted(stored)))
 
     def _counted(self, rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -57,7 +57,7 @@ class RowCounts:
         return rows.drop_columns(ignored) if ignored else rows
 
     def _digests(self, rows: pa.RecordBatch) -> list[bytes]:
-        # By what Python shows of the values: that tells apart what differs, and, unlike ==, has one text for NaN.
+        # Hashes Python's repr of the values: it differs for different values, and, unlike ==, is equal for NaN.
         columns = [column.to_pylist() for column in self._counted(rows).columns]
         if not columns:
             return [b""] * rows.num_rows

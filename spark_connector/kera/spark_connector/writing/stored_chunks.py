@@ -1,8 +1,9 @@
-"""The chunks of one writer in one streamlet, read back.
+"""Reads back the stored chunks of one writer in one streamlet.
 
-A broker that has a chunk with a sequence already says where, if the chunk is in its memory. Of one that is on its disk
-only it says that it is there; then it is looked for: from the last one that was found on, else in the segments of the
-entry, the newest first. That reads what has been written since, but only when a writer comes back after so long.
+If a broker already has a chunk of a sequence number in its memory, it replies with the chunk's position. If the chunk
+is only on its disk, the broker replies without a position. The chunk is then searched: from the end of the last found
+one on, else in the segments of the entry, the newest first. That reads everything written since, but happens only if a
+writer returns after a long time.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ class StoredChunks:
     async def find(
         self, entry: EntryId, position: Position | None, sequence: int, after: Position | None
     ) -> ChunkBatch | None:
-        """The chunk `sequence`, which the broker says is there; None when it has been removed since.
+        """Return the chunk `sequence`, which the broker has reported as stored; None: it was removed since.
 
-        `position`: where it is, if the broker has said so; `after`: where the one before it ended, if that is known.
-        Raises `Unavailable` when it cannot be read yet.
+        `position`: the chunk's position, if the broker has given it; `after`: the end of the chunk before it, if known.
+        Raises `Unavailable` if the chunk cannot be read yet.
         """
         try:
             chunk = await self._chunk(entry, position, sequence, after)
-        except DataLost:  # while it was looked for
+        except DataLost:  # retention removed it during the search
             chunk = None
         if chunk is None:
             log.warning(
@@ -59,7 +60,7 @@ class StoredChunks:
         if position is not None:
             found = await self._in_range(entry, position, None, sequence)
             if found is None:
-                # It is acknowledged at the stream's level, and so can be read; but readers may be behind for a moment.
+                # The chunk is acknowledged, so it can be read; but readers may lag behind for a moment.
                 raise Unavailable(
                     f"the chunk at {tuple(position)} cannot be read yet",
                     stream=self.stream,
@@ -78,7 +79,7 @@ class StoredChunks:
     async def _in_range(
         self, entry: EntryId, start: Position, end: Position | None, sequence: int
     ) -> ChunkBatch | None:
-        """The chunk in a range of the entry; `end` None: up to what there is now."""
+        """Return the chunk if it is in a range of the entry; `end` None: up to the present head."""
         from kera.client import ConsumerSettings  # late: Spark imports this to look for data sources
 
         name = self.producer_id, self.producer_epoch, sequence

@@ -1,12 +1,12 @@
-"""Compare-and-append: the rows of one task for one streamlet, stored exactly once however often the task is run.
+"""Compare-and-append: stores the rows of one task for one streamlet exactly once, however often the task runs.
 
-Spark runs a task again when it fails, when its executor is lost, and, with speculation, when it is slow; it runs all
-tasks of a micro-batch again after a restart. An attempt that was given up may still be alive. Of the rows of a
-partition Spark promises only that they are the same multiset each time (of a deterministic query): after a shuffle they
-come in another order. So it is no use to give the rows numbers, and none to know that a chunk was sent before.
+Spark runs a task again if it fails, if its executor is lost, and, with speculation, if it is slow; after a restart it
+runs all tasks of a micro-batch again. An attempt that Spark has given up may still be alive. Spark promises only that
+the rows of a partition are the same multiset each time (in a deterministic query): after a shuffle their order differs.
+So numbering the rows does not help, nor does knowing that a chunk was sent before.
 
-All attempts write under one name (producer id and epoch, see ``writers``), and the broker takes chunk k of this name
-only when exactly the chunks 0 … k-1 are stored. An attempt goes like this:
+All attempts write under one name (producer id and epoch, see ``writers``), and the broker accepts chunk k of this name
+only if exactly the chunks 0 … k-1 are stored. The algorithm of an attempt:
 
     k = 0
     while rows are left:
@@ -16,22 +16,22 @@ only when exactly the chunks 0 … k-1 are stored. An attempt goes like this:
             remove its rows from those that are left, also from those that are yet to come
         k = k + 1
 
-Why this is exact. Whoever appends chunk k has seen the chunks 0 … k-1, his own or others', and has removed their rows
-from the multiset of all rows of the partition, which is the same for all attempts. So chunk k is a part of what is
-missing in the chunks before it: all stored chunks together never have a row more often than the partition has. And an
-attempt ends when no row is left that is not in a chunk which it has seen: then they have all rows. Nobody has to be
-shut out for that, and any number of attempts may run side by side, end anywhere and come back.
+Why this is exact: an attempt that appends chunk k has seen the chunks 0 … k-1, its own or others', and has removed
+their rows from the multiset of all rows of the partition, which is the same for all attempts. So chunk k has only rows
+that are missing in the chunks before it, and all stored chunks together never have a row more often than the partition.
+An attempt ends when each of its rows is in a chunk that it has seen: then the chunks have all rows. No attempt has to
+be fenced off for that, and any number of them may run side by side, end at any point and return.
 
-A lost answer needs no code of its own: the chunk is sent again (``kera.client.producing.appender``), found to be
-there, read, and found to be ours. When the rows come in the same order as the first time, chunks are the same or at
-least begin with the same rows, which is seen without looking at rows one by one.
+A lost answer needs no special code: the chunk is sent again (``kera.client.producing.appender``), the broker already
+has it, and the attempt reads it and recognizes its own rows. If the rows arrive in the same order as the first time,
+chunks are equal or at least begin with the same rows, which a comparison of whole batches shows.
 
-If a query is not deterministic (a random number, the time of day), rows of an earlier attempt may stay that this one
-does not have. Then no row of this attempt is missing, but there are more than those: at least once, not exactly once.
-`surplus` says how many.
+If a query is not deterministic (it uses a random number, or the time of day), earlier attempts may have stored rows
+that this one does not have. Then all rows of this attempt are stored, but there are others, too: rows are stored at
+least once, not exactly once. `surplus` has their number.
 
-Memory: the rows that wait here are bounded by whoever adds them; of stored rows that have yet to come, a hash each is
-kept (``rows``), for at most `SURPLUS_MAX` rows.
+Memory: the caller of `add` bounds the waiting rows; for stored rows that Spark has yet to deliver, a hash each is kept
+(``rows``), for at most `SURPLUS_MAX` rows.
 """
 
 from __future__ import annotations
@@ -46,30 +46,31 @@ from kera.core.errors import KeraError
 from kera.spark_connector.writing.rows import RowCounts
 
 SURPLUS_MAX = 1 << 24
-"""Rows stored by earlier attempts that have yet to come from Spark; each takes some 150 bytes of memory."""
+"""Maximum number of rows from earlier attempts that Spark has yet to deliver; each takes some 150 bytes of memory."""
 
 
 class TooManyRows(KeraError):
-    """A task found more rows of an earlier attempt than it can keep in mind."""
+    """A task found more rows of earlier attempts than it can remember."""
 
 
 class Log(Protocol):
     """The chunks of one name in one streamlet."""
 
     async def append(self, rows: pa.RecordBatch, sequence: int) -> tuple[int, bool]:
-        """Append the first of `rows` as chunk `sequence`: gives how many, and whether there was such a chunk already.
+        """Append the first rows of `rows` as chunk `sequence`.
 
-        If so, it may be this one, after an answer that was lost, or any other.
+        Return how many rows the chunk has, and whether a chunk of that sequence was stored already. That one may be the
+        same chunk, after a lost answer, or any other.
         """
         ...
 
     async def stored(self, sequence: int) -> pa.RecordBatch | None:
-        """The rows of a chunk that is there; None when it has been removed since."""
+        """Return the rows of a stored chunk; None: it was removed since."""
         ...
 
 
 class StreamletWriter:
-    """The rows of one attempt for one streamlet: `add` them, and have `drain` run until all are stored."""
+    """Stores the rows of one attempt for one streamlet: `add` takes rows, and `drain` runs until all are stored."""
 
     def __init__(
         self,
@@ -79,8 +80,9 @@ class StreamletWriter:
         surplus_max: int = SURPLUS_MAX,
         progressed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`ignored`: columns that are not part of a row, as they differ between attempts; `progressed` is called when
-        fewer rows wait.
+        """`ignored`: columns that do not count in comparisons because they differ between attempts.
+
+        `progressed` is called when fewer rows wait.
         """
         self._log = log
         self._queue: deque[pa.RecordBatch] = deque()
@@ -92,11 +94,11 @@ class StreamletWriter:
         self.appended = 0
         """Rows that this attempt has stored."""
         self.found = 0
-        """Rows that were stored already."""
+        """Rows that earlier attempts had stored."""
 
     @property
     def waits(self) -> bool:
-        """Whether there are rows that are not known to be stored."""
+        """Whether there are rows that may not be stored yet."""
         return bool(self._queue)
 
     @property
@@ -106,18 +108,18 @@ class StreamletWriter:
 
     @property
     def surplus(self) -> int:
-        """Rows that were found, and that this attempt has not had (yet)."""
+        """Number of stored rows that this attempt has not received (yet)."""
         return self._surplus.total
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """These rows are to be stored, too."""
+        """Queue rows to be stored, without those that are stored already."""
         left = self._surplus.take(rows)
         self.found += rows.num_rows - left.num_rows
         if left.num_rows:
             self._queue.append(left)
 
     async def drain(self) -> None:
-        """Store all rows that wait. One call at a time; rows may be added meanwhile."""
+        """Store all waiting rows. One call at a time; rows may be added meanwhile."""
         while self._queue:
             count, duplicate = await self._log.append(self._queue[0], self.sequence)
             if not duplicate:
@@ -126,22 +128,25 @@ class StreamletWriter:
             elif (stored := await self._log.stored(self.sequence)) is not None:
                 self._remove(stored)
             else:
-                # Retention has taken the chunk. What was in it is not known any more: taken for these rows.
+                # Retention has removed the chunk, so its rows are unknown. Assume that they were these rows.
                 self._drop(count)
                 self.found += count
             self.sequence += 1
             self._progressed()
 
     def _drop(self, count: int) -> None:
-        """The first `count` rows of the first batch are stored."""
+        """Remove the first `count` rows of the first batch, which are stored."""
         rows = self._queue.popleft()
         if count < rows.num_rows:
             self._queue.appendleft(rows.slice(count))
 
     def _remove(self, stored: pa.RecordBatch) -> None:
-        """Remove rows that are stored from those that wait or are to come."""
+        """Remove stored rows from the waiting rows, and from those that are yet to come.
+
+        Raises `TooManyRows` if more than `surplus_max` rows are yet to come.
+        """
         first = self._queue[0].slice(0, stored.num_rows)
-        if self._surplus.equal(first, stored):  # the usual case: rows came in the same order as the first time
+        if self._surplus.equal(first, stored):  # the usual case: the rows arrived in the same order as the first time
             self._drop(stored.num_rows)
             self.found += stored.num_rows
             return

@@ -1,15 +1,15 @@
-"""One task's rows on their way: split by stream and streamlet, gathered into chunks, handed to a writer each.
+"""Writes the rows of one task: splits them by stream and streamlet, gathers them into chunks, and passes these on.
 
     Spark ─► batch ─► parts by stream, streamlet ─► gathered until a chunk is full ─► writer ─► broker
                                                     └────── bounded together ──────────┘
 
-When a chunk is full depends on nothing but the rows that came before: so an attempt that gets the same rows in the same
-order makes the same chunks, and finds them stored without a look at single rows. With a latency target it depends on
-the clock as well (``filling``): then an attempt that is repeated has to look at rows. The writers of a task send side
-by side, each of them one chunk at a time (``streamlet_writer`` says why).
+When a chunk is full depends only on the rows before. So an attempt that gets the same rows in the same order makes the
+same chunks, and finds them stored without comparing single rows. With a latency target it also depends on the clock
+(`Filling`), so that a repeated attempt has to compare rows. The writers of a task send concurrently, each of them one
+chunk at a time (``streamlet_writer`` says why).
 
-Lives on the event loop of a portal. Memory: what is gathered is at most `GATHERED_BYTES_MAX` and one batch of Spark's,
-what is queued at most `QUEUED_BYTES_MAX` and as much again, whatever the number of streamlets.
+Lives on the event loop of a portal. Memory, for any number of streamlets: at most `GATHERED_BYTES_MAX` and one batch of
+Spark's are gathered, and at most twice `QUEUED_BYTES_MAX` are queued.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ from kera.core.errors import InternalError
 from kera.spark_connector.writing.stored_chunks import StoredChunks
 
 CHUNK_BYTES = 1 << 20
-"""Rows are gathered until they are so many bytes; a chunk is at most twice as large."""
+"""Number of bytes of rows that are gathered into a chunk; a chunk is at most twice as large."""
 CHUNKS_PER_SEGMENT = 8
-"""A chunk does not begin in one segment and end in the next: of smaller segments, chunks are smaller, too."""
+"""Minimum number of chunks per segment: a chunk fits into one segment, so small segments need smaller chunks."""
 GATHERED_BYTES_MAX = 32 << 20
 QUEUED_BYTES_MAX = 32 << 20
 TIMER_S = 0.001
-"""It is looked no more often which chunks are due."""
+"""Minimum interval of the checks which chunks are due."""
 
 
 MARGIN = 0.1
 LEFT = 0.5
-"""Minimum share of the target."""
+"""Minimum share of the target for which a chunk fills."""
 LATEST = 32
-"""Chunks that count."""
+"""Number of chunks whose storing time counts."""
 SLACK = 1 / 8
-"""So much earlier a chunk goes, if others do: each look and each request costs more than it saves."""
+"""Share of its filling time by which a chunk may be sent early along with others: separate requests cost more."""
 
 
 class StreamletLog:
@@ -63,7 +63,7 @@ class StreamletLog:
     def __init__(
         self, client: Client, appender: Appender, streamlet_id: int, *, took: Callable[[float], None] | None = None
     ) -> None:
-        """`took` is told how many seconds each append takes."""
+        """`took` is called with the seconds that each append takes."""
         self._chunks = StoredChunks(
             client, appender.stream.name, streamlet_id, appender.producer_id, appender.producer_epoch
         )
@@ -72,7 +72,7 @@ class StreamletLog:
         self._last: AppendResult | None = None
         """The result of the last append."""
         self._found: Position | None = None
-        """Where the last chunk ended that was read back."""
+        """The end of the last chunk that was read back."""
 
     async def append(self, rows: pa.RecordBatch, sequence: int) -> tuple[int, bool]:
         """See `kera.spark_connector.writing.streamlet_writer.Log.append`."""
@@ -83,7 +83,7 @@ class StreamletLog:
         return appended.record_count, appended.duplicate
 
     async def stored(self, sequence: int) -> pa.RecordBatch | None:
-        """See `kera.spark_connector.writing.streamlet_writer.Log.stored`. To be asked right after `append`."""
+        """See `kera.spark_connector.writing.streamlet_writer.Log.stored`. Call it right after `append`."""
         if self._last is None:
             raise InternalError("stored chunks are read after an append has found them")
         chunk = await self._chunks.find(self._last.entry, self._last.position, sequence, self._found)
@@ -94,15 +94,16 @@ class StreamletLog:
 
 
 class Filling:
-    """How long a chunk of a task that writes with ``latencyTarget`` may fill. Times in seconds, on any clock.
+    """How long a chunk may fill in a task that writes with ``latencyTarget``. Times in seconds, on any clock.
 
-    A row is to be stored at most so long after the task has it. So a chunk goes, full or not, when its first row has
-    been there for
+    The target is the maximum time from receiving a row until it is stored. So a chunk is sent, full or not, when its
+    first row has waited for
 
         the target - the time that storing takes - a tenth of the target
 
-    The time that storing takes is the worst of the latest chunks. Where that leaves less than half of the target, half
-    of it is taken: more chunks would not be stored faster. Java has the same in ``kera.spark.write.Filling``.
+    The time that storing takes is the worst of the latest chunks. If less than half of the target is left, a chunk
+    fills for half of the target, because more chunks would not be stored faster. Java has the same in
+    ``kera.spark.write.Filling``.
     """
 
     def __init__(self, target_s: float) -> None:
@@ -110,28 +111,28 @@ class Filling:
         self._took_s: deque[float] = deque(maxlen=LATEST)
 
     def stored(self, took_s: float) -> None:
-        """A chunk was acknowledged so long after it was closed."""
+        """Note that a chunk was acknowledged `took_s` after it was closed."""
         self._took_s.append(took_s)
 
     @property
     def fills_s(self) -> float:
-        """How long a chunk may fill."""
+        """The time for which a chunk may fill."""
         left_s = self._target_s * (1 - MARGIN) - max(self._took_s, default=0.0)
         return max(left_s, self._target_s * LEFT)
 
     def is_due(self, since_s: float, now_s: float) -> bool:
-        """Whether a chunk goes whose first row has been there `since_s`, when one is looked at `now_s`."""
+        """Return whether to send a chunk now, at `now_s`, whose first row arrived at `since_s`."""
         return now_s - since_s >= self.fills_s * (1 - SLACK)
 
 
 @dataclass(frozen=True)
 class Name:
-    """Under which name a task writes: the same for all attempts, and for nothing else."""
+    """The name under which a task writes: the same for all of its attempts, and different from all others."""
 
     producer_id: int
     producer_epoch: int
     keyless: int
-    """Rows without a key go to this streamlet, modulo their number."""
+    """The streamlet for rows without a key, modulo the number of streamlets."""
 
 
 @dataclass
@@ -141,9 +142,9 @@ class Written(WriterCommitMessage):
     appended: int
     """Rows that this attempt has stored."""
     found: int
-    """Rows that an earlier one had stored."""
+    """Rows that earlier attempts had stored."""
     surplus: int
-    """Rows that an earlier one had stored and this one did not have: the query is not deterministic."""
+    """Rows that earlier attempts had stored and this one did not have, because the query is not deterministic."""
 
 
 class _Outlet:
@@ -154,7 +155,7 @@ class _Outlet:
         self.gathered: list[pa.RecordBatch] = []
         self.gathered_bytes = 0
         self.since_s = 0.0
-        """Since when the first of them is there."""
+        """When the first gathered row arrived."""
         self.sending: asyncio.Task[None] | None = None
 
 
@@ -184,7 +185,10 @@ class TaskWriter:
         gathered_bytes_max: int = GATHERED_BYTES_MAX,
         queued_bytes_max: int = QUEUED_BYTES_MAX,
     ) -> None:
-        """`stream` None: each row names it. `latency_target_ms` None: rows wait until a chunk is full, or the end."""
+        """`stream` None: each row names its stream.
+
+        `latency_target_ms` None: rows wait until a chunk is full, or the task ends.
+        """
         self._filling = None if latency_target_ms is None else Filling(latency_target_ms / 1000)
         self._timer: asyncio.TimerHandle | None = None
         self._gathered_bytes_max = gathered_bytes_max
@@ -200,7 +204,7 @@ class TaskWriter:
         self._progressed = asyncio.Event()
 
     async def write(self, batch: pa.RecordBatch) -> None:
-        """Take the rows of a batch, and wait while too many are on their way."""
+        """Take the rows of a batch, and wait while too many are queued. Raises the errors of sending."""
         for part in (await self._shaper()).by_destination(batch):
             target = await self._target(part.stream or self._stream or "")
             appender = target.appender
@@ -225,7 +229,7 @@ class TaskWriter:
         self._raise()
 
     async def finish(self) -> Written:
-        """Wait until all rows are stored."""
+        """Wait until all rows are stored. Raises the errors of sending."""
         self._send_all()
         outlets = self._outlets()
         sending = [outlet.sending for outlet in outlets if outlet.sending is not None]
@@ -240,7 +244,7 @@ class TaskWriter:
         )
 
     async def close(self) -> None:
-        """Send nothing more."""
+        """Stop sending."""
         if self._timer is not None:
             self._timer.cancel()
         sending = [outlet.sending for outlet in self._outlets() if outlet.sending is not None]
@@ -317,7 +321,7 @@ class TaskWriter:
         self._gathered_bytes -= outlet.gathered_bytes
         outlet.gathered, outlet.gathered_bytes = [], 0
         if outlet.writer.waits and (outlet.sending is None or outlet.sending.done()):
-            self._raise()  # what has failed is not tried again
+            self._raise()  # after a failure nothing more is sent
             outlet.sending = asyncio.get_running_loop().create_task(outlet.writer.drain())
             outlet.sending.add_done_callback(lambda _: self._progressed.set())
 
@@ -329,7 +333,7 @@ class TaskWriter:
         if self._filling is None:
             return
         now_s = asyncio.get_running_loop().time()
-        with contextlib.suppress(KeraError):  # which `write` or `finish` raises
+        with contextlib.suppress(KeraError):  # `write` or `finish` raises it
             for outlet in self._outlets():
                 if outlet.gathered and self._filling.is_due(outlet.since_s, now_s):
                     self._send(outlet)
@@ -345,7 +349,7 @@ class TaskWriter:
         return sum(outlet.writer.queued_bytes for outlet in self._outlets())
 
     def _raise(self) -> None:
-        """Raise what has ended the sending."""
+        """Raise the error that has ended the sending, if any."""
         for outlet in self._outlets():
             if outlet.sending is None or not outlet.sending.done():
                 continue
@@ -357,7 +361,7 @@ class TaskWriter:
 
 
 def out_of_date(error: ProducerFenced) -> ProducerFenced:
-    """The error of a task that has been shut out, in words of those who write with Spark."""
+    """Return the error of a task that the broker has fenced off, in words for users of Spark."""
     return ProducerFenced(
         "a later batch of this query, or a higher txnVersion of this txnAppId, has been written already: this one is"
         f" out of date ({error.message})",
@@ -366,5 +370,5 @@ def out_of_date(error: ProducerFenced) -> ProducerFenced:
 
 
 def no_such_stream(name: str) -> UnknownStream:
-    """The error for a stream that rows cannot be written to, as there is none."""
+    """Return the error for writing to a stream that does not exist."""
     return UnknownStream(f"there is no stream '{name}'; create it first: kera stream create {name}", stream=name)

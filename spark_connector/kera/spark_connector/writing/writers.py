@@ -1,21 +1,20 @@
 """The writers: ``df.write.format("kera")`` and ``df.writeStream.format("kera")``.
 
-Rows are stored while the tasks run, and readers see them at once: streams have no transactions. What makes it exact is
-that each task writes under a name that is the same whenever the same work is done again, and finds what was stored
-under it (``streamlet_writer``, where the proof is):
+Rows are stored while the tasks run, and readers see them at once: streams have no transactions. Writes are exact
+because each task writes under a name that is the same whenever the same work is repeated, and finds the rows that were
+stored under it (see ``streamlet_writer``, which has the proof):
 
-* a streaming query: its id, which is kept in the checkpoint, and the number of the partition give the producer id, the
-  number of the micro-batch its epoch. A micro-batch that is run again adds what is missing, and nothing else; one that
-  is complete adds nothing. A task of an earlier micro-batch that is still alive is shut out by the later one's epoch;
-* a batch query: a random id, made once on the driver, so that tasks may be run again; or, with ``txnAppId`` and
-  ``txnVersion``, that, so that the whole write may be.
+* for a streaming query, its id, which the checkpoint keeps, and the partition's number make the producer id, and the
+  micro-batch's number makes the epoch. A repeated micro-batch adds only the missing rows; if it is complete, it adds
+  none. The epoch of a later micro-batch fences off tasks of an earlier one that are still alive;
+* for a batch query, a random id, which is made once on the driver, so that tasks may run again; or ``txnAppId`` and
+  ``txnVersion``, so that the whole write may run again.
 
-So there is nothing to do for `commit` but to say what happened, and nothing for `abort`: what is stored stays, and the
-repeat finds it.
+So `commit` only reports the outcome, and `abort` does nothing: stored rows stay, and the repeated task finds them.
 
-Left to the query: to give each partition the same rows when it is run again, in any order. Spark sees to that unless
-rows depend on chance or time; and unless it cuts the partitions in another way (see docs/spark.md). Then rows are
-written at least once, and the driver logs a warning.
+The query must give each partition the same rows when it runs again, in any order. Spark ensures that unless rows depend
+on chance or time, or the partitions are cut in another way (see docs/spark.md). Then rows are written at least once,
+and the driver logs a warning.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     from kera.client import Client, StreamDescription
 
 LOOK_UP_TIMEOUT_MS = 10_000
-"""How long a query goes on trying to reach the coordinator before it starts."""
+"""How long a query retries to reach the coordinator before it starts."""
 QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"
 """Local properties that Spark gives to all tasks of a micro-batch."""
@@ -57,7 +56,7 @@ class KeraBatchWriter(DataSourceArrowWriter):
     """Writes a DataFrame once."""
 
     def __init__(self, options: Mapping[str, str], given: StructType, *, overwrite: bool) -> None:
-        """Made on the driver. Raises what is wrong with options and columns."""
+        """Called on the driver. Raises the errors of options and columns."""
         self._options = parse_write_options(options)
         self._options.check_engine()
         self._options.check_batch(overwrite=overwrite)
@@ -74,18 +73,18 @@ class KeraBatchWriter(DataSourceArrowWriter):
         return write_rows(self._connection, self._options, self._given, name, iterator, case_sensitive=sensitive)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """All is stored."""
+        """Report that all rows are stored."""
         report(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Stored rows stay."""
+        """Do nothing: stored rows stay."""
 
 
 class KeraStreamWriter(StreamArrowWriter):
     """Writes micro-batches, each exactly once."""
 
     def __init__(self, options: Mapping[str, str], given: StructType, *, overwrite: bool) -> None:
-        """Made on the driver, for each micro-batch anew. Raises what is wrong with options and columns."""
+        """Called on the driver, anew for each micro-batch. Raises the errors of options and columns."""
         self._options = parse_write_options(options)
         self._options.check_engine()
         self._options.check_streaming(overwrite=overwrite)
@@ -103,15 +102,15 @@ class KeraStreamWriter(StreamArrowWriter):
         return write_rows(self._connection, self._options, self._given, name, batches, case_sensitive=sensitive)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """All is stored."""
+        """Report that all rows are stored."""
         report(messages, batch=batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Stored rows stay."""
+        """Do nothing: stored rows stay."""
 
 
 def task_name(kind: str, name: str, partition: int, version: int) -> Name:
-    """The name under which a partition is written, in whatever process. `version` counts the batches of `name`."""
+    """Return the name under which a partition is written, in any process. `version` counts the batches of `name`."""
     digest = blake2b("\0".join((kind, name, str(partition))).encode(), digest_size=8).digest()
     return Name(
         producer_id=1 << 63 | int.from_bytes(digest) >> 1, producer_epoch=version + 1, keyless=partition + version
@@ -119,12 +118,12 @@ def task_name(kind: str, name: str, partition: int, version: int) -> Name:
 
 
 def _case_sensitive(context: TaskContext) -> bool:
-    """``spark.sql.caseSensitive``. Spark tells it to tasks, and not to the Python that plans them."""
+    """Return ``spark.sql.caseSensitive``, which Spark gives to tasks, but not to the Python process that plans them."""
     return str(context.getLocalProperty("spark.sql.caseSensitive")).lower() == "true"
 
 
 def check_target(options: WriteOptions, given: StructType) -> None:
-    """Raise what is wrong with the columns `given`, or that there is no such stream."""
+    """Raise `SchemaMismatch` if the columns `given` do not fit, and `UnknownStream` if the stream does not exist."""
     with contextlib.closing(Portal(options.connection, retry_timeout_ms=LOOK_UP_TIMEOUT_MS)) as portal:
         target_of(options, given, portal)
 
@@ -132,7 +131,7 @@ def check_target(options: WriteOptions, given: StructType) -> None:
 def target_of(
     options: WriteOptions, given: StructType, portal: Portal, *, case_sensitive: bool = False
 ) -> StreamDescription | None:
-    """The stream that is written to; None: each row names one. Raises the same as `check_target`."""
+    """Return the stream to write to; None: each row names one. Raises the errors of `check_target`."""
     if options.stream is None:
         check(given, None, case_sensitive=case_sensitive)
         return None
@@ -146,7 +145,7 @@ def target_of(
 
 
 def connection_for_tasks(options: WriteOptions) -> Connection:
-    """How the tasks of a write connect, see ``delegation``."""
+    """Return the connection for the tasks of a write; see ``delegation``."""
     streams = None if options.stream is None else [options.stream]
     return for_tasks(options.connection, streams) or options.connection
 
@@ -160,7 +159,7 @@ def write_rows(
     *,
     case_sensitive: bool,
 ) -> WriterCommitMessage:
-    """Store all rows under `name`."""
+    """Store all rows under `name`, and return the result for Spark."""
     portal = shared(connection)
 
     async def begin(client: Client) -> TaskWriter:
@@ -183,7 +182,7 @@ def write_rows(
 
 
 def report(messages: Sequence[WriterCommitMessage | None], **about: object) -> None:
-    """Say on the driver what tasks have found."""
+    """Log a warning on the driver if tasks have found surplus rows."""
     done = [message for message in messages if isinstance(message, Written)]
     surplus = sum(message.surplus for message in done)
     if surplus:
