@@ -1,7 +1,7 @@
-"""Runs a copy: reads ahead, within bounds, while the target writes; stops where the target's state is whole.
+"""Runs a copy: reads ahead, within bounds, while the target writes, and stops only when the target's state is complete.
 
-`copy` is one attempt, which ends with the first error. `outliving` makes attempts until one ends well: since the target
-knows how far the copy is, each attempt goes on where the one before it was, as another process would.
+`copy` is one attempt, which ends with the first error. `outliving` makes attempts until one succeeds: because the
+target stores the place of the copy, each attempt continues where the previous one was, as another process would.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from kera.connect.planning.rates import Rates
 T = TypeVar("T")
 
 AHEAD_BYTES_MAX = 32 << 20
-"""Maximum of rows that were read and are not being written: reading waits while there are more."""
+"""Maximum size of rows that were read and wait to be written; reading pauses while there are more."""
 TOGETHER_BYTES_MAX = 16 << 20
 TOGETHER_MAX = 256
-"""Pieces that are written at once."""
+"""Maximum number of pieces that are written together."""
 STOP_S = 30.0
-"""So long a write that is under way may take when the copy is told to stop."""
+"""Maximum time for a write that is under way when the copy is cancelled."""
 
 
 class Copied(NamedTuple):
     """The result of a copy."""
 
     begun: Progress
-    """Where it was when it began."""
+    """The progress of the copy when this run began."""
     rates: Rates
 
 
 class Ahead:
-    """Pieces between who reads and who writes."""
+    """The queue of pieces between the reader and the writer."""
 
     def __init__(self) -> None:
         self._pieces: list[Piece] = []
@@ -45,7 +45,7 @@ class Ahead:
         self._ended = False
 
     async def fill(self, pieces: AsyncGenerator[Piece, None]) -> None:
-        """Keep what comes, as far as there is room; `pieces` is closed in the end."""
+        """Queue all `pieces`, and wait while the queue is full; close `pieces` in the end."""
         try:
             async with contextlib.aclosing(pieces):
                 async for piece in pieces:
@@ -60,7 +60,7 @@ class Ahead:
                 self._changed.notify_all()
 
     async def take(self) -> list[Piece]:
-        """Take waiting pieces, as many as are written at once; none when all have been taken."""
+        """Wait for pieces, and take as many as are written together; none when all have been taken."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._pieces or self._ended)
             count = size = 0
@@ -81,10 +81,10 @@ async def copy(
     began: Callable[[Progress], None],
     rates: Rates | None = None,
 ) -> Copied:
-    """Copy all that `source` gives; returns when that has an end, and it is written.
+    """Copy all pieces of `source`; return when the source has ended, and all is written.
 
-    `tell` is called after each write, `began` once it is known how far the copy was. Whoever cancels this has it finish
-    the write that is under way first. `source` and `sink` are closed. `rates`: of an earlier attempt, which go on.
+    `tell` is called after each write, `began` once the progress of the copy is known. A cancelled copy first finishes
+    the write that is under way. `source` and `sink` are closed. `rates`: the rates of an earlier attempt, to continue.
     """
     try:
         await source.open()
@@ -109,10 +109,10 @@ async def outliving(
     failing: Callable[[Exception], None],
     resumed: Callable[[Resumed], None],
 ) -> T:
-    """The result of `attempt`, which copies, and is called again after errors that may pass; see `planning.outages`.
+    """Call `attempt`, which copies, again after each temporary error, and return its result; see `planning.outages`.
 
-    `attempt` is given two functions, to call once the copy has begun, and whenever something was written. `failing` is
-    called when an outage begins, and for each new kind of error, `resumed` when it is over.
+    `attempt` gets two functions: it calls the first once the copy has begun, and the second after each write. `failing`
+    is called when an outage begins, and for each new kind of error, `resumed` when the outage is over.
     """
     outages = Outages()
     loop = asyncio.get_running_loop()
@@ -155,7 +155,7 @@ async def _copy_from(source: Source, sink: Sink, begun: Progress, done: Callable
         while pieces := await ahead.take():
             await source.kept(await _to_the_end(sink.put(pieces)))
             done(pieces)
-        await reading  # raises what has ended it
+        await reading  # raises its error, if any
     except asyncio.CancelledError:
         await source.kept(await _to_the_end(sink.finish(complete=False)))
         raise
@@ -166,7 +166,7 @@ async def _copy_from(source: Source, sink: Sink, begun: Progress, done: Callable
 
 
 async def _to_the_end(writing: Coroutine[Any, Any, T]) -> T:
-    """Wait for a write also when told to stop, for `STOP_S`; then stop."""
+    """Wait for a write; when cancelled, wait up to `STOP_S` for its end before stopping."""
     task = asyncio.ensure_future(writing)
     try:
         return await asyncio.shield(task)

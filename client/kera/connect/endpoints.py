@@ -1,13 +1,13 @@
-"""Source and target of a copy, as people write them: addresses of four kinds. Nothing is connected to here.
+"""Parses the addresses of a copy's source and target, of four kinds. This module opens no connection.
 
-    kera:clicks                              a stream of the cluster that the command talks to
-    kera://host:7400/clicks                  one of another cluster
+    kera:clicks                              a stream of the cluster that the command uses
+    kera://host:7400/clicks                  a stream of another cluster
     kafka://host:9092/clicks                 a topic; several brokers with commas
-    postgresql://user@host/db?table=clicks   a table (or query=…) of PostgreSQL; the rest is libpq's
+    postgresql://user@host/db?table=clicks   a table (or query=…) of PostgreSQL; other parameters are libpq's
     postgresql:…?table=clicks&changes=logical  all changes of a table
-    clicks.parquet, /data/*.csv, file:///d/  files; the ending says what they are, or ``format``
+    clicks.parquet, /data/*.csv, file:///d/  files; the ending, or ``format``, gives their format
 
-No address has a password in it: everybody on a host sees the arguments of its processes.
+No address has a password, because all users of a host see the arguments of its processes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kera.core.errors import InvalidArgument
 
 FORMATS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
 CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
-"""By the ending of a compressed file, which follows that of its format."""
+"""The codecs by the ending of a compressed file, which follows the ending of its format."""
 SCHEMES = ("kera", "kafka", "postgresql", "postgres", "file")
 NAME_CHARS_MAX = 100
 _OF_CHANGES = ("values", "tombstones", "slot", "publication")
@@ -43,7 +43,7 @@ LIBPQ_PARAMETERS = frozenset(
         *("oauth_issuer", "oauth_client_id", "oauth_scope"),
     }
 )
-"""Parameters of a connection, as of PostgreSQL 18, but for secrets."""
+"""Parameters of a connection, as of PostgreSQL 18, without secrets."""
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]+):")
 _WILD = re.compile(r"[*?\[]")
 _ODD = re.compile(r"[^A-Za-z0-9._-]+")
@@ -55,16 +55,16 @@ class StreamEnd:
 
     stream: str
     bootstrap: str = ""
-    """Coordinators of its cluster; empty: those that the command has."""
+    """Coordinators of the stream's cluster; empty: those of the command."""
 
     @property
     def shown(self) -> str:
-        """Without secrets, the same each time."""
+        """A description without secrets, which is always the same."""
         return f"stream {self.stream}" + (f" at {self.bootstrap}" if self.bootstrap else "")
 
     @property
     def slug(self) -> str:
-        """Part of a copy's name."""
+        """The part of a copy's default name."""
         return self.stream
 
 
@@ -88,26 +88,26 @@ class TopicEnd:
 
 @dataclass(frozen=True, slots=True)
 class TableEnd:
-    """A table of PostgreSQL, or what a query gives."""
+    """A table of PostgreSQL, or the result of a query."""
 
     uri: str
-    """For libpq: all that is not meant for KerA, without a password."""
+    """The address for libpq: without KerA's parameters, and without a password."""
     table: str = ""
     query: str = ""
     key: tuple[str, ...] = ()
-    """Columns that ascend; empty: the primary key."""
+    """Columns whose values ascend; empty: the primary key."""
     settle: str = ""
-    """Seconds to wait for transactions that are under way; empty: as the source does."""
+    """Seconds to wait for transactions that are under way; empty: the source's default."""
     changes: bool = False
-    """All changes of the table, out of PostgreSQL's log."""
+    """Whether to copy all changes of the table, out of PostgreSQL's log."""
     values: str = ""
-    """Form of records of changes: json or columns; empty: as the stream is."""
+    """Form of records of changes: json or columns; empty: as the stream requires."""
     tombstones: bool = False
-    """A record without a value follows each deletion."""
+    """Whether a record without a value follows each deletion."""
     slot: str = ""
-    """The replication slot of changes; empty: one that the copy makes."""
+    """The replication slot of changes; empty: the copy makes one."""
     publication: str = ""
-    """The publication that has the table; empty: one that the copy makes."""
+    """The publication that has the table; empty: the copy makes one."""
 
     @property
     def shown(self) -> str:
@@ -123,12 +123,12 @@ class TableEnd:
 
 @dataclass(frozen=True, slots=True)
 class FilesEnd:
-    """Files: one, those of a pattern, or a directory's."""
+    """Files: one, those that fit a pattern, or those in a directory."""
 
     path: str
     format: str
     many: bool = field(default=False)
-    """A pattern, or a directory."""
+    """Whether the path is a pattern or a directory."""
 
     @property
     def shown(self) -> str:
@@ -146,7 +146,7 @@ End: TypeAlias = StreamEnd | TopicEnd | TableEnd | FilesEnd
 
 
 def parse_end(text: str, *, file_format: str | None = None) -> End:
-    """The end that `text` names. Raises `InvalidArgument`, which never repeats a password."""
+    """Parse the address `text`. Raises `InvalidArgument`, which never repeats a password."""
     found = _SCHEME.match(text)
     if found is None or text.startswith("/"):
         return _files(text, file_format)
@@ -225,7 +225,7 @@ def _table(text: str) -> TableEnd:
 
 
 def _changes(ours: Mapping[str, str]) -> dict[str, Any]:
-    """The fields of `TableEnd` for changes. Raises `InvalidArgument`."""
+    """Return the fields of `TableEnd` for changes. Raises `InvalidArgument`."""
     changes = ours.get("changes")
     if changes is None:
         if more := sorted(ours.keys() & set(_OF_CHANGES)):
@@ -254,7 +254,7 @@ def _changes(ours: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _check_parameters(names: list[str], fragment: str) -> None:
-    """Raise `InvalidArgument` for what has no effect in an address of PostgreSQL."""
+    """Raise `InvalidArgument` for a fragment, or for a parameter that is unknown or given twice."""
     if fragment:
         raise InvalidArgument("postgresql: takes nothing behind '#'; in a name or a query it is written %23")
     for name in names:
@@ -301,12 +301,12 @@ def _no_user(hosts: str, scheme: str) -> None:
 
 
 def copy_name(source: End, target: End) -> str:
-    """The default name of a copy."""
+    """Return the default name of a copy."""
     return _ODD.sub("-", f"{source.slug}-to-{target.slug}").strip("-.")[:NAME_CHARS_MAX] or "copy"
 
 
 def check_copy_name(name: str) -> str:
-    """`name`, if it is one for a copy. Raises `InvalidArgument`."""
+    """Return `name`. Raises `InvalidArgument` if it is no valid name of a copy."""
     if not name or len(name) > NAME_CHARS_MAX or _ODD.search(name):
         raise InvalidArgument(
             f"--name: {name!r} is not a copy's name: letters, digits, and . _ -, at most {NAME_CHARS_MAX} of them",

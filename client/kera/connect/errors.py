@@ -6,15 +6,15 @@ from kera.core.errors import InvalidArgument, KeraError
 
 
 class CopyMismatch(InvalidArgument):
-    """A copy of this name has another source, another target, or is kept in a form that is not known here."""
+    """A copy of this name has another source, another target, or a stored state that cannot be read."""
 
 
 class CopyElsewhere(KeraError):
-    """Another process runs the same copy: this one ends, and has written nothing that the other one has not."""
+    """Another process runs the same copy. This process ends, and has written only what the other one writes, too."""
 
 
 class SourceChanged(KeraError):
-    """Rows that were being copied when the copy ended are not in the source any more as they were then."""
+    """The source no longer has the rows, as they were, that were being copied when the copy ended."""
 
 
 class RecordsGone(KeraError):
@@ -22,7 +22,7 @@ class RecordsGone(KeraError):
 
 
 class Refused(KeraError):
-    """The other system does not do what is asked of it; the message is its own, with what it is about."""
+    """The other system refuses a request; the message has that system's own text, with the context."""
 
 
 class Unreachable(KeraError):
@@ -36,4 +36,4 @@ class Untranslatable(KeraError):
 
 
 class NotCopied(KeraError):
-    """The copy has not come as far as an offset yet."""
+    """The copy has not yet reached an offset."""

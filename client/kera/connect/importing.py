@@ -1,8 +1,8 @@
-"""Committed offsets of a consumer group of Kafka as cursors of a stream that a copy has filled.
+"""Translates the committed offsets of a Kafka consumer group into cursors of a stream that a copy has filled.
 
 The journal of the copy says which chunk has which offset (`kera.connect.planning.translating`). A cursor is the start
-of the chunk that has the first record that the group has not read: no record is skipped, and at most one chunk per
-streamlet is read again.
+of the chunk with the first record that the group has not read. So the group skips no record, and reads at most one
+chunk per streamlet again.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ ALL_REMOVED = "all that was copied has been removed from the stream"
 
 @dataclass(frozen=True, slots=True)
 class ImportedCursor:
-    """Where a partition's committed offset is in the stream."""
+    """The place of a partition's committed offset in the stream."""
 
     partition: int
-    """And the streamlet of this number."""
+    """The number of the partition, and of its streamlet."""
     committed: int | None
-    """The group's offset; None: it has committed nothing."""
+    """The group's offset; None: it has committed none."""
     entry: int
     """The entry of the streamlet that the copy writes to."""
     position: Position
     records_again_max: int
-    """At most so many records before the committed offset are read again."""
+    """Maximum number of records before the committed offset that are read again."""
     note: str = ""
 
 
 async def find_copy(client: Client, stream: StreamDescription, source: str, name: str | None) -> str:
-    """The name of the copy that has filled `stream` from `source`. Raises `CopyMismatch` unless there is exactly one.
+    """Return the name of the copy that has filled `stream` from `source`.
 
-    `name`: the one to take if there are several.
+    Raises `CopyMismatch` unless there is exactly one. `name`: the copy to choose if there are several.
     """
     copies = await journals_of(client, stream.stream_id)
     from_source = [each for each, last in copies.items() if last.source == source]
@@ -70,9 +70,9 @@ def _listed(copies: Mapping[str, Round]) -> str:
 async def imported_cursors(
     client: Client, stream: StreamDescription, copy: str, source: TopicSource, committed: Mapping[int, int | None]
 ) -> list[ImportedCursor]:
-    """The cursor for each partition, in their order. `source` is open.
+    """Return the cursor for each partition, in order. `source` must be open.
 
-    Raises `NotCopied` if the copy has not come as far as the group, and `Untranslatable`.
+    Raises `NotCopied` if the copy is behind the group, and `Untranslatable` if an offset has no known place.
     """
     streamlets = stream.config.streamlets
     if len(committed) != streamlets:
@@ -125,7 +125,7 @@ async def _imported(
 
 
 async def _behind_all(client: Client, where: CopyEntry, table: OffsetTable, offset: int) -> ImportedCursor:
-    """The cursor of a partition that the group has read as far as it is copied."""
+    """Return the cursor of a partition of which the group has read all copied records."""
     count = table.chunks_of(where.streamlet)
     if not count:
         return ImportedCursor(where.streamlet, offset, where.entry, EARLIEST, 0)
@@ -142,13 +142,13 @@ async def _behind_all(client: Client, where: CopyEntry, table: OffsetTable, offs
 
 
 async def _all_removed(client: Client, where: CopyEntry) -> bool:
-    """Whether the entry had records, and has none of the copy any more."""
+    """Return whether records were removed from the entry, and none of the copy is left."""
     bounds = (await client.bounds(where.stream.name))[where.streamlet][where.entry]
     return bounds.first_record > 0 and (await find_chunk(client, where, 0)).chunk is None
 
 
 def positions_of(stream: StreamDescription, cursors: Sequence[ImportedCursor]) -> dict[int, list[Position]]:
-    """The cursors as positions for a reset; what others have written to other entries is read from its beginning."""
+    """Return the cursors as positions for a reset. Other entries, which other writers fill, start at the begin."""
     found: dict[int, list[Position]] = {}
     for each in cursors:
         positions = [EARLIEST] * stream.config.entries

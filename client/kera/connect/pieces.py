@@ -1,7 +1,7 @@
 """The interface of sources and targets: pieces, and the places between which they lie.
 
-A source has parts (the partitions of a topic, the entries of a stream, or just one), each with an order of its own. A
-place says where in a part one is; only the source knows what it means, and others keep it as the JSON that it is.
+A source has parts (the partitions of a topic, the entries of a stream, or just one), each with its own order. A place
+is a position in a part; only the source interprets it, and other code stores it as JSON.
 """
 
 from __future__ import annotations
@@ -12,130 +12,130 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import pyarrow as pa
 
 Place: TypeAlias = Any
-"""JSON that means something to its source."""
+"""JSON that only its source interprets."""
 
 
 class Piece(NamedTuple):
-    """Rows of one part of a source that follow each other."""
+    """Consecutive rows of one part of a source."""
 
     part: str
     start: Place
-    """Where the piece begins."""
+    """The place where the piece begins."""
     end: Place
-    """Where the next one does."""
+    """The place where the next piece begins."""
     rows: pa.RecordBatch
     streamlet: int | None = None
-    """Where a stream is to have all of it; None: it decides."""
+    """The streamlet for all rows, if the target is a stream; None: the stream decides."""
     digest: str = ""
     """See `Span`."""
     everywhere: bool = False
-    """Each streamlet of a stream gets all rows: they concern every key."""
+    """Whether each streamlet of a stream gets all rows, because they concern every key."""
     row_places: Sequence[int] | None = None
-    """The place of each row, where places are numbers with gaps, such as offsets of Kafka; None: they are not known."""
+    """The place of each row, if places are numbers with gaps, such as Kafka's offsets; None: they are not known."""
 
 
 class Span(NamedTuple):
-    """Which rows a piece had: what is needed to read it again."""
+    """The range of a piece, with all that is needed to read it again."""
 
     part: str
     start: Place
     end: Place
     rows: int
     digest: str = ""
-    """Written by the source, for itself: it tells whether the rows are the same when they are read again."""
+    """A digest of the rows, made and read only by the source, to see whether rows are the same when it reads again."""
 
 
 class Progress(NamedTuple):
-    """How far a copy has got, as its target says."""
+    """The progress of a copy, as stored in its target."""
 
     places: Mapping[str, Place]
-    """Per part, where it goes on; a part that is missing has not been begun."""
+    """Per part, the place where the copy continues; a part without a place has not been begun."""
     records: int = 0
-    """Copied so far."""
+    """Number of records copied so far."""
     unsure: Sequence[Span] = ()
-    """These, before `places`, may have been written or not: the target has to be given them again."""
+    """Spans before `places` that may or may not be written; the target needs their rows again."""
 
 
 class Source(Protocol):
-    """Where a copy comes from."""
+    """The source of a copy."""
 
     schema: pa.Schema
-    """Schema of the rows; known once it is open."""
+    """Schema of the rows; known once the source is open."""
     may_shrink: bool
-    """Rows between two places may go with time (of a topic that is compacted), and none ever come."""
+    """Whether rows between two places may vanish with time (as in a compacted topic); none are ever added there."""
     shown: str
     """A description in words without secrets."""
     identity: str
-    """The same each time, and of no other source; known once it is open."""
+    """A unique and constant name of the source; known once it is open."""
     notes: list[str]
-    """Notes for users on how it is read."""
+    """Notes for users on how the source is read."""
     streamlets: int
-    """Its pieces say where a stream of so many streamlets is to have them; 0: they do not."""
+    """If pieces name their streamlets, the number of streamlets of a stream that takes them so; 0: they do not."""
 
     async def open(self) -> None:
-        """Connect, and see that what is to be copied is there."""
+        """Connect, and check that the data to copy exist."""
         ...
 
     async def left(self, places: Mapping[str, Place]) -> int | None:
-        """About how many records come after these places, up to the end as it is now; None: nobody knows."""
+        """Return about how many records come after these places, up to the present end; None: it is not known."""
         ...
 
     def read(self, places: Mapping[str, Place], piece_bytes: int) -> AsyncGenerator[Piece, None]:
-        """The pieces after `places`, of about `piece_bytes` each: to the end, or for ever if it is followed."""
+        """Yield the pieces after `places`, of about `piece_bytes` each: up to the end, or for ever when following."""
         ...
 
     async def again(self, spans: Sequence[Span]) -> list[pa.RecordBatch | None]:
-        """The rows of each span, once more; None for a span that has other rows now, and can be copied anew.
+        """Read the rows of each span again; None for a span that now has other rows, and can be copied anew.
 
-        Raises `SourceChanged` if rows are gone that cannot be copied anew.
+        Raises `SourceChanged` if rows are missing that cannot be copied anew.
         """
         ...
 
     async def kept(self, places: Mapping[str, Place]) -> None:
-        """The target never asks for anything before these places again: the source may let go of it."""
+        """Release data before these places, if the source holds any: the target never asks for them again."""
         ...
 
     async def close(self) -> None:
-        """Disconnect; also without having been opened."""
+        """Disconnect. May also be called before `open`."""
         ...
 
 
 class Sink(Protocol):
-    """Where a copy goes. It alone says how far the copy has got."""
+    """The target of a copy. Only the target stores the copy's progress."""
 
     shown: str
     """A description in words without secrets."""
     piece_bytes: int
-    """Pieces of about this size suit it; known once it is open."""
+    """The preferred size of pieces; known once the target is open."""
     notes: list[str]
-    """Notes for users on how it is written."""
+    """Notes for users on how the target is written."""
 
     async def open(self, source: Source) -> Progress:
-        """Connect, make what is to be made for the rows of `source`, and see how far the copy was."""
+        """Connect, create what the rows of `source` need, and return the progress of the copy."""
         ...
 
     async def settle(self, rows: Sequence[pa.RecordBatch | None]) -> Progress:
-        """Make sure that what `open` called unsure is there, once: these are its rows, span by span.
+        """Ensure that the unsure spans of `open` are stored once; `rows` has their rows, span by span.
 
-        Returns where the copy goes on. With None for a span, that is where the unsure spans begin: all of them are
-        copied anew, so some of their rows may be there twice.
+        Return where the copy continues. With None for any span, that is where the unsure spans begin: all of them are
+        copied anew, so some of their rows may be stored twice.
         """
         ...
 
     async def put(self, pieces: Sequence[Piece]) -> Mapping[str, Place]:
-        """Write these and how far one is with them: both or neither, however this ends.
+        """Write `pieces` and the progress after them: both or neither, however this ends.
 
-        Returns the places before which this copy never asks its source for anything again; see `Source.kept`.
+        Return the places before which this copy never reads from its source again; see `Source.kept`.
         """
         ...
 
     async def finish(self, *, complete: bool) -> Mapping[str, Place]:
-        """Nothing more is put: what is held back becomes visible. `complete`: the source has come to its end.
+        """End the writing, and make held-back rows visible. `complete`: the source has reached its end.
 
-        Returns the same as `put`.
+        Return the same as `put`.
         """
         ...
 
     async def close(self) -> None:
-        """Disconnect; what was not put is forgotten."""
+        """Disconnect, and discard rows that were not `put`."""
         ...

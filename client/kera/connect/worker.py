@@ -1,4 +1,4 @@
-"""Calls that block, on a thread of their own, one after the other: libraries of other systems wait for the network."""
+"""Runs blocking calls on a separate thread, one after the other: libraries of other systems wait for the network."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Worker:
-    """One thread, which ends with `close`. Whoever is cancelled while it works waits until it has done what it does."""
+    """A thread for blocking calls, which ends with `close`. A cancelled caller waits until its call has returned."""
 
     def __init__(self, name: str) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"kera-{name}")
@@ -27,9 +27,9 @@ class Worker:
             raise
 
     async def each(self, generator: Generator[T | None, None, None]) -> AsyncGenerator[T, None]:
-        """The items of `generator`, which runs on the thread. It gives None now and then while it waits for something.
+        """Yield the items of `generator`, which runs on the thread, and yields None now and then while it waits.
 
-        It is closed on the thread, too, when this one is closed or cancelled.
+        When this generator is closed or cancelled, `generator` is closed on the thread, too.
         """
         try:
             while found := await self.call(lambda: list(islice(generator, 1))):
@@ -39,5 +39,5 @@ class Worker:
             await self.call(generator.close)
 
     def close(self) -> None:
-        """Let the thread end when it has done what it does."""
+        """Let the thread end after its present call."""
         self._pool.shutdown(wait=False, cancel_futures=True)

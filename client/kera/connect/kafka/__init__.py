@@ -1,1 +1,1 @@
-"""Topics of Kafka as the source and as the target of a copy, by confluent-kafka (the extra ``kafka``)."""
+"""Topics of Kafka as the source and as the target of a copy, through confluent-kafka (the extra ``kafka``)."""

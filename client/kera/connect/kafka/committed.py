@@ -13,15 +13,15 @@ class CommittedOffsets(NamedTuple):
     """The offsets of one consumer group and topic."""
 
     offsets: Mapping[int, int | None]
-    """Per partition, of the next record to read; None: the group has committed nothing."""
+    """The offset of the next record to read, per partition; None: the group has committed no offset."""
     members: int
-    """Consumers of the group that are active now."""
+    """Number of active consumers of the group."""
 
 
 def committed_offsets(
     bootstrap: str, topic: str, partitions: int, group: str, settings: Mapping[str, str]
 ) -> CommittedOffsets:
-    """Ask Kafka; blocks. Raises `Refused` if the group has committed nothing for the topic, `Unreachable`."""
+    """Ask Kafka, and block meanwhile. Raises `Refused` if the group has no offset for the topic, `Unreachable`."""
     import confluent_kafka as kafka
 
     ours = settings_of(bootstrap, settings, group_id=group, enable_auto_commit=False)

@@ -1,4 +1,4 @@
-"""Shared by source and target: settings of the client, and its errors in our words."""
+"""Client settings and the translation of errors, for source and target."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from kera.connect.errors import Refused, Unreachable
 from kera.core.errors import InvalidArgument
 
 ANSWER_S = 15.0
-"""So long brokers may take to answer a question."""
+"""Time limit for the answers of brokers."""
 OURS = frozenset(
     {
         *("bootstrap.servers", "group.id", "enable.auto.commit", "auto.offset.reset", "enable.partition.eof"),
         *("isolation.level", "transactional.id", "enable.idempotence", "enable.auto.offset.store"),
     }
 )
-"""Settings on which it depends that each record is copied once."""
+"""Settings that users must not change, because copying each record once depends on them."""
 
 
 AWAY = (
@@ -28,7 +28,7 @@ AWAY = (
     *("COORDINATOR_NOT_AVAILABLE", "COORDINATOR_LOAD_IN_PROGRESS", "NOT_COORDINATOR", "CONCURRENT_TRANSACTIONS"),
     *("NOT_ENOUGH_REPLICAS", "NOT_ENOUGH_REPLICAS_AFTER_APPEND"),
 )
-"""Errors of brokers that are away, or have just started."""
+"""Errors of brokers that cannot be reached, or have just started."""
 
 _SILENT = logging.getLogger("kera.connect.kafka.librdkafka")
 _SILENT.addHandler(logging.NullHandler())
@@ -36,7 +36,7 @@ _SILENT.propagate = False
 
 
 def read_settings(path: Path | None) -> dict[str, str]:
-    """Settings of librdkafka from a file of lines ``name=value``. Raises `InvalidArgument` that shows no value."""
+    """Read settings of librdkafka from a file of lines ``name=value``. Raises `InvalidArgument` that shows no value."""
     if path is None:
         return {}
     try:
@@ -57,30 +57,30 @@ def read_settings(path: Path | None) -> dict[str, str]:
 
 
 def settings_of(bootstrap: str, given: Mapping[str, str], **ours: Any) -> dict[str, Any]:
-    """All settings of a client of Kafka's; those of ours are written with underscores."""
+    """Return all settings of a Kafka client; the names in `ours` have underscores instead of dots."""
     return {
         **given,
         "bootstrap.servers": bootstrap,
-        "logger": _SILENT,  # librdkafka would write to standard error; errors say the same
+        "logger": _SILENT,  # librdkafka would log to standard error, and errors have the same information
         **{name.replace("_", "."): value for name, value in ours.items()},
     }
 
 
 @contextlib.contextmanager
 def translated(what: str) -> Iterator[None]:
-    """Around calls: errors of Kafka become ours. `what` is being done, to what."""
+    """Translate the errors of Kafka within this context. `what`: the subject of the calls, for messages."""
     import confluent_kafka as kafka
 
     try:
         yield
     except kafka.KafkaException as error:
         raise translate(what, error.args[0]) from error
-    except (TypeError, ValueError) as error:  # what it says of settings
+    except (TypeError, ValueError) as error:  # an invalid setting
         raise InvalidArgument(f"{what}: {error}") from error
 
 
 def translate(what: str, error: Any) -> Exception:
-    """An error of Kafka's as one of ours."""
+    """Translate an error of Kafka."""
     import confluent_kafka as kafka
 
     code = error.code()
@@ -92,9 +92,9 @@ def translate(what: str, error: Any) -> Exception:
 
 
 def partitions_of(client: Any, topic: str) -> int:
-    """How many partitions a topic has; 0: there is no such topic. `client`: any of Kafka's."""
+    """Return the number of partitions of a topic; 0: there is no such topic. `client`: any client of Kafka's."""
     with translated(f"topic {topic}"):
-        found = client.list_topics(timeout=ANSWER_S).topics.get(topic)  # asked for one, brokers may make it
+        found = client.list_topics(timeout=ANSWER_S).topics.get(topic)  # asking for one topic may create it
     if found is None:
         return 0
     if found.error is not None:
@@ -103,7 +103,7 @@ def partitions_of(client: Any, topic: str) -> int:
 
 
 def admin_of(settings: Mapping[str, Any]) -> Any:
-    """An admin client of Kafka with the settings of another client (`settings_of`), as far as they concern it."""
+    """Return an admin client of Kafka with those settings of another client (`settings_of`) that apply to it."""
     import confluent_kafka.admin
 
     kept = {name: value for name, value in settings.items() if name not in OURS or name == "bootstrap.servers"}
@@ -111,7 +111,7 @@ def admin_of(settings: Mapping[str, Any]) -> Any:
 
 
 def identity_of(client: Any, settings: Mapping[str, Any], topic: str) -> str:
-    """Which topic of this name it is, of which cluster: one that was deleted and made anew is another one."""
+    """Return an id of the topic and its cluster, which changes if the topic is deleted and created again."""
     import confluent_kafka as kafka
 
     with translated(f"topic {topic}"):

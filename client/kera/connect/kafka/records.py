@@ -1,4 +1,4 @@
-"""Messages of Kafka as records of streams, and the other way round: times, keys, values and headers, as they are."""
+"""Converts messages of Kafka into records of streams, and back: times, keys, values and headers stay unchanged."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from kera.core.format.schema import DEFAULT_SCHEMA
 NO_TIME_MS = -1
 """Kafka's time of a record without one."""
 TIME_MS_MAX = (1 << 63) // 1000 - 1
-"""In microseconds, as records have times, it takes 64 bits."""
+"""The largest time that fits into 64 bits in microseconds, the unit of records."""
 _NO_TIME = 0
-"""The kind of a time that there is not: TIMESTAMP_NOT_AVAILABLE of Kafka's client library."""
+"""The kind of a missing time: TIMESTAMP_NOT_AVAILABLE of Kafka's client library."""
 _TIMES, _KEYS, _VALUES, _HEADERS = (field.type for field in DEFAULT_SCHEMA)
 
 
 def rows_of(messages: Sequence[Any]) -> pa.RecordBatch:
-    """The records that messages become. One without a time is of 1970; a key is the primary one of a record.
+    """Convert messages into records. A message without a time gets 1970; its key becomes the primary key of the record.
 
     Raises `SchemaMismatch` for a header whose name is not UTF-8, and for a time that a record cannot have.
     """
@@ -46,7 +46,7 @@ def rows_of(messages: Sequence[Any]) -> pa.RecordBatch:
 def _headers_of(message: Any) -> list[Header] | None:
     try:
         found: list[Header] | None = message.headers()
-    except (SystemError, UnicodeDecodeError) as error:  # the first is what confluent-kafka 2.16 raises
+    except (SystemError, UnicodeDecodeError) as error:  # confluent-kafka 2.16 raises the first
         place = f"topic {message.topic()}, partition {message.partition()}, offset {message.offset()}"
         raise SchemaMismatch(f"{place}: the name of a header is not UTF-8, and a stream has no such names") from error
     return found
@@ -66,7 +66,10 @@ def _time_us(message: Any) -> int:
 
 
 def _time_ms(time_us: int) -> int:
-    """The time of a message. A record of 1970 has none: the client library would send the time of now for 0."""
+    """Return the time of a message. For 1970 it has none, because the client library would send the present time for 0.
+
+    Raises `SchemaMismatch` for a time within the millisecond before 1970.
+    """
     time_ms = time_us // 1000
     if time_ms == NO_TIME_MS:
         raise SchemaMismatch(
@@ -78,7 +81,7 @@ def _time_ms(time_us: int) -> int:
 
 
 def messages_of(rows: pa.RecordBatch) -> Iterator[tuple[int, bytes | None, bytes | None, list[Header]]]:
-    """Milliseconds, key, value and headers of each record. Of several keys there is the primary one.
+    """Yield milliseconds, key, value and headers of each record. Of several keys only the primary one is kept.
 
     Raises `SchemaMismatch` for a header that Kafka's client library cannot send, and for a time that Kafka cannot hold.
     """
@@ -92,7 +95,7 @@ def messages_of(rows: pa.RecordBatch) -> Iterator[tuple[int, bytes | None, bytes
 
 
 def _sendable(headers: pa.MapArray) -> pa.MapArray:
-    """`headers`, if no name has a zero byte: librdkafka would take what comes before it for the whole name."""
+    """Return `headers`. Raises `SchemaMismatch` for a name with a zero byte, where librdkafka would truncate it."""
     first, end = headers.offsets[0].as_py(), headers.offsets[-1].as_py()
     names = headers.keys.slice(first, end - first)
     cut = pc.index(pc.match_substring(names, "\0"), True).as_py()

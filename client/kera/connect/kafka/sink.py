@@ -1,11 +1,11 @@
-"""A topic as the target of a copy: records and how far the copy is with them, in one transaction.
+"""A topic as the target of a copy. Each transaction writes records together with the progress of the copy.
 
-How far it is, is a record of the topic `STATE_TOPIC`, whose key is the name of the copy. That topic is compacted, so it
-keeps the last one of each, for ever: offsets of a consumer group would be forgotten when nobody has read for a week.
-Whoever reads with ``isolation.level=read_committed`` sees each record once.
+The progress is a record of the topic `STATE_TOPIC`, whose key is the name of the copy. That topic is compacted, so it
+keeps the last record of each copy for ever; committed offsets of a consumer group would expire after a week without
+consumers. A consumer with ``isolation.level=read_committed`` sees each record once.
 
-The producer's ``transactional.id`` is the name of the copy, too: when a copy starts, Kafka ends the transaction that an
-earlier process may have left, and takes nothing more from that one.
+The producer's ``transactional.id`` also has the name of the copy: when a copy starts, Kafka ends the transaction that
+an earlier process may have left, and accepts no more records from that process.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class TopicSink:
         create: bool,
         partitions: int | None = None,
     ) -> None:
-        """`name`: of the copy. `partitions`: of a topic that is made; None: as many as the source has streamlets."""
+        """`name`: the copy's name. `partitions`: for a created topic; None: as many as the source has streamlets."""
         self.shown = f"topic {topic}"
         self.notes: list[str] = []
         self._topic = topic
@@ -129,7 +129,7 @@ class TopicSink:
         from confluent_kafka.cimpl import NewTopic
 
         try:
-            # As many replicas as the cluster has for a default.
+            # -1: the cluster's default number of replicas.
             admin.create_topics([NewTopic(topic, partitions, -1, config=config)])[topic].result(ANSWER_S)
         except kafka.KafkaException as error:
             if error.args[0].code() != kafka.KafkaError.TOPIC_ALREADY_EXISTS:
@@ -141,7 +141,7 @@ class TopicSink:
             time.sleep(RETRY_S)
 
     def _last_state(self, others: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The state of this copy in the state topic. No transaction of it is open any more."""
+        """Return the state of this copy in the state topic; None: it has none. The copy has no open transaction."""
         import confluent_kafka as kafka
 
         settings = {
@@ -173,11 +173,11 @@ class TopicSink:
                 consumer.close()
 
     async def settle(self, rows: Sequence[pa.RecordBatch | None]) -> Progress:
-        """See `Sink`: nothing is ever unsure."""
+        """Raise `InternalError`: this target has no unsure writes."""
         raise InternalError("this target leaves no write in doubt", spans=len(rows))
 
     async def put(self, pieces: Sequence[Piece]) -> Mapping[str, Place]:
-        """See `Sink`: one transaction. Raises `CopyElsewhere`, `RecordTooLarge`, `Refused`, `Unreachable`."""
+        """See `Sink`. Uses one transaction. Raises `CopyElsewhere`, `RecordTooLarge`, `Refused`, `Unreachable`."""
         await self._worker.call(self._put, pieces)
         return dict(self._places)
 
@@ -187,7 +187,7 @@ class TopicSink:
         try:
             self._transact(pieces)
         except BaseException as failed:
-            with contextlib.suppress(Exception):  # else it ends by its time-out; readers wait for that
+            with contextlib.suppress(Exception):  # if this fails, the transaction times out, and readers wait for that
                 self._producer.purge()
                 self._producer.abort_transaction(ABORT_S)
             error = _error_in(failed)
@@ -214,8 +214,8 @@ class TopicSink:
         self._in_transaction(self._producer.commit_transaction, TRANSACTION_S)
         self._places, self._records = places, records
 
-    # No callbacks for records: a commit fails if one of them did, and callbacks that come while an error is raised
-    # are too much for confluent-kafka (2.16).
+    # No delivery callbacks: a commit fails if any record failed, and confluent-kafka (2.16) cannot handle callbacks
+    # while an error is being raised.
 
     def _send(
         self, topic: str, value: bytes | None, key: bytes | None, partition: int, time_ms: int, headers: Any
@@ -225,7 +225,7 @@ class TopicSink:
         while True:
             try:
                 self._producer.produce(topic, value, key, partition, timestamp=time_ms, headers=headers or None)
-            except BufferError:  # as much waits as may
+            except BufferError:  # the queue is full
                 self._producer.poll(RETRY_S)
                 continue
             except kafka.KafkaException as error:
@@ -234,7 +234,7 @@ class TopicSink:
             return
 
     def _in_transaction(self, step: Any, *arguments: Any) -> None:
-        """Do a step, again if that is all that is needed. What fails in between is never committed."""
+        """Do a step, and repeat it after retriable errors. Records that failed in between are never committed."""
         import confluent_kafka as kafka
 
         end_s = time.monotonic() + TRANSACTION_S
@@ -266,7 +266,7 @@ class TopicSink:
         return translate(self.shown, error)
 
     async def finish(self, *, complete: bool) -> Mapping[str, Place]:
-        """See `Sink`: nothing is held back."""
+        """See `Sink`. This target holds no records back."""
         del complete
         return dict(self._places)
 
@@ -279,13 +279,13 @@ class TopicSink:
 DEFAULTS = {
     "linger.ms": 20,
     "queue.buffering.max.messages": 500_000,
-    "partitioner": "murmur2_random",  # where producers in Java would put a key
+    "partitioner": "murmur2_random",  # the partitioner of Java's producers
 }
 _OF_PRODUCERS = ("linger.", "queue.buffering.", "partitioner", "transaction.", "message.", "compression.", "batch.")
 
 
 def _error_in(failed: BaseException | None) -> Any:
-    """Kafka's error of a failure; None: none."""
+    """Return Kafka's error of a failure; None: it is not Kafka's."""
     import confluent_kafka as kafka
 
     return failed.args[0] if isinstance(failed, kafka.KafkaException) else None

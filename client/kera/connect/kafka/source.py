@@ -1,7 +1,7 @@
-"""A topic as the source of a copy: its parts are its partitions, called by their numbers; places are offsets.
+"""A topic as the source of a copy. Its parts are its partitions, named by their numbers; places are offsets.
 
-Transactions are respected: what was aborted is not copied, and what is not committed yet not before it is. Offsets of
-that, and of what was compacted, are left out; so a place is the offset behind the last record.
+The copy reads only records of committed transactions, after their commit. So offsets have gaps, also where records were
+compacted, and a place is the offset after the last record.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from kera.connect.worker import Worker
 from kera.core.format.schema import DEFAULT_SCHEMA
 
 MESSAGES_MAX = 10_000
-"""Taken from the client at once."""
+"""Maximum number of messages to take from the client at once."""
 POLL_S = 0.1
 LOOK_S = 30.0
-"""How often it is seen whether a topic that is followed has more partitions."""
+"""Interval of the checks whether a followed topic has more partitions."""
 SILENT_S = 60.0
-"""Without an answer for so long, though there is more to read: brokers are gone."""
+"""Time without a message, with more to read, after which the brokers count as unreachable."""
 
 
 class TopicSource:
@@ -45,7 +45,7 @@ class TopicSource:
         from_latest: bool = False,
         skip_lost: bool = False,
     ) -> None:
-        """`name`: of the copy. `skip_lost`: go on behind what the topic has removed before it was copied."""
+        """`name`: the copy's name. `skip_lost`: continue after records that were removed before they were copied."""
         self.shown = self.identity = f"topic {topic}"
         self.notes: list[str] = []
         self.streamlets = 0
@@ -56,7 +56,7 @@ class TopicSource:
         self._settings = settings_of(
             bootstrap,
             settings,
-            group_id=f"kera-connect.{name}",  # nothing is kept under it, and clients must have one
+            group_id=f"kera-connect.{name}",  # clients must have a group, but it stores no offsets
             enable_auto_commit=False,
             enable_auto_offset_store=False,
             enable_partition_eof=True,
@@ -66,11 +66,11 @@ class TopicSource:
         self._settings.setdefault("queued.max.messages.kbytes", 65536)
         self._consumer: Any = None
         self._look_s = time.monotonic() + LOOK_S
-        """When partitions are counted again."""
+        """When to count the partitions again."""
         self._worker = Worker("kafka")
 
     async def open(self) -> None:
-        """See `Source`. Raises `Refused` for a topic that is not there, `Unreachable`."""
+        """See `Source`. Raises `Refused` if the topic does not exist, `Unreachable`."""
         await self._worker.call(self._open)
 
     def _open(self) -> None:
@@ -91,7 +91,7 @@ class TopicSource:
         self._worker.close()
 
     def _bounds(self) -> list[tuple[int, int]]:
-        """Per partition, its first offset and the one behind its last."""
+        """Return the first offset of each partition, and the offset after its last."""
         import confluent_kafka as kafka
 
         with translated(self.shown):
@@ -111,11 +111,11 @@ class TopicSource:
         return left
 
     def read(self, places: Mapping[str, Place], piece_bytes: int) -> AsyncGenerator[Piece, None]:
-        """See `Source`. Raises `RecordsGone` when the topic has removed what comes next."""
+        """See `Source`. Raises `RecordsGone` if the topic has removed the next records."""
         return self._worker.each(self._pieces(dict(places), piece_bytes))
 
     def _starts(self, places: dict[str, Place], bounds: Sequence[tuple[int, int]]) -> list[int]:
-        """Where each partition goes on."""
+        """Return the offset where each partition continues. Raises `RecordsGone`, `SourceChanged`."""
         starts = []
         for number, (first, behind) in enumerate(bounds):
             place = places.get(str(number))
@@ -140,7 +140,7 @@ class TopicSource:
         starts = dict(enumerate(self._starts(places, bounds)))
         ends = {number: None if self._follow else behind for number, (_, behind) in enumerate(bounds)}
         for number, start in starts.items():
-            if self._from_latest and str(number) not in places:  # the target keeps it, whenever the first record comes
+            if self._from_latest and str(number) not in places:  # an empty piece makes the target store the place
                 yield Piece(str(number), start, start, rows_of([]), number)
         for number, messages in self._messages(starts, ends):
             if not messages:
@@ -152,7 +152,10 @@ class TopicSource:
                 places[part] = end
 
     def _messages(self, starts: Mapping[int, int], ends: Mapping[int, int | None]) -> Iterator[tuple[int, list[Any]]]:
-        """The messages of each partition from `starts` up to before `ends` (None: for ever), in turns; none, too."""
+        """Yield each partition's messages from `starts` up to before `ends` (None: for ever), in turns.
+
+        While no messages arrive, yield an empty list.
+        """
         import confluent_kafka as kafka
 
         reading = {number for number, end in ends.items() if end is None or starts[number] < end}
@@ -170,7 +173,7 @@ class TopicSource:
                 end = ends.get(number)
                 if message.error() is not None:
                     if self._is_end(message.error()) and end is not None:
-                        reading.discard(number)  # what is left up to there are marks of transactions
+                        reading.discard(number)  # only marks of transactions are left
                 elif end is None or message.offset() < end:
                     by_partition.setdefault(number, []).append(message)
                 if end is not None and message.offset() is not None and message.offset() >= end - 1:
@@ -178,7 +181,7 @@ class TopicSource:
             yield from by_partition.items() or [(0, [])]
 
     def _look_for_more(self, follows: bool) -> None:  # noqa: FBT001 - whether it does
-        """A topic that is followed may get more partitions, which nobody would read: raise `SourceChanged`."""
+        """Raise `SourceChanged` if a followed topic has got more partitions, which this copy would not read."""
         if not follows or time.monotonic() < self._look_s:
             return
         self._look_s = time.monotonic() + LOOK_S
@@ -188,7 +191,10 @@ class TopicSource:
             )
 
     def _is_end(self, error: Any) -> bool:
-        """Whether a partition has no more for now. Raises what ends the copy; the client mends the rest itself."""
+        """Return whether a partition has no more messages for now.
+
+        Raises errors that end the copy; the client recovers from others.
+        """
         import confluent_kafka as kafka
 
         code = error.code()
@@ -204,10 +210,10 @@ class TopicSource:
         return at_end
 
     async def kept(self, places: Mapping[str, Place]) -> None:
-        """See `Source`: the topic decides what it keeps."""
+        """Do nothing: the topic's retention decides. See `Source`."""
 
     async def has_records(self, partition: int, start: int, end: int) -> bool:
-        """Whether a partition has a record, now, from one offset up to before another. Raises `SourceChanged`."""
+        """Return whether a partition now has a record from `start` up to before `end`. Raises `SourceChanged`."""
         return await self._worker.call(self._has_records, partition, start, end)
 
     def _has_records(self, partition: int, start: int, end: int) -> bool:
@@ -247,14 +253,14 @@ class TopicSource:
 
 
 class _Patience:
-    """For how long nothing has come."""
+    """Measures how long no message has arrived."""
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._heard_s = time.monotonic()
 
     def heard(self, anything: bool, *, forever: bool) -> None:  # noqa: FBT001 - what was heard
-        """Raise `Unreachable` if that is too long, unless one waits for ever."""
+        """Raise `Unreachable` if no message has arrived for too long, unless the copy waits `forever`."""
         now_s = time.monotonic()
         if anything:
             self._heard_s = now_s
@@ -265,7 +271,7 @@ class _Patience:
 
 
 def _in_pieces(messages: Sequence[Any], piece_bytes: int) -> Iterator[Sequence[Any]]:
-    """`messages` in runs of about so many bytes."""
+    """Yield `messages` in runs of about `piece_bytes`."""
     some: list[Any] = []
     size = 0
     for message in messages:

@@ -1,1 +1,1 @@
-"""The decisions of a copy, from its state: nothing here reads or writes anything."""
+"""The decisions of a copy, from its state, without I/O."""

@@ -1,15 +1,15 @@
-"""When a copy that follows tries again after an error, and what it says about that.
+"""Decides when a following copy retries after an error, and what it logs about that.
 
-A copy outlives what passes: its source or its target restarts, or cannot be reached for a while. An error that may pass
-is one whose ``retriable`` is set. It ends the copy all the same while the copy has not begun, since the address may be
-wrong; nobody waits for a host that does not exist.
+A copy survives temporary problems: its source or its target restarts, or cannot be reached for a while. An error is
+temporary if its ``retriable`` is set. Before the copy has begun, even a temporary error ends it, because the address
+may be wrong.
 
-    begun ──error that may pass──► failing ──next attempt writes something, or lasts `STABLE_S`──► begun
-                                   │     ▲
-                                   └─────┘ next attempt fails: the pause doubles, up to `PAUSE_S_MAX`
+    begun ──temporary error──► failing ──next attempt writes something, or lasts `STABLE_S`──► begun
+                               │     ▲
+                               └─────┘ next attempt fails: the pause doubles, up to `PAUSE_S_MAX`
 
-A log gets a line when a copy starts to fail, one for each new kind of error (`CAUSES_MAX` at most), and one when it
-goes on; never one per attempt.
+The log gets a line when a copy starts to fail, one for each new kind of error (`CAUSES_MAX` at most), and one when it
+continues; never one per attempt.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from kera.core.errors import KeraError
 PAUSE_S_MIN = 0.2
 PAUSE_S_MAX = 10.0
 STABLE_S = 5.0
-"""An attempt that has lasted so long without an error has succeeded, also if there was nothing to write."""
+"""An attempt that lasts this long without an error has succeeded, even if there was nothing to write."""
 PAUSES = random.Random()
 CAUSES_MAX = 5
-"""Kinds of errors that are reported within one outage."""
+"""Maximum number of kinds of errors that are reported within one outage."""
 
 
 class Failed(NamedTuple):
-    """The consequence of an error that may pass."""
+    """The consequence of a temporary error."""
 
     pause_s: float
-    """Until the next attempt."""
+    """The time until the next attempt."""
     report: bool
-    """It is the first one of this outage, or of another kind than those before it."""
+    """Whether to report the error: it is the first one of this outage, or of a new kind."""
 
 
 class Resumed(NamedTuple):
@@ -50,23 +50,23 @@ class Outages:
     """Follows the attempts of one copy."""
 
     def __init__(self, draw: Callable[[float, float], float] = PAUSES.uniform) -> None:
-        """`draw`: a number between two, for pauses that differ between copies."""
+        """`draw`: returns a random number between two, so that pauses differ between copies."""
         self._draw = draw
         self._has_begun = False
         self._failing_since_s: float | None = None
         self._attempts = 0
-        """Attempts of this outage."""
+        """Number of attempts in this outage."""
         self._causes: set[tuple[type, str]] = set()
         """Kinds of errors of this outage that have been reported."""
         self._elsewhere = False
-        """Within this outage, another process seemed to run the copy."""
+        """Whether another process seemed to run the copy, in this outage."""
 
     def began(self) -> None:
-        """An attempt has reached both ends and knows where the copy goes on."""
+        """Note that an attempt has reached both ends, and knows where the copy continues."""
         self._has_begun = True
 
     def failed(self, error: Exception, now_s: float) -> Failed | None:
-        """An attempt has ended with `error`. None: that ends the copy."""
+        """Note that an attempt has ended with `error`, and return what to do. None: the copy ends."""
         if not self._has_begun or not self._may_pass(error):
             return None
         if self._failing_since_s is None:
@@ -81,13 +81,13 @@ class Outages:
 
     def _may_pass(self, error: Exception) -> bool:
         if isinstance(error, CopyElsewhere) and self._failing_since_s is not None and not self._elsewhere:
-            # A write of our own, whose answer was lost, may have arrived after we had looked. A second one cannot.
+            # Our own write, whose answer was lost, may have arrived after we read the state. That happens only once.
             self._elsewhere = True
             return True
         return isinstance(error, KeraError) and error.retriable
 
     def succeeded(self, now_s: float) -> Resumed | None:
-        """The attempt has written something, or has lasted `STABLE_S`. None: there was no outage."""
+        """Note that the attempt has written something, or has lasted `STABLE_S`. Return the outage that this ends."""
         if self._failing_since_s is None:
             return None
         resumed = Resumed(now_s - self._failing_since_s, self._attempts)

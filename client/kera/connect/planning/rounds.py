@@ -1,23 +1,24 @@
-"""Rounds: what a copy into a stream is about to append, as the journal has it.
+"""Rounds: the journal's records of what a copy into a stream is about to append.
 
-A round names pieces, and of each piece the chunks that its rows become: per streamlet the number of the first one
-(``sequence``) and how many. It is in the journal before the first of its chunks is sent. So whoever goes on with the
-copy, after whatever happened, finds in the last round all that may have been sent without an answer: he appends the
-same pieces under the same numbers again, and the broker, which takes each number once, sees to the rest. When that is
-done, the copy is at `places`.
+A round lists pieces, and for each piece the chunks that its rows become: per streamlet the sequence number of the first
+chunk, and the number of chunks. The round is in the journal before the first of its chunks is sent. So a process that
+continues the copy, after any failure, finds in the last round everything that may have been sent without an answer. It
+appends the same pieces under the same numbers again, and the broker takes each number once. After that the copy is at
+`places`.
 
     journal      round 1      round 2      round 3
                  p0: 0…90     p0: 90…170   p0: 170…260
                  as #0, #1    as #2        as #3, #4     ◄── the last one: may be stored, in part, or not at all
     streamlet 0  #0 #1        #2           #3?
 
-Rows of the source may have changed before they could be appended again, so that the same chunks cannot be made any
-more. Then the next round, without pieces, abandons that one: the copy goes back to where its pieces began, and goes on
-under the next producer epoch, whose sequences begin with 0. Some of those rows may be stored twice then; none is
-missing.
+Rows of the source may change before they can be appended again, so that the same chunks cannot be made any more. Then
+the next round, without pieces, abandons the last one: the copy returns to where the abandoned pieces began, and
+continues under the next producer epoch, whose sequences begin with 0. Some of those rows may then be stored twice; none
+is missing.
 
-Rounds have numbers without gaps, and the journal takes each number once, too: of two processes that run one copy, one
-finds its round taken, and ends. Even if it wakes up in the middle of a round, it can only append what that round says.
+Rounds have numbers without gaps, and the journal takes each number once, too. If two processes run the same copy, one
+finds the number of its round taken, and ends. Even if it wakes up in the middle of a round, it can only append the
+chunks of that round.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from kera.connect.pieces import Place, Span
 from kera.core.errors import invariant
 
 VERSION = 2
-"""2 has digests of spans, the producer's epoch and the partitioner; rounds of version 1 can be read."""
+"""Version 2 adds digests of spans, the producer's epoch and the partitioner; rounds of version 1 can be read."""
 DEFAULT_PARTITIONER = "crc32c"
-"""Partitioner of rounds that name none."""
+"""The partitioner of rounds without one."""
 FIRST_EPOCH = 1
 
 
@@ -42,9 +43,9 @@ class Chunks(NamedTuple):
     """Consecutive chunks of one streamlet."""
 
     first: int
-    """Sequence of the first one."""
+    """Sequence of the first chunk."""
     number: int
-    """How many."""
+    """Number of chunks."""
 
 
 class Written(NamedTuple):
@@ -54,9 +55,9 @@ class Written(NamedTuple):
     keyless: int | None
     """The streamlet of rows without a key; None: each streamlet of `chunks` has all rows, whatever their keys."""
     chunks: Mapping[int, Chunks]
-    """By streamlet."""
+    """The chunks by streamlet."""
     starts: tuple[int, ...] = ()
-    """The place of the first row of each chunk, where all rows are in one streamlet. Empty: not known, or places of
+    """The place of the first row of each chunk, if all rows are in one streamlet. Empty: not known, or the places of
     rows are consecutive numbers."""
 
 
@@ -65,26 +66,26 @@ class Round:
     """A round: the pieces that are about to be appended, and the place of the copy after them."""
 
     number: int
-    """From 0; without pieces: the copy has begun."""
+    """The number of the round; round 0 has no pieces, and marks the begin of the copy."""
     run: str
-    """Id of the process that has written it."""
+    """Id of the process that has written the round."""
     source: str
     """The source in words without secrets."""
     stream_id: int
-    """Id of the target: a later stream of the same name is another one."""
+    """Id of the target stream; a later stream of the same name has another id."""
     pieces: tuple[Written, ...] = ()
     places: Mapping[str, Place] = field(default_factory=dict)
     sequences: Mapping[int, int] = field(default_factory=dict)
-    """Per streamlet: of its next chunk."""
+    """The sequence of the next chunk, per streamlet."""
     epoch: int = FIRST_EPOCH
-    """The producer epoch of its chunks: grows with each round that is abandoned."""
+    """The producer epoch of the chunks, which grows with each abandoned round."""
     records: int = 0
-    """Rows of this round and all before it."""
+    """Number of rows of this round and all before it."""
     partitioner: str = DEFAULT_PARTITIONER
-    """How keys decide streamlets: the same in all rounds, so that rows are split again as they were."""
+    """How keys determine streamlets. It is the same in all rounds, so that rows can be split again as they were."""
 
     def encode(self) -> bytes:
-        """As the journal has it."""
+        """Return the round in the journal's form."""
         return json.dumps(
             {
                 "version": VERSION,
@@ -101,7 +102,7 @@ class Round:
                     [*each.span, each.keyless, [[streamlet, *chunks] for streamlet, chunks in each.chunks.items()]]
                     for each in self.pieces
                 ],
-                # Beside the pieces, so that programs without it read them.
+                # Not within the pieces, so that older programs can read those.
                 "starts": {str(at): each.starts for at, each in enumerate(self.pieces) if each.starts},
             },
             separators=(",", ":"),
@@ -109,7 +110,7 @@ class Round:
 
     @classmethod
     def decode(cls, data: bytes) -> Round:
-        """From the journal. Raises `CopyMismatch` for what is none, or of a later program."""
+        """Parse a round of the journal. Raises `CopyMismatch` if it is damaged, or of a newer program."""
         try:
             found = json.loads(data)
             version = found["version"]
@@ -141,7 +142,7 @@ class Round:
 
     @property
     def spans(self) -> list[Span]:
-        """The spans of its pieces."""
+        """The spans of the pieces."""
         return [written.span for written in self.pieces]
 
 
@@ -162,19 +163,19 @@ def _written(found: Any, starts: Any) -> Written:
 
 
 class Planned(NamedTuple):
-    """A piece that is to be part of the next round."""
+    """A piece for the next round."""
 
     span: Span
     keyless: int | None
     """See `Written`."""
     counts: Mapping[int, int]
-    """Per streamlet: of how many chunks."""
+    """The number of chunks, per streamlet."""
     starts: tuple[int, ...] = ()
     """See `Written`."""
 
 
 def next_round(last: Round, run: str, pieces: Sequence[Planned]) -> Round:
-    """The round after `last`: its chunks have the numbers behind those of all rounds so far."""
+    """Return the round after `last`. Its chunks have the numbers after those of all earlier rounds."""
     sequences, places, written = dict(last.sequences), dict(last.places), []
     for span, keyless, counts, starts in pieces:
         if span.part in places:
@@ -198,7 +199,7 @@ def next_round(last: Round, run: str, pieces: Sequence[Planned]) -> Round:
 
 
 def abandoned(last: Round, run: str) -> Round:
-    """The round after `last`, whose pieces have to be copied anew, from where they began."""
+    """Return the round that abandons `last`: the pieces of `last` are copied anew, from where they began."""
     places = dict(last.places)
     for span in reversed(last.spans):
         if span.start is None:

@@ -1,8 +1,8 @@
-"""Where in a stream a copy has put what comes after an offset of a topic: which chunk of the copy, by its sequence.
+"""Finds where in a stream a copy has put the records from an offset of a topic on: the chunk of the copy, by sequence.
 
-Decided from the rounds of a journal, without I/O. Offsets of Kafka have gaps (marks of transactions, compaction), so
-they are never counted on: a round says which offsets its pieces have, and with which offset each of its chunks begins.
-The answer is a chunk that begins at or before the offset, so no record is skipped, and only records of that chunk are
+It uses the rounds of a journal, without I/O. Offsets of Kafka have gaps (marks of transactions, compaction), so that
+they do not count records: a round has the offsets of its pieces, and the offset with which each of its chunks begins.
+The answer is a chunk that begins at or before the offset. So no record is skipped, and only records of that chunk are
 read again.
 """
 
@@ -19,26 +19,26 @@ from kera.connect.planning.slicing import ends_of_slices
 
 
 class CopiedChunk(NamedTuple):
-    """A chunk of a copy in the streamlet that has the number of the partition."""
+    """A chunk of a copy, in the streamlet with the partition's number."""
 
     sequence: int
     records_before_max: int
-    """At most so many of its records come before the offset."""
+    """Maximum number of the chunk's records that come before the offset."""
 
 
 class OffsetTable:
     """Finds the chunk for one offset of each partition. Rounds are added in their order."""
 
     def __init__(self, offsets: Mapping[int, int]) -> None:
-        """`offsets`: per partition, of the first record that was not read."""
+        """`offsets`: the offset of the first unread record, per partition."""
         self._offsets = dict(offsets)
         self._first: dict[int, int] = {}
-        """Per partition, with which offset the rounds begin."""
+        """The offset with which the rounds begin, per partition."""
         self._found: dict[int, Written] = {}
         self._last: Round | None = None
 
     def add(self, added: Round) -> None:
-        """Take note of a round."""
+        """Add the next round of the journal."""
         self._last = added
         for written in added.pieces:
             partition, start, end = int(written.span.part), written.span.start, written.span.end
@@ -48,16 +48,16 @@ class OffsetTable:
                 self._found[partition] = written
 
     def copied_to(self, partition: int) -> int | None:
-        """The offset behind the last record that is copied; None: nothing of the partition is."""
+        """Return the offset after the last copied record; None: no record of the partition is copied."""
         place = None if self._last is None else self._last.places.get(str(partition))
         return None if place is None else int(place)
 
     def chunks_of(self, partition: int) -> int:
-        """How many chunks the copy has written to the partition's streamlet, with those of its last round."""
+        """Return how many chunks the copy has for the partition's streamlet, including those of its last round."""
         return 0 if self._last is None else self._last.sequences.get(partition, 0)
 
     def find(self, partition: int) -> CopiedChunk:
-        """The chunk at which to go on, for an offset that lies before `copied_to`. Raises `Untranslatable`."""
+        """Return the chunk at which to continue, for an offset before `copied_to`. Raises `Untranslatable`."""
         offset = self._offsets[partition]
         written = self._found.get(partition)
         if written is None:
@@ -85,7 +85,7 @@ def _chunk_of(written: Written, partition: int, offset: int) -> CopiedChunk:
     starts = list(written.starts)
     if not starts:
         consecutive = span.end - span.start == span.rows
-        # A journal without the offsets of chunks, and with gaps among them: only the piece's first chunk is certain.
+        # Without the offsets of chunks, and with gaps between offsets, only the piece's first chunk is certain.
         starts, ends = (
             ([span.start + end for end in ends[:-1]], ends) if consecutive else ([span.start], [0, span.rows])
         )

@@ -1,1 +1,1 @@
-"""Tables of PostgreSQL as the source and as the target of a copy, by ADBC (the extra ``postgres``)."""
+"""Tables of PostgreSQL as the source and as the target of a copy, through ADBC (the extra ``postgres``)."""

@@ -1,11 +1,11 @@
 """The form of change records, and the statements that make them: PostgreSQL itself converts all values.
 
-Values of changes come as texts. A statement gives them back to PostgreSQL as one JSON text, casts each to the type that
-its column had, and selects from that as from a table. So a row has the same form whether it was read at first or comes
-from the log, and types that only PostgreSQL knows need no code here.
+Values of changes arrive as texts. A statement returns them to PostgreSQL as one JSON text, casts each to the type that
+its column had, and selects from the result as from a table. So a row has the same form whether it is an initial row or
+comes from the log, and types that only PostgreSQL knows need no code here.
 
-Two forms, as the stream wants it: `JsonForm` for records without columns, `ColumnsForm` for a stream with the columns
-of the table. Nothing is connected to here but for the types of columns.
+There are two forms, for two kinds of streams: `JsonForm` for records without columns, `ColumnsForm` for a stream with
+the columns of the table. This module uses a connection only to find the types of columns.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from kera.core.errors import InvalidArgument, SchemaMismatch
 from kera.core.format.schema import DEFAULT_SCHEMA
 
 META = {"op": pa.string(), "ts_ms": pa.int64(), "lsn": pa.int64()}
-"""Columns that say what a change is, beside those of the table."""
+"""Columns that describe a change, in addition to those of the table."""
 READ = "r"
-"""The operation of a row that was there at first."""
+"""The operation of an initial row."""
 _EPOCH = "timestamptz 'epoch'"
 
 
@@ -38,10 +38,10 @@ class Typed(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """When the rows that were there at first were read."""
+    """The moment when the initial rows were read."""
 
     us: int
-    """Since 1970."""
+    """Microseconds since 1970."""
     lsn: int
 
 
@@ -51,20 +51,20 @@ class Form(Protocol):
     schema: pa.Schema
 
     def reading(self, moment: Moment) -> tuple[str, ...]:
-        """The expressions to select for the initial rows."""
+        """Return the expressions to select for the initial rows."""
         ...
 
     def statement(self, typed: Typed, changes: Sequence[Change]) -> str:
-        """The statement for the records of `changes`, which have these columns, in order."""
+        """Return the statement for the records of `changes`, which have these columns, in order."""
         ...
 
     def records(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """The records, out of what `statement` or a page with `reading` has given."""
+        """Make the records from rows that `statement`, or a page with `reading`, has returned."""
         ...
 
 
 def _recordset(names: Sequence[str], types: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """`rows` behind FROM, as ``r`` with these columns and their number ``n``."""
+    """Return the FROM item for `rows`: ``r`` with these columns, and each row's number ``n``."""
     texts = json.dumps([dict(zip(names, row, strict=True)) for row in rows], ensure_ascii=False)
     columns = ", ".join(f"{name} {kind}" for name, kind in zip(names, types, strict=True))
     given = ", ".join([*names, "n"])
@@ -76,7 +76,7 @@ def _numbered(prefix: str, count: int) -> list[str]:
 
 
 def _cast(prefix: str, typed: Typed, only: Sequence[str] | None = None) -> str:
-    """Columns of ``r`` that are called `prefix` and a number, with their own names and types."""
+    """Return the expressions for the columns of ``r`` named `prefix` and a number, with their real names and types."""
     return ", ".join(
         f"r.{prefix}{number}::{kind} AS {sql.quoted(name)}"
         for number, (name, kind) in enumerate(zip(typed.names, typed.types, strict=True))
@@ -91,16 +91,16 @@ def _texts(row: Row | None, count: int) -> list[str | None]:
 
 
 def missing_of(change: Change) -> list[str]:
-    """Columns whose values were not logged, and are not known."""
+    """Return the names of columns whose values were not logged, and so are unknown."""
     columns = change.relation.columns
     return [column.name for column, value in zip(columns, change.after or (), strict=False) if value is UNCHANGED]
 
 
 class JsonForm:
-    """A record has the key of the row as its key, and a JSON object as its value: op, ts_ms, lsn, before, after."""
+    """Records with the row's key as the key, and a JSON object as the value: op, ts_ms, lsn, before, after."""
 
     def __init__(self, key: Sequence[str], *, tombstones: bool) -> None:
-        """`key`: columns of the primary key. `tombstones`: a record without a value follows each deletion."""
+        """`key`: columns of the primary key. `tombstones`: whether a record without a value follows each deletion."""
         self.schema = pa.schema([DEFAULT_SCHEMA.field(name) for name in ("timestamp", "keys", "value")])
         self._key = tuple(key)
         self._tombstones = tombstones
@@ -166,15 +166,15 @@ class JsonForm:
 
 
 class ColumnsForm:
-    """A record has the columns of the row, and `META`: a deletion the key, and what else is known of the old row."""
+    """Records with the columns of the row, and `META`. A deletion has the key and the known values of the old row."""
 
     def __init__(
         self, table: Columns, wanted: pa.Schema | None, probe: Callable[[str], Columns], *, shown: str
     ) -> None:
-        """`table`: the columns of the table as it is. `wanted`: those of the stream, if it is there.
+        """`table`: the present columns of the table. `wanted`: the columns of the stream, if it exists.
 
-        `probe`: the columns of what is behind FROM. Raises `InvalidArgument` for a table that has a column ``op``, and
-        `SchemaMismatch` for a stream that has none.
+        `probe`: returns the columns of a FROM item. Raises `InvalidArgument` for a table that has a column ``op``, and
+        `SchemaMismatch` for a stream without one.
         """
         if "op" in table.schema.names:
             raise InvalidArgument(
@@ -238,7 +238,7 @@ class ColumnsForm:
         return self._of[typed]
 
     def records(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """See `Form`: with the columns that the rows have, since the table may have had others before."""
+        """See `Form`. The records have the columns of `rows`, because the table may have had other columns before."""
         fields = []
         names = [name for name in rows.schema.names if not name.startswith((sql.KEY_PREFIX, ODD_PREFIX))]
         for name in names:
@@ -248,8 +248,9 @@ class ColumnsForm:
 
 
 def lookup(table: str, typed: Typed, wanted: Sequence[str], keys: Sequence[Mapping[str, str]]) -> str:
-    """The statement for the present values of columns `wanted` as texts, behind the number (from 1) of each of
-    `keys`.
+    """Return the statement for the present values of the columns `wanted` of the rows with these `keys`.
+
+    It gives the number of the key (from 1), and then the values as texts.
     """
     names = list(keys[0])
     types = dict(zip(typed.names, typed.types, strict=True))

@@ -1,19 +1,20 @@
-"""All changes of a table as the source of a copy, by logical decoding: first the rows that are there, then each change.
+"""All changes of a table as the source of a copy, by logical decoding: first the initial rows, then each change.
 
-The target says what it never asks for again (`kept`), and the slot is advanced that far and no farther: so a copy that
-is killed finds all that it needs.
+The target reports up to where it never reads again (`kept`), and the slot advances no further than that. So a copy that
+is killed finds everything that it needs.
 
-    1. publication, then slot: from there on, PostgreSQL keeps its log; the target keeps their place. If the stream has
-       records already, a record that clears all rows (``op: t``) comes first: readers drop those of an earlier copy
-    2. transactions that were writing have ended; one snapshot; rows in the order of the primary key
-    3. changes of the transactions that the snapshot has not seen, in the order of their commits
+    1. make the publication, then the slot: from there on PostgreSQL keeps its log; the target stores the place. If the
+       stream has records already, a record that clears all rows (``op: t``) comes first, so that readers drop the rows
+       of an earlier copy
+    2. wait until the transactions that were writing have ended; take one snapshot; read rows in primary key order
+    3. read the changes of the transactions that the snapshot has not seen, in the order of their commits
 
-A copy that is killed during 2 reads the rest of the rows in a new snapshot. Changes between the two snapshots come in 3
-all the same, since rows of the first part have not seen them: so the rest of the rows may go back to an earlier version
-for a while, and by key the last one wins.
+A copy that is killed during 2 reads the remaining rows in a new snapshot. Step 3 still delivers the changes between the
+two snapshots, because the rows of the first part do not include them. So the remaining rows may return to an earlier
+version for a while; for each key, the last record is right.
 
-Promises: each change once, and those of one key in order. A place is that of `replay`, with the oid of the table; while
-rows are read, it has their key, too (null before the first row).
+Promises: each change once, and the changes of one key in order. A place is that of `replay`, with the oid of the table;
+while initial rows are read, it also has the last row's key (null before the first row).
 """
 
 from __future__ import annotations
@@ -46,16 +47,16 @@ from kera.core.format.schema import DEFAULT_SCHEMA
 
 PART = "changes"
 PEEK_MESSAGES = 10_000
-"""So many messages are asked for at once; a transaction is never divided. More, when all of these are known already."""
+"""Number of messages to ask for at once, plus the rest of the last transaction; doubled if all were known already."""
 PIECE_CHANGES = 10_000
 LOOK_S = 0.2
-"""Between two looks at a log in which there was nothing new."""
+"""Pause between two looks at the log if there was nothing new."""
 IDLE_S = 10.0
-"""How often the place moves on past changes of other tables, so that the slot does, too."""
+"""Interval at which the place moves past changes of other tables, so that the slot can advance, too."""
 
 
 class _Table(NamedTuple):
-    """The table that is copied, once it is known."""
+    """The table to copy, after the source was opened."""
 
     database: Database
     slot: Slot
@@ -63,7 +64,7 @@ class _Table(NamedTuple):
     """Schema and table."""
     is_partitioned: bool
     rows: sql.Rows
-    """The rows that are there; which columns are selected, `form` says."""
+    """The initial rows; `form` determines the selected columns."""
     form: Form
     converter: Converter
     oid: int
@@ -71,13 +72,13 @@ class _Table(NamedTuple):
     shown: str
 
     def place(self, spot: Spot) -> dict[str, Any]:
-        """As the journal has it."""
+        """Return the place in the journal's form."""
         return {**spot.place(self.slot.name), "table": self.oid}
 
     def check(self, place: Place) -> None:
-        """See that the table is there, and is the one that `place` is about. Raises `Refused`.
+        """Check that the table exists, and is the one of `place`. Raises `Refused`.
 
-        Journals of earlier versions do not name the table.
+        Journals of earlier versions do not have the table's oid.
         """
         ((oid,),) = self.database.rows(sql.OID_OF_TABLE, [self.quoted])
         self.database.commit()
@@ -89,7 +90,7 @@ class _Table(NamedTuple):
             )
 
     def cleared(self, lsn: int) -> pa.RecordBatch:
-        """A record that says that all rows are gone, as of a TRUNCATE."""
+        """Return a record that clears all rows, as for a TRUNCATE."""
         database = self.database
         logged = {name for name, generated in database.rows(sql.LOGGED_COLUMNS, [self.quoted]) if not generated}
         columns = [found for found in database.rows(sql.COLUMNS, [self.quoted]) if found[0] in logged]
@@ -122,10 +123,10 @@ class ChangesSource:
         refills: bool = False,
         settle_s: float = SETTLE_S,
     ) -> None:
-        """`wanted`: the columns of the target, if it is there. `slot`: see `slot_name`; that of `end` counts more.
+        """`wanted`: the columns of the target, if it exists. `slot`: see `slot_name`; a slot of `end` takes precedence.
 
-        `from_latest`: without the rows that are there at first. `refills`: the target has records already, so a copy
-        that begins tells readers first that all rows are gone.
+        `from_latest`: leave out the initial rows. `refills`: the target has records already, so a new copy begins with
+        a record that clears all rows.
         """
         self.shown = self.identity = end.shown
         self.schema = pa.schema([])
@@ -166,7 +167,7 @@ class ChangesSource:
         key = self._check_table(database, table, kind, identity)
         source = table
         logged = database.rows(sql.LOGGED_COLUMNS, [table])
-        if any(generated for _, generated in logged):  # these are not in the log
+        if any(generated for _, generated in logged):  # the log does not have generated columns
             plain = ", ".join(sql.quoted(column) for column, generated in logged if not generated)
             source = f"(SELECT {plain} FROM {table})"
         form = self._form_for(database, source, key)
@@ -192,7 +193,7 @@ class ChangesSource:
         return database
 
     def _check_table(self, database: Database, table: str, kind: str, identity: str) -> tuple[str, ...]:
-        """The primary key. Raises `Refused`, `InvalidArgument`."""
+        """Check that the table has changes, and return its primary key. Raises `Refused`, `InvalidArgument`."""
         if kind not in ("r", "p"):
             raise Refused(f"{self.shown}: only tables have changes in the log, and this is not a table")
         uniques = database.rows(sql.UNIQUE_KEYS, [table])
@@ -237,7 +238,7 @@ class ChangesSource:
         return self._table
 
     async def left(self, places: Mapping[str, Place]) -> int | None:
-        """See `Source`: of the rows that are there at first, what PostgreSQL believes."""
+        """See `Source`. PostgreSQL's estimate, for the initial rows only."""
         return await self._worker.call(self._left, places.get(PART))
 
     def _left(self, place: Place) -> int | None:
@@ -252,14 +253,14 @@ class ChangesSource:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def read(self, places: Mapping[str, Place], piece_bytes: int) -> AsyncGenerator[Piece, None]:
-        """See `Source`. Raises `RecordsGone` when the slot does not have what comes next."""
+        """See `Source`. Raises `RecordsGone` if the slot no longer has the next changes."""
         return self._worker.each(self._pieces(places.get(PART), piece_bytes))
 
     def _pieces(self, place: Place, piece_bytes: int) -> Generator[Piece | None, None, None]:
         table = self._opened
         if place is not None:
             table.check(place)
-        # Also of a copy that goes on: readers of the slot name the publication.
+        # Also for a copy that continues, because reading the slot requires the publication.
         made = not self._end.publication
         table.slot.publish(self._publication, table.name, make=made, by_root=table.is_partitioned)
         begin: Spot | None = None
@@ -271,7 +272,7 @@ class ChangesSource:
                     " for it, up to max_slot_wal_keep_size"
                 )
             place = table.place(begin) if self._from_latest else {**table.place(begin), "key": None}
-            # The target keeps the place at once: another start knows the slot as that of this copy.
+            # The target stores the place at once, so that a restart recognizes the slot of this copy.
             yield self._cleared(place) if self._refills and not self._from_latest else _empty(self.schema, None, place)
         else:
             table.slot.check(place)
@@ -289,12 +290,12 @@ class ChangesSource:
         )
         return Piece(PART, None, end, self._opened.cleared(parse_lsn(end["lsn"])), everywhere=True)
 
-    # -- the rows that are there at first ------------------------------------------------------------------------------
+    # -- initial rows --------------------------------------------------------------------------------------------------
 
     def _first_rows(self, place: Place, begin: Spot | None, piece_bytes: int) -> Iterator[Piece | None]:
         table = self._opened
         if begin is not None:
-            # What commits before the slot begins is not in it; the snapshot has to see that.
+            # The slot does not have transactions that commit before it begins, so the snapshot must see these.
             name = ".".join(map(sql.quoted, table.name))
             yield from settled(table.database, name, self.shown, is_table=True, settle_s=self._settle_s)
         snapshot, moment = self._snapshot()
@@ -308,7 +309,7 @@ class ChangesSource:
         yield _empty(self.schema, place, where)
 
     def _snapshot(self) -> tuple[Snapshot, Moment]:
-        """Begins the transaction in which rows are read: all of them are of the same moment."""
+        """Begin the transaction in which all initial rows are read, and return its snapshot and moment."""
         database = self._opened.database
         database.commit()
         database.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -316,7 +317,7 @@ class ChangesSource:
         return Snapshot(text, parse_lsn(lsn)), Moment(us, parse_lsn(lsn))
 
     def _page(self, start: Place, end: Place, moment: Moment, piece_bytes: int) -> Iterator[Page]:
-        """Rows between two places; None: from the first row, or up to the last one."""
+        """Return the rows between two places; None: from the first row, or up to the last one."""
         table = self._opened
         first, last = (None if place is None else place["key"] for place in (start, end))
         rows = table.rows._replace(columns=table.form.reading(moment))
@@ -333,7 +334,7 @@ class ChangesSource:
             table.check(place)
             slot.let_go()
             inserted, flushed = slot.log_ends()
-            # All that commits before a place that was the end of the log, and has been flushed since, can be read now.
+            # If an earlier end of the log has been flushed since, all commits before it can be read now.
             candidate = inserted if flushed >= inserted else candidate
             quiet = candidate if flushed >= candidate else 0
             candidate = candidate if candidate > quiet else inserted
@@ -361,7 +362,7 @@ class ChangesSource:
                 yield None
 
     def _looked_at(self, place: Place, replay: Replay, look: Look, piece_bytes: int) -> Iterator[Piece | None]:
-        """The pieces that one look at the slot gives."""
+        """Yield the pieces of one look at the slot."""
         table = self._opened
         for changes in _groups(replay.changes(table.slot.messages(look)), look, piece_bytes):
             if not changes:
@@ -371,7 +372,7 @@ class ChangesSource:
             yield Piece(PART, place, end, table.converter.records(changes), everywhere=changes[0].op == "t")
             place = end
 
-    # -- what was read, again and no more ------------------------------------------------------------------------------
+    # -- reading again, and releasing the log --------------------------------------------------------------------------
 
     async def again(self, spans: Sequence[Span]) -> list[pa.RecordBatch | None]:
         """See `Source`. Raises `RecordsGone`, `SourceChanged`."""
@@ -396,7 +397,7 @@ class ChangesSource:
         return found
 
     def _rows_again(self, span: Span, moment: Moment) -> pa.RecordBatch | None:
-        """None: they do not have the keys any more that they had."""
+        """Read the initial rows of a span again; None: their keys differ from before."""
         table = self._opened
         if span.end["key"] is None:
             return table.cleared(parse_lsn(span.end["lsn"]))
@@ -442,7 +443,7 @@ class ChangesSource:
             yield rows
 
     async def kept(self, places: Mapping[str, Place]) -> None:
-        """See `Source`: the slot is advanced before the next look at the log."""
+        """See `Source`. The slot advances before the next look at the log."""
         if PART in places:
             self._opened.slot.keep(parse_lsn(places[PART]["lsn"]))
 
@@ -453,7 +454,7 @@ class ChangesSource:
 
     def _close(self) -> None:
         if self._table is not None:
-            with contextlib.suppress(KeraError):  # the next process does it
+            with contextlib.suppress(KeraError):  # the next process will advance the slot
                 self._table.database.rollback()
                 self._table.slot.let_go()
             self._table = None
@@ -474,7 +475,7 @@ def _replay(table: _Table, start: Spot) -> Replay:
 
 
 def _groups(changes: Iterator[Change | None], look: Look, piece_bytes: int) -> Iterator[list[Change]]:
-    """Changes that become a piece each: of one form of the table, and never only some of a place. None becomes []."""
+    """Group changes into pieces: each has one form of the table, and all changes of a place. None becomes []."""
     group: list[Change] = []
     for change in changes:
         if change is None:

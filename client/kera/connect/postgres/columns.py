@@ -1,9 +1,9 @@
-"""Columns of PostgreSQL as columns of Arrow: which type each becomes, and which values that type cannot hold.
+"""Columns of PostgreSQL as columns of Arrow: the type that each becomes, and the values that this type cannot hold.
 
-A value arrives as it is, or the copy ends with an error that names it. Types that Arrow does not have become text, as
-PostgreSQL writes it. Some types that Arrow has cannot hold every value: there is no infinite date, and no array with
-several dimensions. The driver would return another value for these. So the query also selects their text, in a further
-column for each column that may have such values (`ODD_PREFIX`), which is null otherwise.
+A value is copied unchanged, or the copy ends with an error that shows it. Types that Arrow lacks become text, in
+PostgreSQL's form. Some Arrow types cannot hold every value of PostgreSQL's type: Arrow has no infinite date, and no
+array with several dimensions. The driver would return another value for these. So for each column that may have such
+values, the query also selects their text in an additional column (`ODD_PREFIX`), which is null for other values.
 """
 
 from __future__ import annotations
@@ -18,40 +18,40 @@ from kera.connect.postgres.conversions import value_text
 from kera.core.errors import SchemaMismatch
 
 ODD_PREFIX = "__kera_odd_"
-"""Prefix of columns with values that do not fit; the number of their column follows."""
+"""Prefix of columns with values that do not fit; the number of the original column follows."""
 _TYPE_NAME = b"POSTGRESQL:type"
-"""The driver's metadata of a column beside its type in Arrow."""
+"""The driver's metadata of a column with its type in PostgreSQL."""
 _AS_NUMBERS = {"oid": "bigint", "_oid": "bigint[]"}
-"""Types without a sign, which the driver gives as numbers with one."""
+"""Unsigned types, which the driver returns as signed numbers."""
 _AS_TEXT = {"money": "numeric::text", "_money": "numeric[]::text", "char": "text", "_char": "text[]"}
-"""Types that the driver changes: money loses where its decimals begin, and an empty "char" becomes a NUL."""
+"""Types whose values the driver changes: money loses its decimal point, and an empty "char" becomes a NUL."""
 _VECTORS = {"int2vector", "oidvector"}
-"""Arrays whose first element is number 0."""
+"""Arrays that start with element 0."""
 _AFTER_ALL = "294247-01-10 04:00:54.775808"
-"""The first time that is too late for microseconds in 64 bits, counted from 1970."""
+"""The first time that does not fit into 64-bit microseconds since 1970."""
 _ODD = {
     "date": "NOT isfinite({0})",
     "timestamp": f"NOT isfinite({{0}}) OR {{0}} >= timestamp '{_AFTER_ALL}'",
     "timestamptz": f"NOT isfinite({{0}}) OR {{0}} >= timestamptz '{_AFTER_ALL}+00'",
     "time": "{0} = time '24:00'",
 }
-"""By type, and also for elements of arrays: the condition for values that Arrow's type cannot hold."""
+"""The condition for values that Arrow's type cannot hold, by type; also for elements of arrays."""
 
 
 class Columns(NamedTuple):
     """The columns of some rows."""
 
     schema: pa.Schema
-    """As they are copied."""
+    """The schema of the copied columns."""
     expressions: tuple[str, ...]
-    """Expressions to select: each column of `schema` under its name, and then columns of `ODD_PREFIX`."""
+    """Expressions to select: each column of `schema` under its name, and then the columns of `ODD_PREFIX`."""
 
 
 def columns_of(database: Database, source: str, wanted: pa.Schema | None) -> Columns:
-    """The columns of what is read from `source`.
+    """Return the columns of the rows of `source`.
 
-    `wanted`: the columns of the target, if it is there. A column that is text there is selected as text, and one that
-    is a decimal there becomes one.
+    `wanted`: the columns of the target, if it exists. A column that is text in the target is selected as text, and a
+    column that is a decimal in the target becomes a decimal.
     """
     with database.batches(sql.columns_of(source), 1 << 20) as reader:
         found = reader.schema
@@ -71,7 +71,7 @@ def _type_in(schema: pa.Schema | None, name: str) -> pa.DataType | None:
 
 
 def _selected(field: pa.Field, target: pa.DataType | None) -> tuple[str, pa.DataType]:
-    """The cast with which a column is selected, and its type in Arrow."""
+    """Return the cast with which a column is selected, and its type in Arrow."""
     name = _type_name(field)
     as_decimal = target if target is not None and pa.types.is_decimal(target) else pa.string()
     if name in _AS_TEXT:
@@ -92,7 +92,7 @@ def _type_name(field: pa.Field) -> str:
 
 
 def _is_native(kind: pa.DataType) -> bool:
-    """Whether a column of PostgreSQL comes with its own type, and whether all its values can be checked."""
+    """Return whether Arrow has the type of a PostgreSQL column, and all of its values can be checked."""
     if pa.types.is_list(kind):
         return _is_native(kind.value_type)
     if pa.types.is_struct(kind):
@@ -101,23 +101,23 @@ def _is_native(kind: pa.DataType) -> bool:
 
 
 def _is_plain(field: pa.Field) -> bool:
-    """Whether Arrow's type of a part of a composite holds all of its values."""
+    """Return whether Arrow's type of a part of a composite can hold all of its values."""
     if pa.types.is_struct(field.type):
-        return True  # its own parts are looked at
+        return True  # its parts are checked separately
     kind = field.type
     certain = pa.types.is_boolean(kind) or pa.types.is_floating(kind) or pa.types.is_binary(kind)
     return certain or _type_name(field) in {"int2", "int4", "int8", "text", "varchar", "bpchar"}
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """Without what the driver notes at the values of a list."""
+    """Return `kind` without the driver's metadata on the values of a list."""
     if pa.types.is_struct(kind):
         return pa.struct([pa.field(field.name, _plain(field.type)) for field in kind])
     return pa.list_(_plain(kind.value_type)) if pa.types.is_list(kind) else kind
 
 
 def _odd(field: pa.Field, column: str) -> str:
-    """The condition for a value that the type of the column in Arrow cannot hold; empty: it can hold all."""
+    """Return the condition for values that the column's Arrow type cannot hold; empty: it can hold all."""
     name = _type_name(field)
     if not pa.types.is_list(field.type):
         return _ODD.get(name, _ODD_BY_TYPE.get(field.type, "")).format(column)
@@ -132,11 +132,11 @@ _ODD_BY_TYPE = {
     pa.timestamp("us", tz="UTC"): _ODD["timestamptz"],
     pa.time64("us"): _ODD["time"],
 }
-"""For types whose name is another one, as that of a domain."""
+"""The conditions by Arrow type, for types with other names, such as domains."""
 
 
 def conformed(rows: pa.RecordBatch, schema: pa.Schema, shown: str) -> pa.RecordBatch:
-    """The columns of `schema` out of `rows`. Raises `SchemaMismatch` for a value that its type cannot hold."""
+    """Return `rows` with the columns of `schema`. Raises `SchemaMismatch` for a value that does not fit its type."""
     for name in rows.schema.names:
         if name.startswith(ODD_PREFIX) and rows.column(name).null_count < rows.num_rows:
             _refuse(rows, int(name.removeprefix(ODD_PREFIX)), rows.column(name), shown)
@@ -174,6 +174,6 @@ def _refuse(rows: pa.RecordBatch, number: int, odd: pa.Array, shown: str) -> Non
 
 
 def _row(rows: pa.RecordBatch, at: int) -> str:
-    """A row in words: by its key if that was selected."""
+    """Describe a row for a message, by its key if that was selected."""
     key = [rows.column(name)[at].as_py() for name in rows.schema.names if name.startswith(sql.KEY_PREFIX)]
     return f"the row with key {', '.join(map(str, key))}" if key else f"row {at + 1}"

@@ -1,4 +1,4 @@
-"""A connection to PostgreSQL, by ADBC; its errors in our words, which never have a password in them."""
+"""A connection to PostgreSQL through ADBC, which translates errors; messages never contain a password."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from kera.core.errors import DiskFull, KeraError, SchemaMismatch
 
 APPLICATION = "kera connect"
 _AWAY = ("08", "57P")
-"""Classes of errors: the connection, and somebody who has ended it, or starts or stops the server."""
+"""Classes of errors: a failed connection, and one that an administrator, a start or a stop of the server has ended."""
 TEXT_FORMS = (*("datestyle = 'ISO'", "intervalstyle = 'postgres'", "bytea_output = 'hex'", "extra_float_digits = 1"),)
-"""Settings with which values become texts in one form, whatever the server and the role have set."""
+"""Settings that give values a fixed text form, whatever the server and the role have set."""
 _DEFAULTS = {"connect_timeout": "15", "keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3"}
-"""Defaults of libpq's parameters: a vanished host is noticed."""
+"""Defaults of libpq's parameters, which detect a vanished host."""
 
 
 class Database:
-    """One connection, with a transaction at a time. All of it blocks."""
+    """A connection, with one transaction at a time. All methods block."""
 
     def __init__(self, uri: str, what: str) -> None:
-        """`what` is copied, for messages. Raises `Unreachable`, `Refused`."""
+        """`what`: the copied table, for messages. Raises `Unreachable`, `Refused`."""
         import adbc_driver_postgresql.dbapi as adbc
 
         self._what = what
@@ -48,22 +48,22 @@ class Database:
             cursor.execute(statement, parameters=tuple(parameters) or None)
 
     def rows(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """The rows of a query, as Python values."""
+        """Run a query, and return its rows as Python values."""
         with self.translated(), self._connection.cursor() as cursor:
-            cursor.adbc_statement.set_options(**{"adbc.postgresql.use_copy": "false"})  # which takes queries only
+            cursor.adbc_statement.set_options(**{"adbc.postgresql.use_copy": "false"})  # COPY supports queries only
             cursor.execute(statement, parameters=tuple(parameters) or None)
             return list(cursor.fetchall())
 
     @contextlib.contextmanager
     def batches(self, statement: str, batch_bytes: int) -> Iterator[Any]:
-        """The rows of a query as a reader of Arrow batches of some `batch_bytes`."""
+        """Run a query, and return its rows as a reader of Arrow batches of about `batch_bytes`."""
         with self.translated(), self._connection.cursor() as cursor:
             cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(batch_bytes)})
             cursor.execute(statement)
             yield cursor.fetch_record_batch()
 
     def ingest(self, table: str, rows: Any, *, schema: str | None = None, temporary: bool = False) -> None:
-        """Append rows to a table; a temporary one is made of them."""
+        """Append rows to a table; with `temporary`, create a temporary table from them."""
         with self.translated(), self._connection.cursor() as cursor:
             if temporary:
                 cursor.adbc_ingest(table, rows, mode="create", temporary=True)
@@ -71,23 +71,23 @@ class Database:
                 cursor.adbc_ingest(table, rows, mode="append", db_schema_name=schema)
 
     def commit(self) -> None:
-        """End the transaction."""
+        """Commit the transaction."""
         with self.translated():
             self._connection.commit()
 
     def rollback(self) -> None:
-        """Take the transaction back; also where there is none any more."""
+        """Roll the transaction back; do nothing if there is none."""
         with contextlib.suppress(Exception):
             self._connection.rollback()
 
     def close(self) -> None:
-        """Disconnect; what was not committed is gone."""
+        """Disconnect, without committing."""
         with contextlib.suppress(Exception):
             self._connection.close()
 
     @contextlib.contextmanager
     def translated(self) -> Iterator[None]:
-        """Around calls of ADBC."""
+        """Translate the errors of ADBC calls within this context."""
         import adbc_driver_manager as adbc
 
         try:
@@ -99,7 +99,7 @@ class Database:
 
 
 def _with_defaults(uri: str) -> str:
-    """`uri`, with `_DEFAULTS` for what neither it nor the environment says."""
+    """Return `uri` with `_DEFAULTS` for parameters that neither it nor the environment sets."""
     given = {name for name, _ in parse_qsl(urlsplit(uri).query, keep_blank_values=True)}
     given |= {"connect_timeout"} if "PGCONNECT_TIMEOUT" in os.environ else set()
     more = urlencode({name: value for name, value in _DEFAULTS.items() if name not in given})
@@ -107,7 +107,7 @@ def _with_defaults(uri: str) -> str:
 
 
 def translate(what: str, error: Any) -> KeraError:
-    """An error of PostgreSQL's as one of ours."""
+    """Translate an error of PostgreSQL."""
     state = error.sqlstate or ""
     details = dict(error.details or ())
     text = details.get("PG_DIAG_MESSAGE_PRIMARY") or details.get(b"PG_DIAG_MESSAGE_PRIMARY") or str(error)

@@ -1,9 +1,9 @@
-"""Conversions of values on their way into a table, and the conditions under which they would change a value.
+"""Conversions of values for a table, and the conditions under which a conversion would change a value.
 
-PostgreSQL rounds, truncates and drops without an error in many casts: 1.26 becomes 1.3 in a numeric(4,1), 'abcdef'
-becomes 'abc' in a varchar(3), and a time zone is ignored where a column has none. `Conversion.loss` says in SQL which
-values a cast would change. The driver changes others, as it counts times from another year; `fitting` refuses these.
-Nothing is connected to here.
+Many casts of PostgreSQL round, truncate or drop data without an error: 1.26 becomes 1.3 in a numeric(4,1), 'abcdef'
+becomes 'abc' in a varchar(3), and a column without a time zone ignores a value's zone. `Conversion.loss` is the SQL
+condition for values that a cast would change. The driver changes other values, because it counts times from another
+year; `fitting` refuses these. This module uses no connection.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _LOSS_OF_TEXT = {
     "time": _SECONDS_TOO_FINE + r" OR {v} ~ '^\s*\d+-\d|[-+]\d+(:\d+)*\s*$'",
     "date": "{v} ~ ':' AND {v}::timestamp <> {v}::date::timestamp",
 }
-"""By the name of the type that a text is cast to."""
+"""The condition for texts that a cast would change, by the name of the target type."""
 DATES = -2_440_588, 2_145_042_905
-"""The days that PostgreSQL has, counted from 1970. Values around these would become others, such as infinity."""
+"""PostgreSQL's first and last day, counted from 1970. Days outside would become other values, such as infinity."""
 TIMES_US_MIN = -210_866_803_200_000_000
 DAY_US = 86_400_000_000
 
@@ -43,44 +43,44 @@ class Target(NamedTuple):
     """A column of the table."""
 
     type_name: str
-    """In short, of the type itself, which may be a domain."""
+    """The short name of the type, which may be a domain."""
     type: str
-    """In full, with its precision or length."""
+    """The full name of the type, with its precision or length."""
     base_name: str
-    """In short, of the type that a domain is made of, or of the type itself."""
+    """The short name of the domain's base type, or of the type itself."""
     base: str
-    """In full, but without precision or length."""
+    """The full name of the base type, without precision or length."""
     is_limited: bool
-    """It has a precision or length, or is a domain."""
+    """Whether the type has a precision or length, or is a domain."""
 
 
 class Conversion(NamedTuple):
-    """From a column of a stream to one of a table."""
+    """The conversion of a stream's column into a table's column."""
 
     name: str
     """Name of both columns."""
     source: str
-    """The type of the column of the stream in SQL."""
+    """The SQL type of the stream's column."""
     target: Target
 
     @property
     def is_none(self) -> bool:
-        """Whether the driver can write the values into the table as they are."""
+        """Whether the driver can write the values into the table without a conversion."""
         return self.source == self.target.type
 
     @property
     def expression(self) -> str:
-        """The converted value."""
+        """The SQL expression for the converted value."""
         value, target = sql.quoted(self.name), self.target
         if target.base_name == "money":
-            return f"{value}::numeric::{target.type}"  # a text would be read by the rules of a country
+            return f"{value}::numeric::{target.type}"  # the cast of a text depends on the locale
         if target.base_name == "numeric" and self.source in ("real", "double precision"):
-            return f"{value}::text::{target.type}"  # a cast takes 6 or 15 digits only
+            return f"{value}::text::{target.type}"  # a direct cast keeps only 6 or 15 digits
         return f"{value}::{target.type}"
 
     @property
     def loss(self) -> str:
-        """The condition for values that the conversion changes; empty: it changes none."""
+        """The SQL condition for values that the conversion changes; empty: it changes no value."""
         value, target = sql.quoted(self.name), self.target
         source = self.source.partition("(")[0]
         found = []
@@ -99,12 +99,12 @@ class Conversion(NamedTuple):
 
     @property
     def _unlimited(self) -> str:
-        """The value in the type that the target has without its limits."""
+        """The SQL expression for the value in the target's type without limits."""
         return self._replace(target=self.target._replace(type=self.target.base)).expression
 
 
 def fitting(rows: pa.RecordBatch, shown: str) -> pa.RecordBatch:
-    """`rows` with times in microseconds. Raises `SchemaMismatch` for a value that PostgreSQL does not have."""
+    """Return `rows` with times in microseconds. Raises `SchemaMismatch` for a value that PostgreSQL cannot hold."""
     columns = []
     for field, column in zip(rows.schema, rows.columns, strict=True):
         kind = _in_microseconds(field.type)
@@ -135,7 +135,7 @@ def _casts(value: pa.Scalar, kind: pa.DataType) -> bool:
 
 
 def _misfit(column: pa.Array) -> tuple[int | None, str]:
-    """The first row with a value that PostgreSQL does not have, and why; None: it has all."""
+    """Return the first row with a value that PostgreSQL cannot hold, and why; None: it can hold all."""
     kind, why = column.type, "is out of PostgreSQL's range"
     if pa.types.is_list(kind):
         at, why = _misfit(column.flatten())
@@ -164,7 +164,7 @@ def _unfit(field: pa.Field, column: pa.Array, at: int, shown: str, why: str) -> 
 
 
 def value_text(value: pa.Scalar) -> str:
-    """A value for a message, in a line of bounded length; a time that Python does not have is the number that it is."""
+    """Return a value for a message, in one line of bounded length; a time out of Python's range appears as a number."""
     if pa.types.is_string(value.type):
         return repr(value.as_py())[:200]
     try:

@@ -1,4 +1,4 @@
-"""Changes as records: has PostgreSQL convert their values, and looks up those that were not logged."""
+"""Turns changes into records: PostgreSQL converts their values, and values that were not logged are looked up."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from kera.core.errors import invariant
 
 
 class Converter:
-    """For the changes of one table."""
+    """Turns the changes of one table into records."""
 
     def __init__(
         self, database: Database, form: Form, table: str, key: Sequence[str], note: Callable[[str], None]
     ) -> None:
-        """`table`: quoted. `key`: the columns of its primary key. `note` is called with what users should know."""
+        """`table`: the quoted name. `key`: the columns of its primary key. `note` is called with notes for users."""
         self._database = database
         self._form = form
         self._table = table
@@ -29,7 +29,7 @@ class Converter:
         self._types: dict[Relation, Typed] = {}
 
     def records(self, changes: Sequence[Change]) -> pa.RecordBatch:
-        """The records of changes of one form of the table, in order. Raises `SchemaMismatch`."""
+        """Return the records of `changes`, in order, which have the same form of the table. Raises `SchemaMismatch`."""
         relation = changes[0].relation
         typed = self._types.get(relation)
         if typed is None:
@@ -43,7 +43,7 @@ class Converter:
         return pa.concat_batches(found)
 
     def _completed(self, changes: Sequence[Change], typed: Typed) -> list[Change]:
-        """With the present values of large columns that updates have not changed, and PostgreSQL has not logged."""
+        """Fill in the present values of large columns that updates left unchanged, and PostgreSQL did not log."""
         completed = list(changes)
         lacking = [(at, missing) for at, change in enumerate(changes) if (missing := missing_of(change))]
         if not lacking:

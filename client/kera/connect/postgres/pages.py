@@ -1,4 +1,4 @@
-"""Rows of a table or query as Arrow batches: pages of rows in the order of a key."""
+"""Reads the rows of a table or query in pages: Arrow batches in the order of a key."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ DIGEST_BYTES = 16
 
 
 class Page(NamedTuple):
-    """Rows that follow each other."""
+    """Consecutive rows."""
 
     rows: pa.RecordBatch
     keys: list[pa.Array]
-    """Per column of the key, its values as text."""
+    """The values of each column of the key, as text."""
 
     @property
     def last(self) -> list[str]:
@@ -34,9 +34,9 @@ class Page(NamedTuple):
 def pages(
     database: Database, statement: str, key: Sequence[str], start: Place, piece_bytes: int, shown: str
 ) -> Iterator[Page]:
-    """The rows of `statement`, a page of `sql`, behind the key `start`.
+    """Yield the rows of `statement` (from `sql.page`), which come after the key `start`.
 
-    Raises `SchemaMismatch` for rows without a key, or with the key of the row before them.
+    Raises `SchemaMismatch` for a row without a key, or with the key of the row before it.
     """
     last = start
     with database.batches(statement, piece_bytes) as reader:
@@ -49,7 +49,7 @@ def pages(
 
 
 def _check_keys(keys: Sequence[pa.Array], last: Place, names: Sequence[str], shown: str) -> None:
-    """A key that two rows have, one behind the other, would have one of them passed over."""
+    """Raise `SchemaMismatch` for null or repeated keys: of two rows with the same key, one could be skipped."""
     if any(column.null_count for column in keys):
         raise SchemaMismatch(f"{shown}: a row has no key")
     first = [column[0].as_py() for column in keys]
@@ -62,7 +62,7 @@ def _check_keys(keys: Sequence[pa.Array], last: Place, names: Sequence[str], sho
 
 
 def digest_of(found: Sequence[Page]) -> str:
-    """A digest of the keys of all rows, in order: the same for the same keys, however rows are divided into pages."""
+    """Return a digest of the keys of all rows, in order. It does not depend on the division into pages."""
     count = len(found[0].keys) if found else 0
     texts = [hashlib.blake2b(digest_size=DIGEST_BYTES) for _ in range(count)]
     lengths = [hashlib.blake2b(digest_size=DIGEST_BYTES) for _ in range(count)]

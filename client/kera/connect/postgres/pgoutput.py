@@ -1,12 +1,12 @@
-"""Messages of PostgreSQL's logical decoding plugin ``pgoutput``, version 1 of its protocol, out of their bytes.
+"""Decodes messages of PostgreSQL's logical decoding plugin ``pgoutput``, version 1 of its protocol.
 
-Pure code, without I/O. The messages of a transaction come together, when it has committed, in this order:
+Pure code, without I/O. The messages of a transaction come together, after its commit, in this order:
 
     Begin, then for each change: Relation (before the first change of a table, and after its columns have changed),
     Insert | Update | Delete | Truncate, at last Commit
 
-Values are texts, as PostgreSQL's output functions write them. An update does not have the values of large columns that
-it has not changed; these are `UNCHANGED`, which is not null.
+Values are texts, in the form of PostgreSQL's output functions. An update lacks the values of large columns that it left
+unchanged; these are `UNCHANGED`, which differs from null.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import NamedTuple, TypeAlias
 from kera.core.errors import ProtocolError
 
 EPOCH_US = 946_684_800_000_000
-"""PostgreSQL's epoch, 2000-01-01, in time since 1970."""
+"""PostgreSQL's epoch, 2000-01-01, in microseconds since 1970."""
 
 
 class Unchanged(enum.Enum):
-    """The value of a large column that an update has not changed, and PostgreSQL has not logged."""
+    """The value of a large column that an update left unchanged, and PostgreSQL did not log."""
 
     UNCHANGED = "unchanged"
 
@@ -35,22 +35,22 @@ Row: TypeAlias = tuple[Value, ...]
 
 
 class Begin(NamedTuple):
-    """A transaction follows."""
+    """The begin of a transaction."""
 
     commit_lsn: int
-    """Where its commit begins in the log: no two transactions have the same, and they come in this order."""
+    """The begin of the transaction's commit in the log. It is unique, and transactions come in this order."""
     committed_us: int
-    """Since 1970."""
+    """Microseconds since 1970."""
     xid: int
-    """32 bits of it."""
+    """The low 32 bits of the transaction's id."""
 
 
 class Commit(NamedTuple):
-    """The transaction is complete."""
+    """The end of a transaction."""
 
     commit_lsn: int
     end_lsn: int
-    """Behind the commit: commits of later transactions begin there or behind it."""
+    """The end of the commit; commits of later transactions begin there or later."""
     committed_us: int
 
 
@@ -59,13 +59,13 @@ class RelationColumn(NamedTuple):
 
     name: str
     in_identity: bool
-    """Part of the replica identity: a row that has gone is known by it."""
+    """Whether the column is part of the replica identity, which identifies a deleted row."""
     type_oid: int
     type_modifier: int
 
 
 class Relation(NamedTuple):
-    """A table as it is in the changes that follow, which refer to it by its id."""
+    """The form of a table in the following changes, which refer to it by its id."""
 
     relation_id: int
     schema: str
@@ -81,18 +81,18 @@ class Insert(NamedTuple):
 
 
 class Update(NamedTuple):
-    """A row that has changed."""
+    """A changed row."""
 
     relation_id: int
     old: Row | None
-    """None: its replica identity has not changed."""
+    """The old row; None: its replica identity has not changed."""
     whole: bool
-    """`old` has all columns (REPLICA IDENTITY FULL), and not only those of the identity."""
+    """Whether `old` has all columns (REPLICA IDENTITY FULL), and not only those of the identity."""
     new: Row
 
 
 class Delete(NamedTuple):
-    """A row that has gone."""
+    """A deleted row."""
 
     relation_id: int
     old: Row
@@ -101,7 +101,7 @@ class Delete(NamedTuple):
 
 
 class Truncate(NamedTuple):
-    """All rows of some tables have gone."""
+    """The deletion of all rows of some tables."""
 
     relation_ids: tuple[int, ...]
 
@@ -110,7 +110,7 @@ Message: TypeAlias = Begin | Commit | Relation | Insert | Update | Delete | Trun
 
 
 def decode(data: bytes) -> Message | None:
-    """The message in `data`; None: one that says nothing about rows. Raises `ProtocolError`."""
+    """Decode a message; None: it does not concern rows. Raises `ProtocolError`."""
     try:
         return _decode(data)
     except (struct.error, LookupError, ValueError) as error:
@@ -211,7 +211,7 @@ def _row(data: bytes, at: int) -> tuple[Row, int]:
 
 
 _SILENT = (b"O", b"Y", b"M")
-"""Where changes come from, types, messages of applications."""
+"""Messages that do not concern rows: origins, types, messages of applications."""
 _DECODERS: dict[bytes, Callable[[bytes], Message]] = {
     b"B": _begin,
     b"C": _commit,
@@ -224,7 +224,7 @@ _DECODERS: dict[bytes, Callable[[bytes], Message]] = {
 
 
 def parse_lsn(text: str) -> int:
-    """A place in the log, which PostgreSQL writes as ``16/B374D848``. Raises `ProtocolError`."""
+    """Parse a place in the log, which PostgreSQL writes as ``16/B374D848``. Raises `ProtocolError`."""
     high, _, low = text.partition("/")
     try:
         return int(high, 16) << 32 | int(low, 16)
@@ -233,5 +233,5 @@ def parse_lsn(text: str) -> int:
 
 
 def format_lsn(lsn: int) -> str:
-    """The text of `parse_lsn`."""
+    """Return the inverse of `parse_lsn`."""
     return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"

@@ -1,10 +1,10 @@
-"""Which changes of one table a copy takes out of the log, and where it is after each: decided without I/O.
+"""Decides without I/O which changes of one table a copy takes from the log, and its place after each change.
 
-A place (`Spot`) is a commit in the log, and how many messages of this transaction have been taken. Transactions come in
-the order of their commits, and those of a slot are the same however often they are read.
+A place (`Spot`) is a commit in the log, and the number of messages of this transaction that have been taken.
+Transactions come in the order of their commits, and a slot gives the same ones however often it is read.
 
-The rows that were there at first are read in one snapshot, after the slot was made. So transactions that the snapshot
-has seen come once more, and are passed over here (`Snapshot.has`).
+The initial rows are read in one snapshot, after the slot was made. So the log repeats transactions that the snapshot
+has seen, and these are skipped here (`Snapshot.has`).
 """
 
 from __future__ import annotations
@@ -32,46 +32,46 @@ _XIDS = 1 << 32
 
 
 class Snapshot(NamedTuple):
-    """Which transactions the rows that were read at first have seen."""
+    """The transactions that the initial rows include."""
 
     text: str
-    """``xmin:xmax:xip,xip…``, as txid_current_snapshot() has it."""
+    """``xmin:xmax:xip,xip…``, in the form of txid_current_snapshot()."""
     until: int
-    """An LSN: no transaction that commits at it or behind it was seen."""
+    """An LSN: the snapshot includes no transaction that commits at it or later."""
 
     def has(self, xid: int, commit_lsn: int) -> bool:
-        """Whether it has seen a transaction, which has ended; `xid` has 32 bits."""
+        """Return whether the snapshot includes an ended transaction; `xid` has 32 bits."""
         if commit_lsn >= self.until:
             return False
         _, upper, under_way = self.text.split(":")
-        # Numbers of transactions wrap around; those compared here are close together.
+        # Transaction ids wrap around, but the ids compared here are close together.
         if (xid - int(upper)) % _XIDS < _XIDS // 2:
             return False
         return xid not in {int(each) % _XIDS for each in under_way.split(",") if each}
 
 
 class Spot(NamedTuple):
-    """Where a copy of changes is."""
+    """The place of a copy of changes."""
 
     lsn: int
-    """Transactions that commit before it are done."""
+    """Transactions that commit before this place are done."""
     taken: int
-    """Messages of the transaction that commits at it that are done."""
+    """Number of messages that are done of the transaction that commits at `lsn`."""
     snapshot: Snapshot | None
-    """Transactions that it has seen are done, too; None: none of them comes any more."""
+    """The snapshot whose transactions are done, too; None: no more of them can come."""
 
     def within(self, end: Spot) -> bool:
-        """Whether it is not behind `end`."""
+        """Return whether this place is not after `end`."""
         return self[:2] <= end[:2]
 
     def moved(self, to: Spot) -> Spot:
-        """`to`, if it is behind this one; and without a snapshot whose transactions are all done."""
+        """Return the later of this place and `to`, without a snapshot whose transactions are all done."""
         spot = self if to.within(self) else to
         done = spot.snapshot is not None and spot.lsn >= spot.snapshot.until
         return spot._replace(snapshot=None) if done else spot
 
     def place(self, slot: str) -> dict[str, Any]:
-        """As the journal has it."""
+        """Return the place in the journal's form."""
         found: dict[str, Any] = {"slot": slot, "lsn": format_lsn(self.lsn), "taken": self.taken}
         if self.snapshot is not None:
             found |= {"snapshot": self.snapshot.text, "until": format_lsn(self.snapshot.until)}
@@ -79,51 +79,51 @@ class Spot(NamedTuple):
 
     @classmethod
     def of(cls, place: dict[str, Any]) -> Spot:
-        """From the journal."""
+        """Parse a place of the journal."""
         return cls(parse_lsn(place["lsn"]), int(place["taken"]), snapshot_of(place))
 
 
 def snapshot_of(place: dict[str, Any]) -> Snapshot | None:
-    """The snapshot of a place in the journal."""
+    """Return the snapshot of a place of the journal; None: it has none."""
     return Snapshot(place["snapshot"], parse_lsn(place["until"])) if "snapshot" in place else None
 
 
 class Change(NamedTuple):
-    """A change of the table that is copied."""
+    """A change of the copied table."""
 
     op: str
-    """c, u, d, and t for all rows (create, update, delete, truncate)."""
+    """c, u, d, or t for all rows (create, update, delete, truncate)."""
     relation: Relation
     before: Row | None
     whole: bool
-    """`before` has all columns, and not only those of the key."""
+    """Whether `before` has all columns, and not only those of the key."""
     after: Row | None
     lsn: int
     """Position of the commit."""
     committed_us: int
     behind: Spot
-    """Where the copy is once it has this."""
+    """The place of the copy after this change."""
 
 
 class Replay:
-    """Follows the messages of a slot, from its beginning on; gives the changes behind a spot."""
+    """Follows the messages of a slot from its beginning, and returns the changes after a place."""
 
     def __init__(self, start: Spot, schema: str, table: str, key: tuple[str, ...]) -> None:
         """`key`: the columns of the primary key."""
         self.spot = start
-        """How far one is: grows with what `changes` gives, and with transactions that have nothing."""
+        """The place so far, which moves with each change that `changes` yields, and with transactions without any."""
         self._start = start
         self._table = schema, table
         self._key = key
         self._relations: dict[int, Relation] = {}
         self._begun: Begin | None = None
         self._count = 0
-        """Messages of the transaction so far."""
+        """Number of messages of the transaction so far."""
 
     def changes(self, messages: Iterable[Message | None]) -> Iterator[Change | None]:
-        """Those of the table that have not been taken yet; None stays None.
+        """Yield the changes of the table that have not been taken yet; pass None on.
 
-        Raises `ProtocolError` for what cannot follow.
+        Raises `ProtocolError` for a message that cannot follow.
         """
         for message in messages:
             match message:
@@ -172,10 +172,10 @@ class Replay:
         old, new = message.old, message.new
         if old is None:
             return [("u", None, False, new)]
-        if message.whole:  # values that were not logged are those of before
+        if message.whole:  # values that were not logged are unchanged, so the old row has them
             new = tuple(was if now is UNCHANGED else now for was, now in zip(old, new, strict=True))
         if self._key_of(relation, old) != self._key_of(relation, new):
-            # The row with the old key is no more: readers that keep rows by key have to know.
+            # Readers that keep rows by key have to delete the row with the old key.
             return [("d", old, message.whole, None), ("c", None, False, new)]
         return [("u", old if message.whole else None, message.whole, new)]
 

@@ -1,7 +1,7 @@
-"""Waiting for transactions that may still add rows behind a place that has been read.
+"""Waits for transactions that may still add rows before a place that has been read.
 
-Numbers are given out before their rows can be seen. So a reader that has seen the row with the largest key, or taken a
-snapshot, waits until all transactions that were writing at that moment have ended.
+Sequences give out numbers before their rows become visible. So a reader that has seen the row with the largest key, or
+has taken a snapshot, waits until all transactions that were writing at that moment have ended.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ SETTLE_S = 60.0
 
 
 def settled(database: Database, source: str, shown: str, *, is_table: bool, settle_s: float) -> Iterator[None]:
-    """Wait for the transactions that write to `source` now, and end; gives None again and again meanwhile.
+    """Wait until the transactions that write to `source` now have ended; yield None repeatedly meanwhile.
 
-    `is_table`: `source` is a table; any transaction may write to what a view or a query reads. `settle_s`: 0 does not
-    wait at all. Raises `Refused` when one has not ended in time.
+    `is_table`: `source` is a table. For a view or a query, any transaction may write to the tables that it reads.
+    `settle_s`: the time limit; 0 does not wait at all. Raises `Refused` if a transaction has not ended in time.
     """
     if not settle_s:
         return
@@ -40,7 +40,7 @@ def settled(database: Database, source: str, shown: str, *, is_table: bool, sett
 
 
 def _under_way(database: Database, source: str, *, is_table: bool) -> Callable[[], bool]:
-    """A function that says whether one of the transactions that may be writing now still is."""
+    """Return a function that returns whether any of the transactions that may be writing now is still under way."""
     if is_table:
         writers = set(database.rows(sql.WRITERS, [source]))
         database.commit()

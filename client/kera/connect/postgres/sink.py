@@ -1,10 +1,10 @@
-"""A table as the target of a copy: rows and how far the copy is with them, in one transaction.
+"""A table as the target of a copy. Each transaction writes rows together with the progress of the copy.
 
-How far it is, is in a table `STATE_TABLE` beside the target, a row for each copy, with a number that grows with each
-transaction: of two processes that run the same copy, one finds the number changed, and ends.
+The progress is in a table `STATE_TABLE` in the same schema. It has a row for each copy, with a number that grows with
+each transaction: if two processes run the same copy, one finds the number changed, and ends.
 
-Rows go into the table as they are where types are the same; else into a temporary one, and from there with PostgreSQL's
-own conversions. A value that does not fit, or that a conversion would change, ends the copy.
+Rows go directly into the table if the types are the same; otherwise into a temporary table, and from there with
+PostgreSQL's conversions. A value that does not fit, or that a conversion would change, ends the copy.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from kera.core.format.schema import DEFAULT_SCHEMA
 STATE_TABLE = "kera_connect"
 ROWS_TABLE = "kera_connect_rows"
 LENGTH_CHECKED = {"varchar", "bpchar"}
-"""Types that PostgreSQL does not shorten values to when it reads rows as they are."""
+"""Types whose length PostgreSQL checks, without truncating, when it reads rows directly."""
 _PLACE_IN_ROWS = re.compile(r"line (\d+), column ([^:)]+)")
 RECORDS = pa.schema(
     [DEFAULT_SCHEMA.field("timestamp"), ("key", pa.binary()), ("value", pa.binary()), ("headers", pa.string())]
 )
-"""The columns of a table for records without columns of their own; headers are JSON."""
+"""The columns of a table for records of a stream without a schema; headers are JSON."""
 
 
 class TableSink:
@@ -45,7 +45,7 @@ class TableSink:
     piece_bytes = 1 << 20
 
     def __init__(self, end: TableEnd, name: str, *, create: bool) -> None:
-        """`name`: of the copy."""
+        """`name`: the copy's name."""
         if not end.table or end.key or end.settle or end.changes:
             raise InvalidArgument(
                 "a table as the target takes no query, key, settle or changes: write"
@@ -60,7 +60,7 @@ class TableSink:
         self._schema = RECORDS
         self._default = True
         self._conversions: tuple[Conversion, ...] = ()
-        """Conversions of all columns; empty: rows are written as they are."""
+        """Conversions of all columns; empty: rows are written directly."""
         self._state = ""
         self._place = ("", "")
         """Schema and table."""
@@ -77,7 +77,7 @@ class TableSink:
 
     def _open(self, identity: str) -> Progress:
         self._database = database = Database(self._end.uri, self.shown)
-        database.set("timezone = 'UTC'")  # of texts without a time zone
+        database.set("timezone = 'UTC'")  # for texts without a time zone
         table = sql.table_name(self._end.table)
         if not database.rows(sql.IS_THERE, [table])[0][0]:
             if not self._create:
@@ -101,7 +101,10 @@ class TableSink:
         return Progress(dict(self._places), self._records)
 
     def _conversions_into(self, database: Database, table: str) -> tuple[Conversion, ...]:
-        """Raises `SchemaMismatch` for columns that the table does not have, or needs."""
+        """Return the conversions of all columns; empty: none is necessary.
+
+        Raises `SchemaMismatch` for columns that the table does not have, or needs besides.
+        """
         found = database.rows(sql.TARGET_COLUMNS, [table])
         columns = {name: Target(*target) for name, *target, _ in found}
         conversions, differ = [], False
@@ -125,11 +128,11 @@ class TableSink:
         return tuple(conversions) if differ else ()
 
     async def settle(self, rows: Sequence[pa.RecordBatch | None]) -> Progress:
-        """See `Sink`: nothing is ever unsure."""
+        """Raise `InternalError`: this target has no unsure writes."""
         raise InternalError("this target leaves no write in doubt", spans=len(rows))
 
     async def put(self, pieces: Sequence[Piece]) -> Mapping[str, Place]:
-        """See `Sink`: one transaction. Raises `CopyElsewhere`, `SchemaMismatch`, `Refused`, `Unreachable`."""
+        """See `Sink`. Uses one transaction. Raises `CopyElsewhere`, `SchemaMismatch`, `Refused`, `Unreachable`."""
         await self._worker.call(self._put, pieces)
         return dict(self._places)
 
@@ -194,7 +197,7 @@ class TableSink:
         )
 
     def _blamed(self, error: SchemaMismatch, rows: pa.Table) -> SchemaMismatch:
-        """The same, with the column and the value that do not fit: PostgreSQL does not say."""
+        """Return the error with the column and the value that do not fit, which PostgreSQL does not report."""
         if "column" in error.attributes:
             return error
         for each in self._conversions:
@@ -235,7 +238,7 @@ class TableSink:
         return pa.RecordBatch.from_arrays(columns, schema=RECORDS)
 
     async def finish(self, *, complete: bool) -> Mapping[str, Place]:
-        """See `Sink`: nothing is held back."""
+        """See `Sink`. This target holds no rows back."""
         del complete
         return dict(self._places)
 
@@ -248,7 +251,7 @@ class TableSink:
 
 
 def _with_value(error: SchemaMismatch, rows: pa.Table) -> SchemaMismatch:
-    """The same, with the value: PostgreSQL says in which line and column it is."""
+    """Return the error with the value, at the line and column that PostgreSQL reports."""
     place = _PLACE_IN_ROWS.search(error.message)
     if place is None or place[2] not in rows.schema.names or int(place[1]) > rows.num_rows:
         return error
@@ -257,6 +260,6 @@ def _with_value(error: SchemaMismatch, rows: pa.Table) -> SchemaMismatch:
 
 
 def _headers(column: pa.MapArray) -> pa.Array:
-    """As JSON, in the form of docs/json.md; null for a record without any."""
+    """Return headers as JSON, in the form of docs/json.md; null for a record without headers."""
     texts = texts_of(column)
     return pc.if_else(pc.is_in(texts, pa.array(["null", "[]"])), pa.scalar(None, pa.string()), texts)

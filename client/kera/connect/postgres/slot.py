@@ -1,7 +1,7 @@
-"""A replication slot and its publication: making, checking, reading and advancing them, all by SQL.
+"""Makes, checks, reads and advances a replication slot and its publication, all by SQL.
 
-The slot has PostgreSQL keep its log from where the copy is; the publication says of which table changes are wanted. A
-look at the slot (`messages`) gives the same again and again, until the slot is advanced (`let_go`).
+The slot makes PostgreSQL keep its log from the place of the copy on; the publication names the table whose changes are
+wanted. Reading the slot (`messages`) returns the same messages each time, until the slot is advanced (`let_go`).
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from kera.connect.postgres.settling import PAUSE_S
 from kera.core.errors import InvalidArgument, KeraError
 
 BUSY_S = 30.0
-"""So long the slot may be in use: by the session of a process that was killed, which its server has not noticed."""
+"""How long the slot may be in use, by the session of a killed process that the server has not noticed yet."""
 _IN_USE = "55006"
 _CANCELED = "57014"
 _NO_RIGHT = "42501"
 
 
 def slot_name(copy_name: str, cluster_id: str) -> str:
-    """The slot, and the publication, of a copy: of no other copy of this or another cluster."""
+    """Return the name of a copy's slot and publication, which no other copy of this or another cluster has."""
     digest = hashlib.blake2b(f"{cluster_id} {copy_name}".encode(), digest_size=4).hexdigest()
     return f"kera_{re.sub('[^a-z0-9]+', '_', copy_name.lower())[:48]}_{digest}"
 
 
 class Look:
-    """The result of one look at a slot."""
+    """The counts of one look at a slot."""
 
     def __init__(self, messages_max: int) -> None:
         """`messages_max`: the look ends with the transaction in which this number is reached."""
         self.messages_max = messages_max
         self.count = 0
-        """Messages so far."""
+        """Number of messages so far."""
         self.bytes = 0
-        """Size of them since this was set to 0."""
+        """Size of the messages since this was set to 0."""
 
     @property
     def was_full(self) -> bool:
-        """There may be more in the log."""
+        """Whether the log may have more messages."""
         return self.count >= self.messages_max
 
 
@@ -54,23 +54,24 @@ class Slot:
     """The slot of one copy."""
 
     def __init__(self, database: Database, log: Database, name: str, shown: str) -> None:
-        """`log`: a connection for `messages`, which are still coming while `database` is used. `shown`: for errors."""
+        """`log`: a connection for `messages`, which is read while `database` is used. `shown`: for errors."""
         self.name = name
         self.was_made = False
         self._database = database
         self._log = log
         self._shown = shown
         self._confirmed_lsn = 0
-        """Where the slot is, as far as is known."""
+        """The last known position of the slot."""
         self._kept_lsn = 0
-        """The log before it is not needed any more."""
+        """The position before which the log is no longer needed."""
         self._publication = ""
         self._made_publication = False
 
     def publish(self, publication: str, table: tuple[str, str], *, make: bool, by_root: bool) -> None:
-        """See that a publication has `table`; with `make`, it is made if there is none.
+        """Check that a publication has `table`; with `make`, create the publication if it does not exist.
 
-        It has to be older than the slot. `by_root`: changes of partitions are those of the table. Raises `Refused`.
+        It must be older than the slot. `by_root`: changes of partitions count as changes of the table. Raises
+        `Refused`.
         """
         database = self._database
         self._publication = publication
@@ -96,10 +97,10 @@ class Slot:
         database.commit()
 
     def begin(self, settle_s: float, *, own: bool) -> int:
-        """Where the slot is, which is made if there is none. Raises `Refused`, `RecordsGone`.
+        """Return the position of the slot, and make the slot if it does not exist. Raises `Refused`, `RecordsGone`.
 
-        PostgreSQL waits for the transactions that are under way, `settle_s` at most; 0: as long as it takes. `own`: no
-        other copy uses a slot of this name, so one that exists is left over from an earlier start of this copy.
+        PostgreSQL waits for the transactions that are under way, at most `settle_s`; 0: without a limit. `own`: no
+        other copy uses a slot of this name, so an existing one is left over from an earlier start of this copy.
         """
         found = self._find()
         if found is not None and not own:
@@ -120,16 +121,16 @@ class Slot:
         return found
 
     def _unpublish(self) -> None:
-        """Drop the publication if this start has made it: there is no slot that needs it."""
+        """Drop the publication if this start has made it, because no slot needs it."""
         if self._made_publication:
-            with contextlib.suppress(KeraError):  # the error that is under way says more
+            with contextlib.suppress(KeraError):  # the original error is more useful
                 self._database.rollback()
                 self._database.execute(f"DROP PUBLICATION IF EXISTS {sql.quoted(self._publication)}")
                 self._database.commit()
             self._made_publication = False
 
     def check(self, place: Place) -> None:
-        """See that the slot has what comes behind `place`. Raises `RecordsGone`, `InvalidArgument`."""
+        """Check that the slot has all changes after `place`. Raises `RecordsGone`, `InvalidArgument`, `Refused`."""
         if place["slot"] != self.name:
             raise InvalidArgument(f"slot={self.name}: this copy has begun with slot {place['slot']}")
         found = self._find()
@@ -147,14 +148,14 @@ class Slot:
 
     @property
     def anew(self) -> str:
-        """Advice for the case that changes are gone."""
+        """The advice in errors about lost changes."""
         return (
             f"SELECT pg_drop_replication_slot('{self.name}') and kera connect forget restart the copy with all rows of"
             " the table"
         )
 
     def _find(self) -> int | None:
-        """Where it is; None: there is none."""
+        """Return the position of the slot; None: it does not exist. Raises `Refused`, `RecordsGone`."""
         found = self._database.rows(sql.SLOT, [self.name])
         ((own,),) = self._database.rows(sql.DATABASE)
         self._database.commit()
@@ -193,14 +194,15 @@ class Slot:
             return parse_lsn(lsn)
 
     def log_ends(self) -> tuple[int, int]:
-        """Where PostgreSQL's log ends, and up to where it is on disk."""
+        """Return where PostgreSQL's log ends, and up to where it is on disk."""
         ((inserted, flushed),) = self._database.rows(sql.LOG_ENDS)
         self._database.commit()
         return parse_lsn(inserted), parse_lsn(flushed)
 
     def messages(self, look: Look) -> Iterator[Message | None]:
-        """The slot's messages from its position on; None while it waits. Raises `Refused` if another session uses
-        it.
+        """Yield the slot's messages from its position on; yield None while the slot is in use.
+
+        Raises `Refused` if another session uses it for longer than `BUSY_S`.
         """
         statement = sql.peek(self.name, self._publication, look.messages_max)
         until_s = time.monotonic() + BUSY_S
@@ -223,11 +225,11 @@ class Slot:
                 return
 
     def keep(self, lsn: int) -> None:
-        """The log before `lsn` is not needed any more."""
+        """Note that the log before `lsn` is no longer needed."""
         self._kept_lsn = lsn
 
     def let_go(self) -> None:
-        """Advance the slot to where `keep` has said; another time if it is in use."""
+        """Advance the slot to the position of `keep`; do nothing if the slot is in use now."""
         if self._kept_lsn <= self._confirmed_lsn:
             return
         try:

@@ -1,11 +1,11 @@
-"""A table, or a query, as the source of a copy: one part, in the order of a key that ascends; places are its values.
+"""A table, or a query, as the source of a copy: one part, in ascending order of a key; places are values of the key.
 
-Rows are read page by page, each in a transaction of its own. What is copied is what was there at a moment: all keys up
-to the largest one then, once `settled` has waited for the transactions that may still add rows with smaller keys. Rows
-that are changed or deleted later are not read again, unless the change gives them a larger key. `changes` sees that.
+Each page of rows is read in a separate transaction. The copy reads all keys up to the largest one at a moment, after
+`settled` has waited for the transactions that may still add rows with smaller keys. Rows that change or vanish later
+are not read again, unless a change gives them a larger key. (`changes` copies such changes.)
 
-Rows that were being copied when a copy was killed are read again by the next process. If they have other keys than
-before, that process copies them anew.
+If a copy was killed, the next process reads the rows again that were being copied. If their keys differ from before, it
+copies them anew.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from kera.core.format.arrow_types import empty_batch
 PART = "rows"
 PAGE_ROWS = 100_000
 FOLLOW_S = 0.5
-"""Between two looks at a table that is followed."""
+"""Pause between two looks at a followed table."""
 RANDOM_KEYS = {"uuid", "text", "varchar", "bpchar"}
 
 
@@ -50,7 +50,7 @@ class TableSource:
         settle_s: float = SETTLE_S,
         from_latest: bool = False,
     ) -> None:
-        """`wanted`: the columns of the target, if it is there. `from_latest`: begin behind the largest key there is."""
+        """`wanted`: the columns of the target, if it exists. `from_latest`: begin after the largest present key."""
         self.shown = self.identity = end.shown
         self.schema = pa.schema([])
         self.notes: list[str] = []
@@ -63,7 +63,7 @@ class TableSource:
         self._rows = sql.Rows("", (), ())
         self._columns = Columns(self.schema, ())
         self._is_table = False
-        """And neither a view nor a query, whose rows come from who knows where."""
+        """Whether the source is a table, and not a view or a query, whose rows may come from any table."""
         self._worker = Worker("postgres")
 
     async def open(self) -> None:
@@ -93,7 +93,7 @@ class TableSource:
         database.commit()
 
     def _key_of_table(self, database: Database, table: str) -> tuple[str, ...]:
-        """That which was given, if no two rows can have the same; else the primary key."""
+        """Return the given key, or else the primary key. Raises `InvalidArgument` if two rows may have the same key."""
         uniques = database.rows(sql.UNIQUE_KEYS, [table])
         key = self._end.key
         if not key:
@@ -124,7 +124,7 @@ class TableSource:
         return self._database
 
     async def left(self, places: Mapping[str, Place]) -> int | None:
-        """See `Source`: what PostgreSQL believes."""
+        """See `Source`. Returns PostgreSQL's estimate."""
         if self._from_latest and PART not in places:
             return 0
         return await self._worker.call(self._left, places.get(PART))
@@ -144,7 +144,7 @@ class TableSource:
             for found in self._settled_end(None):
                 place = found
                 yield None
-            if place is not None:  # the target keeps it, whenever the first row comes
+            if place is not None:  # an empty piece makes the target store the place
                 yield Piece(PART, place, place, empty_batch(self.schema))
         while True:
             end = None
@@ -156,7 +156,7 @@ class TableSource:
                 for page in self._page(place, end, PAGE_ROWS, piece_bytes):
                     yield Piece(PART, place, page.last, self._rows_of(page), digest=digest_of([page]))
                     place = page.last
-                if place == before:  # what was there has been deleted
+                if place == before:  # the remaining rows were deleted
                     break
             if not self._follow:
                 return
@@ -166,7 +166,7 @@ class TableSource:
                 yield None
 
     def _settled_end(self, place: Place) -> Iterator[list[str] | None]:
-        """The largest key, once nobody can add smaller ones any more; given again and again while one waits."""
+        """Yield the largest key repeatedly, until no transaction can add smaller ones any more."""
         database = self._opened
         found = database.rows(sql.last_key(self._rows))
         database.commit()
@@ -175,7 +175,7 @@ class TableSource:
             raise SchemaMismatch(f"{self.shown}: a row has no key")
         if end is not None and end != place:
             source, is_table, settle_s = self._rows.source, self._is_table, self._settle_s
-            # Asked after the key: what has ended before that can be seen from now on.
+            # Read after the key: transactions that have ended before this moment are visible from now on.
             for _ in settled(database, source, self.shown, is_table=is_table, settle_s=settle_s):
                 yield end
         yield end
@@ -187,9 +187,9 @@ class TableSource:
         database.commit()
 
     def _check_columns(self) -> None:
-        """Raise `SchemaMismatch` if the columns are not those that the copy began with.
+        """Raise `SchemaMismatch` if the columns differ from those at the begin of the copy.
 
-        The query locks what it reads, so the columns stay as they are until the transaction ends.
+        The query locks the tables that it reads, so the columns stay the same until the transaction ends.
         """
         found = columns_of(self._opened, self._rows.source, self._wanted)
         if found == self._columns:
@@ -206,7 +206,7 @@ class TableSource:
         return conformed(page.rows, self.schema, self.shown)
 
     async def kept(self, places: Mapping[str, Place]) -> None:
-        """See `Source`: tables stay as they are."""
+        """Do nothing: the copy does not change tables. See `Source`."""
 
     async def again(self, spans: Sequence[Span]) -> list[pa.RecordBatch | None]:
         """See `Source`."""

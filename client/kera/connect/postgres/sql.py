@@ -1,4 +1,4 @@
-"""The SQL of copies, as text: names, values, pages of a table by its key. Nothing is connected to here."""
+"""The SQL of copies, as text: names, values, pages of a table by its key. This module uses no connection."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kera.core.errors import InvalidArgument, SchemaMismatch
 
 ALIAS = "kera_rows"
 KEY_PREFIX = "__kera_key_"
-"""Prefix of columns that have a key's values as text."""
+"""Prefix of columns with the key's values as text."""
 TYPES: dict[str, tuple[str, frozenset[str]]] = {
     "int8": ("smallint", frozenset({"int2"})),
     "int16": ("smallint", frozenset({"int2"})),
@@ -28,7 +28,7 @@ TYPES: dict[str, tuple[str, frozenset[str]]] = {
     "date32[day]": ("date", frozenset({"date"})),
     "time64[us]": ("time", frozenset({"time"})),
 }
-"""By Arrow's type: PostgreSQL's of a column that is made, and those that take its values as they are."""
+"""By Arrow's type, PostgreSQL's type for a created column, and the types that take the values without a conversion."""
 
 IS_THERE = "SELECT to_regclass($1)::oid IS NOT NULL"
 IS_TABLE = "SELECT relkind IN ('r', 'p') FROM pg_class WHERE oid = to_regclass($1)"
@@ -39,7 +39,7 @@ FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = AN
 WHERE i.indrelid = to_regclass($1) AND i.indisunique AND i.indpred IS NULL AND i.indexprs IS NULL
 GROUP BY i.indexrelid, i.indisprimary
 """
-"""The unique keys of a table: whether each is the primary key, whether none of its columns is ever null, and these
+"""The unique keys of a table: whether each is the primary key, whether all of its columns are NOT NULL, and its
 columns."""
 TYPE_OF_COLUMN = """
 SELECT t.typname::text FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
@@ -55,7 +55,7 @@ SELECT a.attname::text, t.typname::text, format_type(a.atttypid, a.atttypmod)::t
 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
 WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
-"""The columns of a table: name, type in short and in full, and whether each row has to give a value."""
+"""The columns of a table: name, short and full name of the type, and whether each row must give a value."""
 TARGET_COLUMNS = """
 SELECT a.attname::text, t.typname::text, format_type(a.atttypid, a.atttypmod)::text,
        b.typname::text, format_type(b.oid, -1)::text, a.atttypmod >= 0 OR t.typtype = 'd',
@@ -68,8 +68,8 @@ FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid, LATERAL (
 ) AS b
 WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
-"""The columns of a table: name, type in short and in full, then that without domains and limits, in short and in full,
-whether it has some, and whether each row has to give a value."""
+"""The columns of a table: name, short and full name of the type, both again without domains and limits, whether it has
+any of these, and whether each row must give a value."""
 WRITERS = """
 SELECT DISTINCT virtualtransaction::text FROM pg_locks
 WHERE locktype = 'relation' AND granted AND pid IS DISTINCT FROM pg_backend_pid()
@@ -77,19 +77,19 @@ WHERE locktype = 'relation' AND granted AND pid IS DISTINCT FROM pg_backend_pid(
   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
   AND relation IN (SELECT relid::oid FROM pg_partition_tree(to_regclass($1)) UNION SELECT to_regclass($1)::oid)
 """
-"""Transactions that may add rows to a table: a statement takes its lock before it gives out numbers, and keeps it."""
+"""Transactions that may add rows to a table: a statement takes its lock before it draws numbers, and keeps the lock."""
 OID_OF_TABLE = "SELECT to_regclass($1)::oid::bigint"
 ABOUT_TABLE = """
 SELECT c.relkind::text, c.relreplident::text, n.nspname::text, c.relname::text, c.oid::bigint
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass($1)
 """
-"""Its kind, its replica identity, its schema and name, and its oid, which no later table of the name has."""
+"""A table's kind, replica identity, schema and name, and its oid, which no later table of the same name has."""
 LOGGED_COLUMNS = """
 SELECT a.attname::text, to_jsonb(a)->>'attgenerated' <> '' FROM pg_attribute a
 WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
-"""The columns of a table, and whether each is generated, and so not in the log (by JSON: older servers have no such
-column)."""
+"""The columns of a table, and whether each is generated, and so missing in the log. (It uses JSON because older servers
+have no column attgenerated.)"""
 PUBLISHED = "SELECT schemaname::text, tablename::text FROM pg_publication_tables WHERE pubname = $1"
 IS_PUBLICATION = "SELECT count(*) FROM pg_publication WHERE pubname = $1"
 DATABASE = "SELECT current_database()::text"
@@ -112,7 +112,7 @@ CREATE TABLE IF NOT EXISTS {state} (
     round bigint NOT NULL, changed timestamptz NOT NULL DEFAULT now()
 )
 """
-"""How far each copy is."""
+"""The table with the progress of each copy."""
 BEGIN = """
 INSERT INTO {state} (name, source, target, places, records, round) VALUES ($1, $2, $3, '{{}}', 0, 0)
 ON CONFLICT DO NOTHING
@@ -128,33 +128,33 @@ class Rows(NamedTuple):
     """The source of rows, and the key by which they are read."""
 
     source: str
-    """Behind FROM."""
+    """The FROM item."""
     columns: tuple[str, ...]
-    """Expressions, each with its name."""
+    """Expressions to select, each with its name."""
     key: tuple[str, ...]
 
 
 def quoted(name: str) -> str:
-    """A name of a table or column. Raises `InvalidArgument` for what can be none."""
+    """Quote the name of a table or column. Raises `InvalidArgument` if it is no valid name."""
     if not name or "\0" in name:
         raise InvalidArgument(f"{name!r} is not a table or column name")
     return '"' + name.replace('"', '""') + '"'
 
 
 def literal(value: str) -> str:
-    """A text as a value, which becomes one of the type that it is compared with."""
+    """Return a text as an SQL literal, which PostgreSQL converts to the type that it is compared with."""
     if "\0" in value:
         raise InvalidArgument("a value of the key has a NUL, which PostgreSQL does not take")
     return "'" + value.replace("'", "''") + "'"
 
 
 def table_name(text: str) -> str:
-    """``schema.table`` or ``table``, quoted."""
+    """Quote the parts of ``schema.table`` or ``table``."""
     return ".".join(quoted(part) for part in text.split("."))
 
 
 def column(name: str) -> str:
-    """A column of the rows: without the alias, an order would be that of what is made of it, such as its text."""
+    """Return a column of the rows with the alias; without it, ORDER BY would mean the selected text of the column."""
     return f"{ALIAS}.{quoted(name)}"
 
 
@@ -163,33 +163,33 @@ def _key(key: Sequence[str]) -> str:
 
 
 def within(key: Sequence[str], start: Sequence[str] | None, end: Sequence[str] | None) -> str:
-    """The condition for rows behind `start` up to `end`; None: there is no such bound."""
+    """Return the WHERE clause for rows after `start` up to `end`; None: there is no such bound."""
     bounds = [(">", start), ("<=", end)]
     found = [f"({_key(key)}) {sign} ({', '.join(map(literal, bound))})" for sign, bound in bounds if bound is not None]
     return " WHERE " + " AND ".join(found) if found else ""
 
 
 def page(rows: Rows, start: Sequence[str] | None, end: Sequence[str] | None, limit: int | None) -> str:
-    """Rows in the order of the key, with its values as text beside them."""
+    """Return the query for rows in the order of the key, with the key's values as text in additional columns."""
     keys = [f"{column(name)}::text AS {KEY_PREFIX}{number}" for number, name in enumerate(rows.key)]
     text = f"SELECT {', '.join([*rows.columns, *keys])} FROM {rows.source} AS {ALIAS}{within(rows.key, start, end)}"
     return f"{text} ORDER BY {_key(rows.key)}" + (f" LIMIT {limit}" if limit else "")
 
 
 def columns_of(rows: str) -> str:
-    """No rows, but all columns."""
+    """Return a query that has no rows, but all columns."""
     return f"SELECT * FROM {rows} AS {ALIAS} LIMIT 0"
 
 
 def last_key(rows: Rows) -> str:
-    """The key of the last row, as text."""
+    """Return the query for the key of the last row, as text."""
     keys = ", ".join(f"{column(name)}::text" for name in rows.key)
     order = ", ".join(f"{column(name)} DESC" for name in rows.key)
     return f"SELECT {keys} FROM {rows.source} AS {ALIAS} ORDER BY {order} LIMIT 1"
 
 
 def peek(slot: str, publication: str, messages_max: int) -> str:
-    """Messages of a slot, from where it is on, up to the end of the transaction that has number `messages_max`."""
+    """Return the query for a slot's messages, up to the end of the transaction that has message `messages_max`."""
     return (
         f"SELECT data FROM pg_logical_slot_peek_binary_changes({literal(slot)}, NULL, {messages_max},"
         f" 'proto_version', '1', 'publication_names', {literal(quoted(publication))})"
@@ -197,17 +197,17 @@ def peek(slot: str, publication: str, messages_max: int) -> str:
 
 
 def names_of_types(types: Sequence[tuple[int, int]]) -> str:
-    """The statement for the names of types, which are given by their oid and modifier, in order."""
+    """Return the query for the names of types, in order; each is given by its oid and modifier."""
     return f"SELECT {', '.join(f'format_type({oid}, {modifier})::text' for oid, modifier in types)}"
 
 
 def estimate(rows: Rows, start: Sequence[str] | None) -> str:
-    """About how many rows come behind `start`."""
+    """Return the query that estimates how many rows come after `start`."""
     return f"EXPLAIN (FORMAT JSON) SELECT 1 FROM {rows.source} AS {ALIAS}{within(rows.key, start, None)}"
 
 
 def lossy(rows: str, conditions: Sequence[str]) -> str:
-    """The number of the first row (from 1) for which a condition is true, and that of the condition (from 0)."""
+    """Return the query for the first row (counted from 1) that meets a condition, and for that condition (from 0)."""
     cases = " ".join(f"WHEN {condition} THEN {number}" for number, condition in enumerate(conditions))
     numbered = f"(SELECT row_number() OVER () AS __kera_n, * FROM {rows}) AS {ALIAS}"
     which = f"SELECT __kera_n, CASE {cases} END AS which FROM {numbered}"
@@ -215,7 +215,7 @@ def lossy(rows: str, conditions: Sequence[str]) -> str:
 
 
 def type_of(field: pa.Field) -> tuple[str, frozenset[str]]:
-    """The entry of `TYPES` for a column's type. Raises `SchemaMismatch` for one that a table cannot have."""
+    """Return what `TYPES` has for a column's type. Raises `SchemaMismatch` for a type that a table cannot have."""
     kind = field.type
     found = TYPES.get(str(kind))
     if found is not None:
@@ -235,5 +235,5 @@ def type_of(field: pa.Field) -> tuple[str, frozenset[str]]:
 
 
 def create_table(name: str, schema: pa.Schema) -> str:
-    """A table with the columns of a stream. Raises `SchemaMismatch`."""
+    """Return the statement for a table with the columns of a stream. Raises `SchemaMismatch`."""
     return f"CREATE TABLE {name} ({', '.join(f'{quoted(field.name)} {type_of(field)[0]}' for field in schema)})"

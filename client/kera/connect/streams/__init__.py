@@ -1,1 +1,1 @@
-"""Streams as the source and as the target of a copy, and the journal of copies into one."""
+"""Streams as the source and as the target of a copy, and the journal of a copy into a stream."""

@@ -1,7 +1,7 @@
 """Finds a chunk of a copy in its stream by the sequence that the copy gave it.
 
-Sequences of a copy ascend in an entry, so this is a binary search by the numbers of records, which reads one chunk a
-step. Others may write to the stream, too: their chunks are passed over.
+Sequences of a copy ascend within an entry. So this is a binary search over the ordinals of records, which reads one own
+chunk per step. It skips the chunks of other writers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class CopyEntry(NamedTuple):
 
     @property
     def entry(self) -> int:
-        """The one of the streamlet's entries that all its chunks go to."""
+        """The entry of the streamlet to which all chunks of the copy go."""
         return self.producer_id % self.stream.config.entries
 
 
@@ -31,9 +31,9 @@ class Sought(NamedTuple):
     """The result of a search for a chunk."""
 
     chunk: ChunkBatch | None
-    """The first chunk of the copy with this sequence or a later one; None: there is none yet."""
+    """The first chunk of the copy with this sequence or a later one; None: there is no such chunk yet."""
     is_it: bool
-    """It is the chunk itself: those with earlier sequences have been removed otherwise."""
+    """Whether `chunk` has exactly this sequence; if not, earlier chunks have been removed."""
 
 
 async def find_chunk(client: Client, where: CopyEntry, sequence: int) -> Sought:
@@ -54,7 +54,7 @@ async def find_chunk(client: Client, where: CopyEntry, sequence: int) -> Sought:
 
 
 async def _own_chunk(client: Client, where: CopyEntry, bounds: EntryBounds, record: int) -> ChunkBatch | None:
-    """The first chunk of the copy that ends behind a record; None: there is none."""
+    """Return the first chunk of the copy that ends after a record; None: there is no such chunk."""
     start = await _boundary(client, where, bounds, record)
     settings = ConsumerSettings.load(shared_memory="never", joined_bytes_max=0, corrupt_chunks="skip")
     chunks = client.read_range(
@@ -68,8 +68,8 @@ async def _own_chunk(client: Client, where: CopyEntry, bounds: EntryBounds, reco
 
 
 async def _boundary(client: Client, where: CopyEntry, bounds: EntryBounds, record: int) -> Position:
-    """The start of the chunk that has a record."""
+    """Return the start of the chunk that has a record."""
     before = record - bounds.first_record
     query = ChunkQuery(where.streamlet, where.entry, bounds.start, bounds.end, records_max=before)
     (place,) = await client.locate(where.stream.name, [query])
-    return place.position if place.record <= record else bounds.start  # the first chunk is always passed
+    return place.position if place.record <= record else bounds.start  # `locate` always passes the first chunk

@@ -1,12 +1,13 @@
-"""The journal of a copy into a stream: a stream of its own, with a record for each round (`kera.connect.planning`).
+"""The journal of a copy into a stream: a separate stream with a record for each round (`kera.connect.planning`).
 
-It is called ``_connect.`` and the name of the copy, so that it can be seen, protected by rules, and deleted. It has a
-record for each round. A copy goes on from the last one; the others tell where records of the source are in the stream,
-for offsets of consumer groups, until retention takes them. Each round is appended under its own
-number, and the broker takes each number once: that is what decides between two processes that run the same copy.
+Its name is ``_connect.`` and the name of the copy, so that users can see it, protect it by rules, and delete it. A copy
+continues from the last round. The other rounds show where records of the source are in the stream, to translate offsets
+of consumer groups, until retention removes them. Each round is appended under its own number, and the broker takes each
+number once: this decides between two processes that run the same copy.
 
-It is always persisted, whatever the level of the stream it is about: should a broker lose acknowledged chunks of that,
-the next one is out of sequence, and the copy ends with an error. A journal that forgets could not tell.
+The journal is always persisted, whatever the durability level of the target stream. If a broker loses acknowledged
+chunks of the target, the next chunk is out of sequence, and the copy ends with an error. A journal that loses rounds
+could not detect that.
 """
 
 from __future__ import annotations
@@ -25,36 +26,39 @@ from kera.core.errors import OutOfSequence, StreamExists, UnknownStream
 
 PREFIX = "_connect."
 RETENTION_BYTES = 64 << 20
-"""Retention of rounds: they say where records of at least hundred times as many bytes are."""
+"""Retention of the journal. Its rounds cover at least a hundred times as many bytes of the target."""
 CHUNK_BYTES_MAX = 8 << 20
 EPOCH = 1
 
 
 class Journal(Protocol):
-    """Where rounds are kept."""
+    """The store of rounds."""
 
     async def last(self) -> Round | None:
-        """The last one; None: there is none yet."""
+        """Return the last round; None: there is none yet."""
         ...
 
     async def add(self, added: Round) -> None:
-        """Keep a round. Raises `CopyElsewhere` when there is one with its number, of another process."""
+        """Store a round. Raises `CopyElsewhere` if another process has stored one with the same number."""
         ...
 
 
 def journal_stream(name: str) -> str:
-    """The stream that has the journal of the copy called `name`."""
+    """Return the name of the stream with the journal of the copy `name`."""
     return PREFIX + name
 
 
 def producer_id(name: str, journal_id: int) -> int:
-    """Under which a copy appends. A journal that was deleted and made anew has another one: its numbers begin anew."""
+    """Return the producer id of a copy. It differs for a journal that was deleted and created again.
+
+    The numbers of such a journal restart.
+    """
     digest = hashlib.blake2b(f"{journal_id} {name}".encode(), digest_size=8).digest()
     return PRODUCER_IDS.start | int.from_bytes(digest, "big")
 
 
 class StreamJournal:
-    """See above. Made by `open_journal`."""
+    """A journal in a stream; see above. `open_journal` makes it."""
 
     def __init__(self, client: Client, appender: Appender) -> None:
         self._client = client
@@ -62,7 +66,7 @@ class StreamJournal:
 
     @property
     def stream(self) -> StreamDescription:
-        """That has it."""
+        """The stream that has the journal."""
         return self._appender.stream
 
     async def last(self) -> Round | None:
@@ -79,7 +83,7 @@ class StreamJournal:
                 f"the journal of the copy, stream {self.stream.name!r}, has lost rounds: it expects number"
                 f" {error.attributes.get('expected_sequence')}, and this is {added.number}"
             ) from error
-        if result.duplicate:  # our own, if the answer to a first attempt was lost
+        if result.duplicate:  # it may be our own round, if the answer to the first attempt was lost
             stored = await self.last()
             if stored is None or (stored.number, stored.run) != (added.number, added.run):
                 raise CopyElsewhere(
@@ -89,7 +93,7 @@ class StreamJournal:
 
 
 async def last_round(client: Client, stream: str) -> Round | None:
-    """The last round in a journal; None: it has none yet. Raises `UnknownStream`, `CopyMismatch`."""
+    """Return the last round in a journal; None: it has no round yet. Raises `UnknownStream`, `CopyMismatch`."""
     bounds = (await client.bounds(stream))[0][0]
     if bounds.next_record == bounds.first_record:
         return None
@@ -106,16 +110,16 @@ async def last_round(client: Client, stream: str) -> Round | None:
 
 
 async def all_rounds(client: Client, stream: str) -> AsyncIterator[Round]:
-    """The rounds that a journal still has, in their order. Raises `UnknownStream`, `CopyMismatch`."""
+    """Yield the rounds that a journal still has, in order. Raises `UnknownStream`, `CopyMismatch`."""
     async for chunk in client.read_range(stream, 0, 0, EARLIEST, None):
         for value in chunk.batch.column("value"):
             yield Round.decode(value.as_py())
 
 
 async def journals_of(client: Client, stream_id: int) -> dict[str, Round]:
-    """The copies into a stream: the last round of each, by the name of the copy.
+    """Return the copies into a stream: the last round of each, by the name of the copy.
 
-    A journal that cannot be read is left out: nobody can tell which stream it is about.
+    A journal that cannot be read is left out, because its target is unknown.
     """
     found: dict[str, Round] = {}
     for journal in await client.admin.list_streams():
@@ -128,7 +132,7 @@ async def journals_of(client: Client, stream_id: int) -> dict[str, Round]:
 
 
 async def open_journal(client: Client, name: str, target: StreamDescription) -> StreamJournal:
-    """The journal of a copy into `target`; it is made if there is none."""
+    """Open the journal of a copy into `target`; create it if it does not exist."""
     stream = journal_stream(name)
     try:
         found = await client.describe(stream)

@@ -1,6 +1,6 @@
-"""A stream as the target of a copy: each row once, by chunks with numbers, and a journal of what they are.
+"""A stream as the target of a copy. It gets each row once, by numbered chunks and a journal of their contents.
 
-What is sent when is in `kera.connect.planning.rounds`. All that depends on a cluster is `Journal` and `Chunks`.
+`kera.connect.planning.rounds` describes what is sent when. Only `Journal` and `Chunks` depend on a cluster.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from kera.core.errors import (
 from kera.core.format.chunk import PAYLOAD_BYTES_MAX
 
 SLICE_BYTES = 1 << 20
-"""Rows for one chunk."""
+"""Size of the rows of one chunk."""
 PIECE_BYTES_MAX = 8 << 20
 FAR_AHEAD = 1 << 62
-"""No copy has so many chunks."""
+"""A sequence that no copy reaches."""
 
 
 class Chunks(Protocol):
@@ -60,16 +60,16 @@ class Chunks(Protocol):
 
 
 class Creation(NamedTuple):
-    """How the stream is made if it is not there."""
+    """How to create the stream if it does not exist."""
 
     streamlets: int | None = None
-    """None: as many as the source has, or one."""
+    """The number of streamlets; None: the source's, or one."""
     key_column: str | None = None
     timestamp_column: str | None = None
     replication: int | None = None
 
     def like(self, source: Source) -> Creation:
-        """With the key and the time column of `source` where it is a stream, unless others are given."""
+        """Return this, with the key and the time column of `source` if it is a stream and no others are given."""
         if not isinstance(source, StreamSource):
             return self
         return self._replace(
@@ -79,7 +79,7 @@ class Creation(NamedTuple):
 
 
 class RoundWriter:
-    """Appends rounds: what is the same for any cluster and any source."""
+    """Appends rounds, independent of the cluster and the source."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class RoundWriter:
         by_number: bool,
         partitioner: str = DEFAULT_PARTITIONER,
     ) -> None:
-        """`by_number`: pieces that say where they are to be are put there. `partitioner`: how `chunks` splits rows."""
+        """`by_number`: pieces that name a streamlet go there. `partitioner`: how `chunks` splits rows."""
         self._chunks = chunks
         self._journal = journal
         self._by_number = by_number
@@ -101,11 +101,11 @@ class RoundWriter:
         self._source = source
         self._keyless = 0
         self._whole = False
-        """All chunks of the last round are acknowledged."""
+        """Whether all chunks of the last round are acknowledged."""
         self._slice_bytes = min(SLICE_BYTES, max(1, chunks.chunk_bytes_max // 2))
 
     async def begin(self) -> Progress:
-        """Where the copy is. Raises `CopyMismatch` if the journal is that of another one."""
+        """Return the progress of the copy. Raises `CopyMismatch` if the journal belongs to another copy."""
         last = await self._journal.last()
         stream = self._chunks.stream
         if last is None:
@@ -131,10 +131,11 @@ class RoundWriter:
         return Progress(last.places, last.records, last.spans)
 
     async def settle(self, rows: Sequence[pa.RecordBatch | None], *, may_shrink: bool) -> Progress:
-        """Append the last round of the journal once more: `rows` are those of its pieces.
+        """Append the last round of the journal again; `rows` are the rows of its pieces.
 
-        A None among them abandons the round: the copy goes on from where it began. `may_shrink`: some rows may be
-        gone. What has nothing left of a chunk has to be stored already.
+        A None among them abandons the round: the copy continues from where the round began. `may_shrink`: some rows may
+        be missing. If too few rows are left for a piece's chunks, these chunks must be stored already. Raises
+        `SourceChanged` if the rows do not fit the round.
         """
         if any(found is None for found in rows):
             added = abandoned(self._last, self._run)
@@ -161,12 +162,12 @@ class RoundWriter:
         return Progress(self._last.places, self._last.records)
 
     def _parts_again(self, written: Written, rows: pa.RecordBatch) -> dict[int, pa.RecordBatch]:
-        """Rows of a piece by streamlet, as they were split when it was written."""
+        """Return the rows of a piece by streamlet, split as when the piece was written."""
         streamlets = list(written.chunks) if written.keyless is None else None
         return dict(self._split(rows, written.keyless or 0, streamlets))
 
     async def _stored(self, streamlet: int) -> int:
-        """How many chunks of this copy a streamlet has: asked with one that it does not take."""
+        """Return how many chunks of this copy a streamlet has, by sending a chunk that the broker must refuse."""
         probe = self._chunks.conform(pa.record_batch({"value": pa.array([None], pa.binary())}))
         try:
             await self._chunks.append(streamlet, probe, FAR_AHEAD)
@@ -175,7 +176,10 @@ class RoundWriter:
         raise InternalError("a chunk was taken long before its predecessors")
 
     async def finish(self) -> Mapping[str, Place]:
-        """If all of the last round is stored, say so: nobody need look at it again. Returns where the copy is then."""
+        """If the last round is stored completely, record that in the journal, so that it need not be settled again.
+
+        Return the places of the copy in that case; otherwise none.
+        """
         if self._last.pieces and self._whole:
             added = next_round(self._last, self._run, [])
             await self._journal.add(added)
@@ -183,7 +187,7 @@ class RoundWriter:
         return {} if self._last.pieces else dict(self._last.places)
 
     async def put(self, pieces: Sequence[Piece]) -> Mapping[str, Place]:
-        """Append the rows of `pieces` as the next round. Returns where that begins: it may have to be repeated."""
+        """Append the rows of `pieces` as the next round. Return where the round begins: it may have to be repeated."""
         begins = dict(self._last.places)
         planned: list[Planned] = []
         cut: list[list[tuple[int, list[pa.RecordBatch]]]] = []
@@ -211,7 +215,7 @@ class RoundWriter:
         return begins
 
     def _streamlets_of(self, piece: Piece) -> list[int] | None:
-        """Which streamlets get all rows of a piece; None: the keys of its rows decide."""
+        """Return the streamlets that get all rows of a piece; None: the keys of the rows decide."""
         if piece.everywhere:
             return list(range(self._chunks.stream.config.streamlets))
         return [piece.streamlet] if self._by_number and piece.streamlet is not None else None
@@ -234,12 +238,12 @@ class RoundWriter:
         self._whole = True
 
     async def _append_all(self, streamlet: int, chunks: Sequence[tuple[pa.RecordBatch, int]]) -> None:
-        """One after the other: the broker takes no chunk before its predecessors."""
+        """Append chunks one after the other, because the broker takes no chunk before its predecessors."""
         stream = self._chunks.stream.name
         for rows, sequence in chunks:
             try:
                 result = await self._chunks.append(streamlet, rows, sequence)
-            except ProducerFenced as error:  # that one has abandoned the round that this one appends
+            except ProducerFenced as error:  # the other process has abandoned the round that this one appends
                 raise CopyElsewhere(
                     "another process runs this copy, and has gone on with it; one of them is enough, or give this one"
                     " another --name"
@@ -262,7 +266,7 @@ class RoundWriter:
 
 
 def _starts(piece: Piece, counts: Mapping[int, int]) -> tuple[int, ...]:
-    """See `Written.starts`: `counts` are of the chunks that the piece becomes."""
+    """Return `Written.starts`; `counts` has the number of the piece's chunks by streamlet."""
     places, rows = piece.row_places, piece.rows.num_rows
     if places is None or not rows or places[-1] - piece.start + 1 == rows:
         return ()
@@ -290,7 +294,7 @@ class StreamSink:
         *,
         partitioner: PartitionerName = "crc32c",
     ) -> None:
-        """`name`: of the copy. `creation`: None if the stream has to be there. `partitioner`: that of producers."""
+        """`name`: the copy's name. `creation`: None if the stream must exist. `partitioner`: that of producers."""
         self.shown = f"stream {stream}"
         self.piece_bytes = SLICE_BYTES
         self.notes: list[str] = []
@@ -313,9 +317,9 @@ class StreamSink:
             producer_id=producer_id(self._name, journal.stream.stream_id),
             producer_epoch=FIRST_EPOCH,
             chunk_bytes_max=PAYLOAD_BYTES_MAX,
-            cut_at_epochs=False,  # the journal says how many chunks there are; epochs may be others when it is read
+            cut_at_epochs=False,  # the journal fixes the number of chunks, but the stream's epochs may change later
             partitioner=self._partitioner,
-            compares=True,  # a round that is appended again may have the time of now where records have none
+            compares=True,  # records without a time get the present one, so a repeated round may differ
         )
         by_number = source.streamlets == streamlets
         note = _note_of_placing(source, streamlets, self._partitioner)
@@ -335,7 +339,7 @@ class StreamSink:
         return await self._writer.begin()
 
     async def _described(self, source: Source) -> StreamDescription:
-        """The stream, which is created if that is wanted."""
+        """Return the stream, and create it first if that is wanted."""
         try:
             stream = await self._client.describe(self._stream)
         except UnknownStream as error:
@@ -382,15 +386,15 @@ class StreamSink:
 
     async def finish(self, *, complete: bool) -> Mapping[str, Place]:
         """See `Sink`."""
-        del complete  # what is stored is stored
+        del complete  # the journal records the end in either case
         return await self._opened.finish()
 
     async def close(self) -> None:
-        """The client is its owner's."""
+        """Do nothing: the client belongs to the caller."""
 
 
 def _check_created(stream: StreamDescription, creation: Creation) -> None:
-    """Raise `InvalidArgument` if the stream is there already, and is another one than would be created."""
+    """Raise `InvalidArgument` if the existing stream differs from the one that would be created."""
     for option, wanted, has in (
         ("--streamlets", creation.streamlets, stream.config.streamlets),
         ("--key", creation.key_column, stream.key_column),
@@ -405,7 +409,7 @@ def _check_created(stream: StreamDescription, creation: Creation) -> None:
 
 
 def _note_of_placing(source: Source, streamlets: int, partitioner: str) -> str:
-    """Where the records go; empty: there is one place only."""
+    """Return a note on where the records go; empty if there is only one streamlet."""
     if streamlets == 1:
         return ""
     if source.streamlets == streamlets:
@@ -420,7 +424,7 @@ def _note_of_placing(source: Source, streamlets: int, partitioner: str) -> str:
 
 
 def _check_columns(source: Source, stream: StreamDescription) -> None:
-    """Raise `SchemaMismatch` before anything is copied, if it cannot be."""
+    """Raise `SchemaMismatch` if the stream cannot take the source's rows."""
     default = is_default(source.schema)
     if stream.typed == default:
         has = f"columns {', '.join(stream.schema.names)}" if stream.typed else "no columns of its own"

@@ -1,4 +1,4 @@
-"""A stream as the source of a copy: its parts are its entries, called ``streamlet/entry``.
+"""A stream as the source of a copy. Its parts are its entries, called ``streamlet/entry``.
 
 A place is a position and the ordinal of the record there: ``[group, segment, offset, record]``.
 """
@@ -25,9 +25,9 @@ class StreamSource:
     def __init__(
         self, client: Client, stream: str, *, follow: bool, from_latest: bool = False, skip_lost: bool = False
     ) -> None:
-        """`follow`: go on for ever. `from_latest`: begin with what comes, not with what there is.
+        """`follow`: continue for ever. `from_latest`: begin with new records instead of the existing ones.
 
-        `skip_lost`: go on behind what was removed or lost before it was copied.
+        `skip_lost`: continue after records that were removed or lost before they were copied.
         """
         self.shown = self.identity = f"stream {stream}"
         self.notes: list[str] = []
@@ -39,7 +39,7 @@ class StreamSource:
         self._from_latest = from_latest
         self._skips = skip_lost
         self._stream: StreamDescription | None = None
-        # Pieces are kept for longer than a broker should have to keep its memory for them.
+        # The copy holds pieces for longer than a broker should have to keep its memory for them.
         on_data_lost: Literal["raise", "skip"] = "skip" if skip_lost else "raise"
         self._settings = ConsumerSettings.load(shared_memory="never", on_data_lost=on_data_lost)
 
@@ -69,7 +69,7 @@ class StreamSource:
         return left
 
     async def read(self, places: Mapping[str, Place], piece_bytes: int) -> AsyncGenerator[Piece, None]:
-        """See `Source`. Raises `RecordsGone` for what was removed or lost before it was copied."""
+        """See `Source`. Raises `RecordsGone` if records were removed or lost before they were copied."""
         del piece_bytes  # a chunk is a piece
         reached = dict(places)
         start: dict[int, list[Position]] = {}
@@ -77,7 +77,7 @@ class StreamSource:
             for entry, bounds in enumerate(entries):
                 first = [*bounds.end, bounds.next_record] if self._from_latest else [*bounds.start, bounds.first_record]
                 part = part_of(streamlet, entry)
-                if self._from_latest and part not in reached:  # the target keeps it, whenever the first record comes
+                if self._from_latest and part not in reached:  # an empty piece makes the target store the place
                     yield Piece(part, first, first, empty_batch(self.schema), streamlet)
                 elif part not in reached and bounds.starts_behind_loss:
                     self._refuse_loss(bounds)
@@ -91,7 +91,7 @@ class StreamSource:
                 async for chunk in consumer.batches():
                     part = part_of(chunk.entry.streamlet_id, chunk.entry.entry)
                     end = _behind(chunk)
-                    if self._skips and reached[part][:3] < [*chunk.start]:  # what is gone is in no piece
+                    if self._skips and reached[part][:3] < [*chunk.start]:  # lost records are part of no piece
                         reached[part] = [*chunk.start, chunk.header.first_record]
                     yield Piece(part, reached[part], end, chunk.batch, chunk.entry.streamlet_id)
                     reached[part] = end
@@ -111,13 +111,13 @@ class StreamSource:
             )
 
     async def kept(self, places: Mapping[str, Place]) -> None:
-        """See `Source`: the stream decides what it keeps."""
+        """Do nothing: the stream's retention decides. See `Source`."""
 
     async def again(self, spans: Sequence[Span]) -> list[pa.RecordBatch | None]:
         """See `Source`."""
         found: list[pa.RecordBatch | None] = []
         for part, start, end, *_ in spans:
-            if start == end:  # where the copy began
+            if start == end:  # the empty piece at the begin of the copy
                 found.append(empty_batch(self.schema))
                 continue
             streamlet, entry = (int(number) for number in part.split("/"))
@@ -137,11 +137,11 @@ class StreamSource:
         return found
 
     async def close(self) -> None:
-        """The client is its owner's."""
+        """Do nothing: the client belongs to the caller."""
 
 
 def part_of(streamlet: int, entry: int) -> str:
-    """How an entry is called."""
+    """Return the name of an entry."""
     return f"{streamlet}/{entry}"
 
 
