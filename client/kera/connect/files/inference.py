@@ -1,8 +1,8 @@
-"""Columns for files that do not say which types they have, so that no value of a sample changes.
+"""Infers the columns of files without types, so that no value of a sample changes.
 
-Arrow makes out types. It turns integers of more than 64 bits into floats, and drops zeros that numbers begin with.
-Where that would change a value of the sample, a column gets a type that holds all of them instead: larger integers,
-decimals, or, in CSV, text.
+Arrow infers types. It turns integers of more than 64 bits into floats, and drops leading zeros of numbers. If that
+would change a value of the sample, the column gets a type that holds all values instead: larger integers, decimals, or,
+in CSV, text.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from kera.core.errors import SchemaMismatch
 from kera.core.format.schema import DEFAULT_SCHEMA
 
 LINES_LOOKED_AT = 100
-"""Lines by which it is decided whether lines are records as ``kera consume --json`` prints them."""
+"""Number of lines that show whether lines are records in the form of ``kera consume --json``."""
 DECIMAL128_DIGITS, DECIMAL256_DIGITS = 38, 76
 
 
 def exact_type(texts: Iterable[str]) -> pa.DataType | None:
-    """The type of numbers that holds all of `texts`, which are numbers as JSON has them; None: there is none."""
+    """Return the numeric type that holds all of `texts`, which are JSON numbers, exactly; None: no type does."""
     whole = fraction = 0
     negative = is_float = False
     exact = True
@@ -67,9 +67,9 @@ def _bounds(texts: Iterable[str]) -> tuple[int, int]:
 
 
 def columns_of_lines(block: bytes) -> pa.Schema:
-    """The columns of lines of JSON: the default schema, if they are records as kera consume prints them.
+    """Return the columns of lines of JSON: the default schema, if they are records in the form of kera consume.
 
-    Raises `SchemaMismatch`, which names the line, and what Arrow raises for values of several types in a column.
+    Raises `SchemaMismatch`, which names the line, and Arrow's error for values of several types in a column.
     """
     rows: list[dict[str, Any]] = []
     for number, line in lines_of(block, 1):
@@ -97,7 +97,7 @@ def columns_of_lines(block: bytes) -> pa.Schema:
 
 _ARROW_ROW = re.compile(r",? in row ([0-9]+)")
 _LONG_FRACTION = re.compile(rb'(?:":|[\[,])\s*-?[0-9]+\.[0-9]{6}')
-"""With fewer digits behind the point, a number of more than 15 digits is larger than `is_exact` takes."""
+"""A fraction of 6 digits or more. With fewer, a number of more than 15 digits is larger than `is_exact` accepts."""
 
 
 def _row(number: int, line: bytes) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def _row(number: int, line: bytes) -> dict[str, Any]:
 
 
 def _check_numbers(number: int, value: Any, path: str = "") -> None:
-    """Raises `SchemaMismatch` for a number that is too large for every type."""
+    """Raise `SchemaMismatch` for a number that is too large for every type."""
     if isinstance(value, dict):
         for name, each in value.items():
             _check_numbers(number, each, f"{path}.{name}" if path else name)
@@ -128,7 +128,7 @@ Numbered = Sequence[tuple[int, Any]]
 
 
 def _field(field: pa.Field, values: Numbered, path: str = "") -> pa.Field:
-    """`field`, with types that hold all `values` exactly. Raises `SchemaMismatch`."""
+    """Return `field` with types that hold all `values` exactly. Raises `SchemaMismatch`."""
     kind, path = field.type, f"{path}.{field.name}" if path else field.name
     there = [(number, value) for number, value in values if value is not None]
     if types.is_list(kind):
@@ -142,7 +142,7 @@ def _field(field: pa.Field, values: Numbered, path: str = "") -> pa.Field:
         return field
     numbers = [(number, str(value)) for number, value in there if not isinstance(value, Symbol)]
     found = exact_type([text for _, text in numbers])
-    if len(numbers) < len(there):  # NaN, which only floats have
+    if len(numbers) < len(there):  # there are NaNs, which only floats have
         changed = [(number, text) for number, text in numbers if exact_type([f"{text}e0"]) != kind]
         if changed:
             raise _no_type(changed[0][0], path, changed[0][1])
@@ -160,9 +160,9 @@ _NO_NUMBER = r"^[-+]?([nN]a[nN]|NAN|[iI]nf|INF|[iI]nfinity)$"
 
 
 def columns_of_csv(found: pa.Schema, texts: pa.RecordBatch) -> pa.Schema:
-    """`found`, which Arrow made out, but with types that hold all values of a sample, which are `texts`.
+    """Return `found`, which Arrow inferred, with types that hold all values of a sample, `texts`.
 
-    Numbers as people write codes, with zeros or a plus sign at their beginning, are text.
+    Numbers with leading zeros or a plus sign, such as codes, become text.
     """
     fields = []
     for field, column in zip(found, texts.columns, strict=True):
@@ -184,6 +184,6 @@ def _kind_of(kind: pa.DataType, texts: pa.Array) -> pa.DataType:
     found = exact_type(numbers.to_pylist())
     if words:
         return kind if found == kind or found == pa.int64() else pa.string()
-    if found is None or types.is_decimal256(found):  # which Arrow's reader of CSV does not know
+    if found is None or types.is_decimal256(found):  # Arrow's CSV reader lacks decimal256
         return pa.string()
     return found

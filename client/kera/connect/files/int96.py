@@ -1,7 +1,7 @@
-"""Times of Parquet's deprecated type INT96, as Hive, Impala and older versions of Spark write them.
+"""Times of Parquet's deprecated type INT96, which Hive, Impala and older versions of Spark write.
 
-INT96 has more times than 64 bits of nanoseconds have, or of microseconds. Arrow returns other times for those that are
-out of range, without an error. So each column is read in both units: a time that both can hold is the same in both.
+The range of INT96 exceeds that of 64-bit nanoseconds or microseconds. For times out of range Arrow returns other times,
+without an error. So each column is read in both units: a time that fits both is the same in both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class OldTimes:
     """The columns of type INT96 of one file."""
 
     def __init__(self, path: str, columns: Any, schema: pa.Schema) -> None:
-        """`columns`: those of the file, as Parquet has them. `schema`: what the stream has."""
+        """`columns`: the file's columns in Parquet's schema. `schema`: the stream's schema."""
         self._path = path
         self._names = [column.name for column in columns if column.physical_type == "INT96"]
         nested = [column.path for column in columns if column.physical_type == "INT96" and column.path != column.name]
@@ -31,7 +31,7 @@ class OldTimes:
         self._in_us = {name for name in self._names if name in schema.names and schema.field(name).type == _US}
 
     def checked(self, batches: Iterator[pa.RecordBatch], group: int, rows: int, first: int) -> Iterator[pa.RecordBatch]:
-        """`batches` of a row group, of `rows` rows each, behind the `first` rows of the file.
+        """Yield the `batches` of a row group, of `rows` rows each, after the `first` rows of the file.
 
         Raises `SchemaMismatch` for a time that the stream cannot hold.
         """
@@ -49,7 +49,7 @@ class OldTimes:
             ns, us = batch.column(name), in_us.column(name)
             floor = pc.floor_temporal(ns, 1, unit="microsecond").cast(_US)
             same = pc.equal(floor, us)
-            if name in self._in_us:  # what is out of range in nanoseconds has no digits below a microsecond to lose
+            if name in self._in_us:  # times out of the range of nanoseconds have no digits below a microsecond
                 wrong = pc.and_(same, pc.not_equal(ns, us.cast(ns.type, safe=False)))
                 batch = batch.set_column(batch.schema.get_field_index(name), pa.field(name, _US), us)
             else:

@@ -1,6 +1,6 @@
-"""Lines of text to records, column by column: what ``kera produce`` sends without ``--json``.
+"""Converts lines of text into records, column by column, for ``kera produce`` without ``--json``.
 
-A line is the value itself, or key and value with a separator between. There is no Python object per record.
+A line is the value, or key and value with a separator between them. There is no Python object per record.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _KEYS, _, _HEADERS = (DEFAULT_SCHEMA.field(name).type for name in ("keys", "valu
 def lines_to_batch(
     block: bytes, key_separator: bytes | None = None, headers: Sequence[tuple[str, bytes]] = ()
 ) -> pa.RecordBatch:
-    """A record per line of `block`, stamped with the time of now; each has `headers`.
+    """Return a record per line of `block`, with the present time and `headers`.
 
-    With a separator, what is before its first occurrence is the key; a line without it has none.
+    With a separator, the text before its first occurrence is the key; a line without the separator has no key.
     """
     whole = pa.array([block.removesuffix(b"\n")], pa.binary())
     lines = pc.split_pattern(whole, pattern=b"\n").flatten()
@@ -38,7 +38,7 @@ def lines_to_batch(
 
 
 def null_column(count: int, kind: pa.DataType) -> pa.Array:
-    """`count` nulls. A slice of what `pa.nulls` makes carries the offsets of the whole when it is sent."""
+    """Return `count` nulls. Unlike `pa.nulls`, a slice of it is not sent with the offsets of the whole array."""
     return _repeated(None, count, kind)
 
 

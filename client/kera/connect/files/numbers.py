@@ -1,7 +1,7 @@
-"""Numbers of CSV that a column would change: it finds them, and costs little where there are none.
+"""Finds numbers of CSV that a column would change, at little cost if there are none.
 
 Arrow reads columns of numbers several times as fast as columns of text. So each block of text is scanned first, with a
-few operations on all of its bytes (`Scan`): only a block that may have such a number is looked at value by value.
+few operations on all of its bytes (`Scan`). Only a block that may have such a number is checked value by value.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ from kera.client.json_form.leaves import FLOAT_DIGITS, claims_more
 from kera.client.json_form.texts import Number
 
 FLOAT_DIGITS_SURE = 15
-"""A number of so many digits is the same again after it was a float64."""
+"""Number of decimal digits that a float64 keeps exactly."""
 _INTEGERS_EXACT = {16: 2.0**11, 32: 2.0**24, 64: 2.0**53}
-"""Floats of so many bits hold all integers up to this."""
+"""Up to this bound, floats with the given number of bits hold all integers."""
 _REWRITTEN = r"^\s*([+]|-?0[0-9xX]|-0+\s*$)"
-"""How a number begins that would not be written like this again: with zeros, with a plus sign, in hexadecimal."""
+"""The begin of a number whose text would change: leading zeros, a plus sign, hexadecimal, or a negative zero."""
 _ZERO, _NINE, _POINT, _PLUS, _MINUS, _EXPONENT = b"09.+-e"
 _SEPARATOR_MAX = ord(",")
-"""The largest byte that comes before a field: commas, quotes, spaces, ends of lines."""
+"""The largest byte that may come before a field: commas, quotes, spaces, ends of lines."""
 _GOES_ON = np.isin(np.arange(256), list(b"0123456789xX"))
-"""Whether a byte comes behind a zero that a number would not be written with again."""
+"""Whether a byte after a zero shows that the number's text would change."""
 _PART_BYTES = 1 << 16
 _OVERLAP = FLOAT_DIGITS_SURE + 2
 
 
 class Scan:
-    """The forms that numbers in a block of text may have, judged by its bytes alone."""
+    """Checks a block of text for forms of numbers, by its bytes alone."""
 
     def __init__(self, text: bytes) -> None:
         self._bytes = np.frombuffer(b"\n\n%b\n\n" % text, np.uint8)
 
     def is_short(self) -> bool:
-        """Whether no number has an exponent, or more than `FLOAT_DIGITS_SURE` digits."""
+        """Return whether no number has an exponent, or more than `FLOAT_DIGITS_SURE` digits."""
         return not any(_has_long(part) for part in self._parts())
 
     def is_plain(self) -> bool:
-        """Whether no field begins like `_REWRITTEN`."""
+        """Return whether no field begins like `_REWRITTEN`."""
         return not any(_has_rewritten(part) for part in self._parts())
 
     def _parts(self) -> Iterator[Any]:
-        """Small enough for the processor's cache; they overlap by as much as is looked at around a byte."""
+        """Yield parts that fit into the processor's cache. They overlap by the length of the context of a byte."""
         for begin in range(0, len(self._bytes), _PART_BYTES):
             yield self._bytes[begin : begin + _PART_BYTES + _OVERLAP]
 
@@ -70,7 +70,7 @@ def _has_rewritten(part: Any) -> bool:
 
 
 def _has_run(flags: Any, length: int) -> bool:
-    """Whether at least `length` true flags follow each other."""
+    """Return whether at least `length` successive flags are true."""
     found, have = flags, 1
     while have < length and len(found):
         step = min(have, length - have)
@@ -80,14 +80,14 @@ def _has_run(flags: Any, length: int) -> bool:
 
 
 def holds_short(values: pa.Array) -> bool:
-    """Whether floats are sure to be the numbers of `Scan.is_short` that they were made of."""
+    """Return whether floats surely equal the numbers that they were made from, which satisfy `Scan.is_short`."""
     if not types.is_float32(values.type):
         return bool(types.is_float64(values.type))
     return bool(pc.all(pc.less(pc.abs(values), _INTEGERS_EXACT[32])).as_py() is not False)
 
 
 def first_changed(texts: pa.Array, values: pa.Array) -> int | None:
-    """Where the first of `texts` is whose number the floats that were made of it do not have; None: there is none."""
+    """Return the index of the first of `texts` whose number differs from its float in `values`; None: none differs."""
     kind = values.type
     wide = values.cast(pa.float64())
     lengths = pc.binary_length(texts)
@@ -115,6 +115,6 @@ def _places(flags: pa.Array) -> pa.Array:
 
 
 def first_rewritten(texts: pa.Array) -> int | None:
-    """Where the first of `texts` is that a number would not be written like again; None: there is none."""
+    """Return the index of the first of `texts` that a number would not keep, see `_REWRITTEN`; None: there is none."""
     found = pc.index(pc.match_substring_regex(texts, _REWRITTEN), value=True).as_py()
     return None if found < 0 else int(found)

@@ -1,16 +1,16 @@
-"""Which files a copy reads, and where in them it is: decided from names and sizes alone.
+"""Determines the files that a copy reads, and its place in them, from names and sizes alone.
 
 Files are copied in the order of their names. A place is ``[number, name, at, size, before, mark]``:
 
-    number, before   so many files are done, and so many bytes they had together
-    name, size       the file that follows them, and its bytes when it was read
-    at               what is before it in that file is done: rows of Parquet, bytes of text
-    mark             tells whether the file is still the one that was read, see `text`
+    number, before   the number of files that are done, and their total size in bytes
+    name, size       the next file, and its size in bytes when it was read
+    at               how much of that file is done: in rows of Parquet, or in bytes of text
+    mark             shows whether the file is still the same, see `text`
 
-When the copy goes on, the files before have to be as many as they were, with as many bytes, and that one has to be
-there: then nothing that was added since is passed over without an error. Files of text may have grown, as logs do.
+When the copy continues, the number and the total size of the files before must be the same, and the next file must
+exist: so rows that were added since are never skipped without an error. Text files may have grown, as logs do.
 
-Places of earlier versions end behind `size`, and count rows of CSV.
+Places of earlier versions end after `size`, and count rows of CSV.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ class Spot(NamedTuple):
     at: int
     size: int
     before: int | None = None
-    """None: the place is one of an earlier version."""
+    """None: the place comes from an earlier version."""
     mark: str = ""
 
     @classmethod
     def of(cls, place: Place) -> Spot:
-        """From its JSON."""
+        """Parse a place from its JSON."""
         return cls(*place)
 
     def place(self) -> list[object]:
-        """As JSON."""
+        """Return the place as JSON."""
         return list(self)
 
 
 def find_files(end: FilesEnd) -> list[str]:
-    """The files that an address means, in order. Raises `Refused` when there are none."""
+    """Return the files of an address, in order. Raises `Refused` if there are none."""
     if end.path.endswith("/") and not any(sign in end.path for sign in "*?["):
         endings = {ending for ending, kind in FORMATS.items() if kind == end.format}
         if not os.path.isdir(end.path):  # noqa: PTH112 - its last sign counts
@@ -73,7 +73,7 @@ def _counts(path: Path, endings: set[str]) -> bool:
 
 
 def check_order(files: Sequence[str], sizes: Sequence[int], spot: Spot) -> None:
-    """See that the files up to `spot` are those that were copied. Raises `SourceChanged`."""
+    """Check that the files up to `spot` are those that were copied. Raises `SourceChanged`."""
     if spot.number >= len(files) or files[spot.number] != spot.name:
         there = files.index(spot.name) if spot.name in files else None
         if there is None:

@@ -1,7 +1,7 @@
-"""Reads one file from a position to its end: batches of a stream's columns, each with the position behind it.
+"""Reads one file from a position to its end, in batches of a stream's columns, each with the position after it.
 
-Positions are rows of Parquet and bytes of text. Whether the text behind the last whole record is a record, too, is for
-the caller to decide (`Reading.tail`).
+Positions count rows of Parquet, or bytes of text. The caller decides whether the text after the last complete record is
+a record, too (`Reading.tail`).
 """
 
 from __future__ import annotations
@@ -44,34 +44,34 @@ class Reading(Protocol):
 
     @property
     def size(self) -> int:
-        """After `batches`: of the file, in bytes."""
+        """The size of the file in bytes; known after `batches`."""
         ...
 
     @property
     def is_cut(self) -> bool:
-        """After `batches`: the file is compressed, and its last frame is not complete."""
+        """Whether the file is compressed, and its last frame is incomplete; known after `batches`."""
         ...
 
     @property
     def tail(self) -> bytes:
-        """After `batches`: what comes behind the last whole record, which may become one."""
+        """The text after the last complete record, which may become a record; known after `batches`."""
         ...
 
     def batches(self, start: Position, size: int) -> Iterator[tuple[pa.RecordBatch, Position]]:
-        """Whole records behind `start`, about `size` bytes each time, and the position behind them."""
+        """Yield the complete records after `start`, about `size` bytes each time, with the position after them."""
         ...
 
     def of_tail(self) -> tuple[pa.RecordBatch, Position] | None:
-        """The tail as a record; None: it cannot be a whole one."""
+        """Return the tail as a record; None: it cannot be a complete record."""
         ...
 
     def between(self, start: Position, end: Position) -> pa.RecordBatch:
-        """The records between two positions that `batches` has given before."""
+        """Return the records between two positions that `batches` has yielded before."""
         ...
 
 
 def schema_of(path: str, kind: str) -> pa.Schema:
-    """The columns that a file has, or seems to have. Raises `SchemaMismatch` with its name."""
+    """Return the columns that a file has, or seems to have. Raises `SchemaMismatch` with its name, and `Refused`."""
     try:
         match kind:
             case "parquet":
@@ -102,7 +102,7 @@ def _columns_of_csv(text: bytes) -> pa.Schema:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """The type of a stream's column; one of which all values are missing is text."""
+    """Return the type of a stream's column; a column without any value becomes text."""
     if pa.types.is_dictionary(kind):
         return _plain(kind.value_type)
     if pa.types.is_null(kind):
@@ -112,7 +112,7 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def reading_of(path: str, kind: str, schema: pa.Schema, *, inferred: bool = False) -> Reading:
-    """The reading of a file of a kind. `inferred`: the columns are those that a file seemed to have."""
+    """Return the reading of a file of a kind. `inferred`: the columns were inferred from a file."""
     match kind:
         case "parquet":
             return ParquetReading(path, schema)
@@ -124,7 +124,7 @@ def reading_of(path: str, kind: str, schema: pa.Schema, *, inferred: bool = Fals
 
 @contextlib.contextmanager
 def translated(path: str) -> Iterator[None]:
-    """Around what reads a file: errors name it."""
+    """Translate errors of reading a file within this context, so that they name the file."""
     try:
         yield
     except SchemaMismatch as error:
@@ -139,7 +139,7 @@ def translated(path: str) -> Iterator[None]:
 
 
 class ParquetReading:
-    """See `Reading`. A file of Parquet is complete, or cannot be read."""
+    """See `Reading`. An incomplete file of Parquet cannot be read, so there is no tail."""
 
     is_cut = False
     tail = b""
@@ -150,7 +150,7 @@ class ParquetReading:
         self._schema = schema
 
     def batches(self, start: Position, size: int) -> Iterator[tuple[pa.RecordBatch, Position]]:
-        """See `Reading`. Raises `SourceChanged` for another file than was copied."""
+        """See `Reading`. Raises `SourceChanged` if the file is not the one that was copied."""
         mark = mark_of(self._path)
         if start.mark not in ("", mark):
             raise changed(self._path, f"it is another file than the one with {start.at} copied rows")
@@ -173,7 +173,7 @@ class ParquetReading:
         self.size = os.stat(self._path).st_size  # noqa: PTH116 - names
 
     def of_tail(self) -> None:
-        """See `Reading`: there is no tail."""
+        """Return None, because there is no tail. See `Reading`."""
 
     def between(self, start: Position, end: Position) -> pa.RecordBatch:
         """See `Reading`."""
@@ -186,7 +186,7 @@ class ParquetReading:
 
 
 def _known(names: list[str], schema: pa.Schema) -> list[str]:
-    """`names`, if `schema` has them all. Raises `SchemaMismatch`."""
+    """Return `names`. Raises `SchemaMismatch` unless `schema` has them all."""
     takes = set(schema.names) | ({"key"} if schema is DEFAULT_SCHEMA else set())
     extra = [name for name in names if name not in takes]
     if extra:
@@ -195,7 +195,7 @@ def _known(names: list[str], schema: pa.Schema) -> list[str]:
 
 
 def _of_stream(column: pa.Array, field: pa.Field) -> pa.Array:
-    """A column with the type that it has in the stream. Raises `SchemaMismatch` if that would lose something."""
+    """Convert a column to its type in the stream. Raises `SchemaMismatch` if that would change values."""
     if column.type == field.type:
         return column
     try:
@@ -209,7 +209,10 @@ def _of_stream(column: pa.Array, field: pa.Field) -> pa.Array:
 
 
 def _records(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """For a stream without columns of its own: text as the bytes that it is, and ``key`` as the only one of `keys`."""
+    """Convert a batch to the columns of the stream.
+
+    For a stream without a schema, text becomes bytes, and ``key`` becomes the only one of `keys`.
+    """
     if schema is not DEFAULT_SCHEMA:
         fields = [schema.field(name) for name in batch.schema.names]
         converted = [_of_stream(column, field) for column, field in zip(batch.columns, fields, strict=True)]
@@ -236,15 +239,15 @@ class Text(Protocol):
 
     @property
     def records(self) -> Records:
-        """Where its records end."""
+        """The rules for the ends of records."""
         ...
 
     def begin(self, path: str) -> int:
-        """Where in the file the first record begins."""
+        """Return where in the file the first record begins."""
         ...
 
     def batch(self, text: bytes, line: int, behind: str) -> pa.RecordBatch:
-        """The rows of `text`, which begins with line number `line`, counted from what `behind` says."""
+        """Return the rows of `text`, which begins with line number `line`; `behind` says where counting starts."""
         ...
 
 
@@ -305,7 +308,7 @@ class CsvText:
     records = CsvRecords()
 
     def __init__(self, schema: pa.Schema, *, inferred: bool = False) -> None:
-        """`inferred`: a number that begins with zeros may be a code, and is refused instead of changed."""
+        """`inferred`: a number with leading zeros may be a code, and is refused instead of changed."""
         text = pa.schema([("timestamp", schema.field(0).type), ("key", pa.string()), ("value", pa.string())])
         self._schema = schema
         self._wanted = text if schema is DEFAULT_SCHEMA else schema
@@ -317,12 +320,12 @@ class CsvText:
         header = sample_of(path, self.records, BLOCK_BYTES)
         end = self.records.first_end(header)
         if not end:
-            return 0  # nobody knows whether the names go on, and there are no rows behind them
+            return 0  # the row of names may be incomplete, and there are no rows after it
         self._names = _known(_read_csv(header[:end], None).schema.names, self._schema)
         return end
 
     def batch(self, text: bytes, line: int, behind: str) -> pa.RecordBatch:
-        """See `Text`. Raises `SchemaMismatch` with the name of the column that a value does not fit."""
+        """See `Text`. Raises `SchemaMismatch` with the column's name for a value that does not fit."""
         if not self._names or not text.strip(b"\r\n"):
             return empty_batch(self._schema)
         try:
@@ -337,7 +340,7 @@ class CsvText:
         return _records(rows, self._schema)
 
     def _rows(self, text: bytes, line: int, behind: str) -> pa.RecordBatch:
-        """Raises `SchemaMismatch` for a number that its column would change, and what Arrow raises."""
+        """Parse rows. Raises `SchemaMismatch` for a number that its column would change, and Arrow's errors."""
         numbers = [field for field in self._wanted if field.name in self._names and _is_number(field.type)]
         floats = [field for field in numbers if pa.types.is_floating(field.type)]
         scan = Scan(text)
@@ -363,7 +366,7 @@ class CsvText:
         return rows
 
     def _texts(self, text: bytes, fields: list[pa.Field]) -> Iterator[tuple[pa.Field, pa.Array]]:
-        """Columns as they are written, but for spaces around them."""
+        """Yield `fields` with their values as text, without surrounding spaces."""
         if fields:
             wanted = pa.schema([field.with_type(pa.string()) for field in fields])
             found = _read_csv(text, wanted, self._names, only=wanted.names)
@@ -378,7 +381,7 @@ def _is_number(kind: pa.DataType) -> bool:
 def _read_csv(
     text: bytes, schema: pa.Schema | None, names: list[str] | None = None, *, only: list[str] | None = None
 ) -> pa.RecordBatch:
-    """Whole rows; `names`: of the columns, if the first row does not have them; `only`: the columns to read."""
+    """Parse complete rows. `names`: the columns, if the first row does not name them; `only`: the columns to read."""
     table = pa.csv.read_csv(
         pa.BufferReader(text),
         read_options=pa.csv.ReadOptions(use_threads=False, block_size=len(text) + 1, column_names=names),
@@ -390,7 +393,7 @@ def _read_csv(
 
 
 def _csv_columns(schema: pa.Schema | None, only: list[str] | None) -> Any:
-    """Text in quotes is what it is, also when it is empty; what is missing is null, and nothing else: NA is a name."""
+    """Return the options of columns: only a missing value is null. Empty text in quotes, or NA, is not null."""
     types = {field.name: field.type for field in schema} if schema is not None else None
     return pa.csv.ConvertOptions(
         column_types=types,
@@ -424,7 +427,7 @@ class JsonText:
 
 
 def sample_of(path: str, records: Records, size: int) -> bytes:
-    """The first whole records of a file, about `size` bytes of them; of one that has none, what there is."""
+    """Return the first complete records of a file, about `size` bytes; without a complete record, the whole text."""
     file = TextFile(path, records)
     text, _ = next(file.blocks(Position(0), size), (b"", None))
     return text or file.tail

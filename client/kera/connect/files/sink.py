@@ -1,15 +1,15 @@
-"""Files as the target of a copy: each is there whole, or not at all.
+"""Files as the target of a copy: each file is complete, or does not exist.
 
-A directory gets file after file, ``part-00000.parquet`` and so on, and a list of what counts (`STATE`), which says how
-far the copy is. A file is finished like this; whatever ends the process at any point, the next one goes on from the
-list as it is then:
+A directory gets file after file, ``part-00000.parquet`` and so on, and a list (`STATE`) with the number of files that
+count, and the progress of the copy. A file is finished in three steps. If the process ends at any point, the next one
+continues from the list:
 
-    1. the rows are in a file with another name (`TEMPORARY`), synced
-    2. the list says that this file counts, and how far the copy is with it: written beside, synced, renamed   ◄── done
-    3. the file gets its own name
+    1. write the rows into a file with a temporary name, and sync it
+    2. write the list with this file and the progress: under a temporary name, synced, then renamed   ◄── done
+    3. rename the file to its final name
 
-A single file is written under another name and renamed when all of it is there; a copy that ends before begins anew.
-One process at a time: the others find the directory, or the file, locked.
+A single file is written under a temporary name, and renamed when it is complete; a copy that ends before that starts
+from the beginning. Only one process can copy at a time: others find the directory, or the file, locked.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LOCK = ".kera-connect.lock"
 VERSION = 1
 FILE_BYTES = 256 << 20
 FILE_S = 60.0
-"""A file of a copy that follows is finished when it is so old."""
+"""Age at which a file is finished."""
 ENDINGS = {"parquet": ".parquet", "csv": ".csv", "jsonl": ".jsonl"}
 
 
@@ -51,7 +51,7 @@ class FilesSink:
     piece_bytes = 1 << 20
 
     def __init__(self, end: FilesEnd, *, file_bytes: int = FILE_BYTES) -> None:
-        """`file_bytes`: when a file of a directory has so many, the next one begins."""
+        """`file_bytes`: the size at which a file of a directory is finished, and the next one begins."""
         self.shown = end.shown
         self.notes: list[str] = []
         self._end = end
@@ -68,13 +68,13 @@ class FilesSink:
         self._schema = DEFAULT_SCHEMA
         self._identity = ""
         self._finished = 0
-        """Files that are in the list."""
+        """Number of files in the list."""
         self._places: dict[str, Place] = {}
         self._counted: Mapping[str, Place] = {}
-        """`_places` as of the last file that is finished."""
+        """`_places` when the list was last written."""
         self._records = 0
         self._rows = 0
-        """Rows of the file that is being written."""
+        """Number of rows in the file that is being written."""
         self._aging: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
 
@@ -93,7 +93,7 @@ class FilesSink:
             else:
                 self._open_directory()
             if self._whole:
-                self._begin()  # what it cannot hold is told before anything is read
+                self._begin()  # reports columns that the format cannot hold before any row is read
         return Progress(dict(self._places), self._records)
 
     def _open_one(self) -> None:
@@ -123,7 +123,7 @@ class FilesSink:
         path = self._directory / STATE
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-            if "crc32c" in found and found["crc32c"] != checksum_of(found):  # earlier versions have written none
+            if "crc32c" in found and found["crc32c"] != checksum_of(found):  # lists of earlier versions have none
                 raise ValueError("it does not match its checksum")
             if found["version"] != VERSION:
                 raise CopyMismatch(f"{path} belongs to another program (version {found['version']})")
@@ -146,7 +146,7 @@ class FilesSink:
         if self._finished:
             last = self._named(self._finished - 1)
             temporary = self._directory / f".{last.name}.tmp"
-            if temporary.exists():  # the list has it, and it has no name yet
+            if temporary.exists():  # the list has the file, but step 3 is missing
                 temporary.rename(last)
                 self._sync_directory()
 
@@ -172,11 +172,11 @@ class FilesSink:
         self._begun_s = time.monotonic()
 
     async def settle(self, rows: Sequence[pa.RecordBatch | None]) -> Progress:
-        """See `Sink`: nothing is ever unsure."""
+        """Raise `InternalError`: this target has no unsure writes."""
         raise InternalError("this target leaves no write in doubt", spans=len(rows))
 
     async def put(self, pieces: Sequence[Piece]) -> Mapping[str, Place]:
-        """See `Sink`: rows are kept in a file that does not count yet."""
+        """See `Sink`. The rows go into a file that is not in the list yet."""
         if self._failure is not None:
             raise self._failure
         await self._worker.call(self._put, pieces)
@@ -194,10 +194,10 @@ class FilesSink:
                 if not self._whole and self._file is not None and self._file.tell() >= self._file_bytes:
                     self._commit()
             if not self._whole and self._writer is None and not self._finished:
-                self._write_list()  # where the copy begins, if there are no rows yet
+                self._write_list()  # stores the begin of the copy while there are no rows
 
     def _close_file(self) -> None:
-        """Make the written file durable."""
+        """Complete the file, and make it durable."""
         if self._writer is not None and self._file is not None:
             self._writer.end()
             self._file.flush()
@@ -206,7 +206,7 @@ class FilesSink:
         self._writer = self._file = None
 
     def _commit(self) -> None:
-        """Steps 1 to 3."""
+        """Finish the file: steps 1 to 3."""
         if self._writer is None:
             return
         temporary = self._temporary
@@ -218,7 +218,7 @@ class FilesSink:
         self._sync_directory()
 
     def _write_list(self) -> None:
-        """Step 2."""
+        """Write the list: step 2."""
         state = {
             "version": VERSION,
             "source": self._identity,
@@ -244,12 +244,12 @@ class FilesSink:
             os.close(descriptor)
 
     async def _finish_old(self) -> None:
-        """So that what is copied can be seen, though not much comes."""
+        """Finish old files regularly, so that rows become visible even if only few arrive."""
         while True:
             await asyncio.sleep(1)
             try:
                 await self._worker.call(self._commit_old)
-            except Exception as error:  # noqa: BLE001 - whoever writes next is told
+            except Exception as error:  # noqa: BLE001 - the next write raises it
                 self._failure = error
                 return
 
@@ -259,7 +259,7 @@ class FilesSink:
                 self._commit()
 
     async def finish(self, *, complete: bool) -> Mapping[str, Place]:
-        """See `Sink`: a single file is there only when it is complete."""
+        """See `Sink`. A single file appears only when it is complete."""
         if complete or not self._whole:
             await self._worker.call(self._finish)
         return self._counted
@@ -283,11 +283,11 @@ class FilesSink:
         self._worker.close()
 
     def _close(self) -> None:
-        """A file that does not count goes: it may be what fills the disk."""
+        """Remove an unfinished file, because it may be what fills the disk, and release the lock."""
         if self._file is not None:
             with contextlib.suppress(OSError, ValueError, pa.ArrowException):
                 if self._writer is not None:
-                    self._writer.end()  # else it would try to, when it is forgotten
+                    self._writer.end()  # otherwise the writer tries it when it is garbage-collected
             with contextlib.suppress(OSError, ValueError):
                 self._file.close()
             with contextlib.suppress(OSError):

@@ -1,9 +1,9 @@
-"""Files as the source of a copy: one part, in the order of their names; what a place is, is in `places`.
+"""Files as the source of a copy: one part, in the order of their names; `places` defines places.
 
 Records of text files are copied once they have their end. A last record without an end is copied, too, if the copy does
-not follow, no process has the file open for writing, and the record is complete by its form: an object of JSON that is
-closed, a row of CSV without an open quote. Should the file go on within that record later, the next start of the copy
-ends with an error: a record is never copied in two halves.
+not follow, no process has the file open for writing, and the record is syntactically complete: a closed JSON object, or
+a row of CSV without an open quote. If the file later continues within that record, the next start of the copy ends with
+an error: a record is never copied in two halves.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from kera.core.format.schema import DEFAULT_SCHEMA
 
 PART = "files"
 LOOK_S = 0.2
-"""Between two looks at files that are followed."""
+"""Pause between two looks at followed files."""
 PAUSE_S = 0.02
 
 
 class _Files(NamedTuple):
-    """The files to read; different after any change that can be seen without reading."""
+    """The files to read. It differs after any change that shows without reading the files."""
 
     names: list[str]
     stats: list[tuple[int, int, int]]
@@ -54,7 +54,7 @@ class FilesSource:
     def __init__(
         self, end: FilesEnd, wanted: pa.Schema | None, *, follow: bool = False, inferred: bool = False
     ) -> None:
-        """`wanted`: the columns of the target, if it is there; `inferred`: they are what the files seemed to have."""
+        """`wanted`: the columns of the target, if it exists; `inferred`: they were inferred from the files."""
         self.shown = end.shown
         self.notes: list[str] = []
         self.identity = f"files {Path(end.path).absolute()}" + ("/" if end.path.endswith("/") else "")
@@ -88,7 +88,7 @@ class FilesSource:
         self._worker.close()
 
     async def left(self, places: Mapping[str, Place]) -> int | None:
-        """See `Source`: only files of Parquet say how many rows they have."""
+        """See `Source`. Only files of Parquet have the number of their rows."""
         return await self._worker.call(self._left, places.get(PART)) if self._end.format == "parquet" else None
 
     def _left(self, place: Place) -> int:
@@ -100,8 +100,10 @@ class FilesSource:
             raise Refused(f"{self.shown}: {error}") from error
 
     def read(self, places: Mapping[str, Place], piece_bytes: int) -> AsyncGenerator[Piece, None]:
-        """See `Source`. Raises `SchemaMismatch` that names the file, and the column if there is one to blame, and
-        `SourceChanged` for a file that is not as it was copied.
+        """See `Source`.
+
+        Raises `SchemaMismatch`, which names the file and, if possible, the column, and `SourceChanged` for a file that
+        differs from the one that was copied.
         """
         return self._worker.each(self._pieces(places.get(PART), piece_bytes))
 
@@ -122,7 +124,7 @@ class FilesSource:
             self._files = found
 
     def _rows_behind(self, spot: Spot, piece_bytes: int) -> Generator[tuple[pa.RecordBatch, Spot], None, None]:
-        """The rows behind `spot`, up to the last whole record, with the end of each batch."""
+        """Yield the rows after `spot`, up to the last complete record, with the end of each batch."""
         names, sizes = self._files.names, self._files.sizes
         check_order(names, sizes, spot)
         before = sum(sizes[: spot.number])
@@ -146,7 +148,7 @@ class FilesSource:
     def _behind(
         self, reading: Reading, spot: Spot, piece_bytes: int
     ) -> Generator[tuple[pa.RecordBatch, Position], None, None]:
-        """The batches of one file behind a place."""
+        """Yield the batches of one file after a place."""
         if not self._counts_rows(spot):
             yield from reading.batches(Position(spot.at, spot.mark), piece_bytes)
             return
@@ -158,15 +160,15 @@ class FilesSource:
                 yield rows.slice(skipped), end
 
     def _counts_rows(self, spot: Spot) -> bool:
-        """Whether a place is one of an earlier version, which counted the rows of CSV."""
+        """Return whether a place comes from an earlier version, which counted the rows of CSV."""
         return self._end.format == "csv" and spot.before is None
 
     def _at_end(
         self, reading: Reading, spot: Spot, piece_bytes: int
     ) -> Generator[tuple[pa.RecordBatch, Spot], None, bool]:
-        """Handle text behind the last whole record of a file; returns whether later files may be read.
+        """Handle the text after the last complete record of a file, and return whether later files may be read.
 
-        `spot` is where the copy is in the file.
+        `spot` is the place of the copy in the file.
         """
         name, is_last = spot.name, spot.number == len(self._files.names) - 1
         if not (reading.tail or reading.is_cut):
@@ -203,7 +205,7 @@ class FilesSource:
             self.notes.append(text)
 
     async def kept(self, places: Mapping[str, Place]) -> None:
-        """See `Source`: files stay."""
+        """Do nothing: the copy does not remove files. See `Source`."""
 
     async def again(self, spans: Sequence[Span]) -> list[pa.RecordBatch | None]:
         """See `Source`."""

@@ -1,11 +1,11 @@
-"""Text files that may grow while they are copied: whole records of them, and how to recognize the text before a place.
+"""Reads complete records of text files that may grow meanwhile, and recognizes the text before a place.
 
-A record is copied once its end is there: a line with its newline, a row of CSV with the newline that is not inside
-quotes. What follows the last end is the file's tail, which the caller decides about (`TextFile.tail`). Positions are
-bytes of the text, for a compressed file those of the decompressed text.
+A record is copied once it has its end: a line with its newline, a row of CSV with a newline outside quotes. The text
+after the last end is the file's tail, for which the caller decides (`TextFile.tail`). Positions are bytes of the text;
+for a compressed file, of the decompressed text.
 
-A position has a mark, a digest of the beginning of the file and of the text just before the position. A file that was
-truncated, replaced or rewritten has another mark there, so a copy never goes on inside a record of another text.
+A position has a mark, a digest of the begin of the file and of the text just before the position. A file that was
+truncated, replaced or rewritten has another mark there. So a copy never continues inside a record of another text.
 """
 
 from __future__ import annotations
@@ -28,37 +28,37 @@ from kera.core.errors import SchemaMismatch
 
 RECORD_BYTES_MAX = 64 << 20
 MARK_BYTES = 64 << 10
-"""A mark covers so many bytes at the beginning of the text, and as many before the position."""
+"""A mark covers at most this number of bytes at the begin of the text, and as many before the position."""
 STEP_BYTES = 64 << 10
-"""Decompressed at once."""
+"""Maximum number of bytes to decompress at once."""
 _F_SETSIG = 10
-"""A constant of Linux that Python's `fcntl` does not have."""
+"""A constant of Linux that Python's `fcntl` lacks."""
 _CUT = "Truncated compressed stream"
-"""Arrow's words for a compressed file that ends inside a frame."""
+"""Arrow's message for a compressed file that ends inside a frame."""
 
 
 class Position(NamedTuple):
     """A place in a text, between two records."""
 
     at: int
-    """In bytes."""
+    """The position in bytes."""
     mark: str = ""
-    """See above; empty: not known, as in journals of earlier versions."""
+    """The mark, see above; empty: not known, as in journals of earlier versions."""
 
 
 class Records(Protocol):
-    """Where records end in a format."""
+    """The rules for the ends of records in a format."""
 
     def last_end(self, text: bytes) -> int:
-        """The index behind the last record in `text` that has its end; 0: there is none. A record begins at 0."""
+        """Return the index after the last record in `text` with an end; 0: there is none. A record begins at 0."""
         ...
 
     def is_whole(self, tail: bytes) -> bool:
-        """Whether a record without its end can be complete."""
+        """Return whether a record without its end can be complete."""
         ...
 
     def is_longer(self, following: bytes) -> bool:
-        """Whether a record that was copied without its end has got longer, judged by the text that follows it."""
+        """Return whether a record that was copied without its end continues in the text that follows it."""
         ...
 
 
@@ -70,7 +70,7 @@ class JsonRecords:
         return text.rfind(b"\n") + 1
 
     def is_whole(self, tail: bytes) -> bool:
-        """See `Records`: an object that is closed cannot be the beginning of another one."""
+        """See `Records`. A closed object cannot be the begin of another one."""
         try:
             return isinstance(json.loads(tail), dict)
         except (ValueError, RecursionError):
@@ -83,7 +83,7 @@ class JsonRecords:
 
 _FIELD = rb'(?:"(?:[^"]++|"")*+"[^,\r\n]*+|[^",\r\n][^,\r\n]*+|)'
 _ROW = rb"%b(?:,%b)*+(?:\r\n|\n|\r(?=[^\n]))" % (_FIELD, _FIELD)
-"""A carriage return that nothing follows may be half of an end."""
+"""A row with its end. A carriage return at the end of the text may be half of an end, and does not count."""
 _FIRST_ROW = re.compile(_ROW)
 _ROWS = re.compile(rb"(?:%b)*+" % _ROW)
 _QUOTE, _COMMA, _NEWLINE, _RETURN = b'",\n\r'
@@ -102,7 +102,7 @@ class CsvRecords:
         before = found[opening - 1]
         regular = (opening == 0) | (before == _COMMA) | (before == _NEWLINE) | (before == _RETURN) | (before == _QUOTE)
         if not regular.all():
-            # A quote inside a field that does not begin with one is a character like others.
+            # A quote inside a field that does not begin with a quote is an ordinary character.
             return self._last_end_of_irregular(text)
         at = len(text)
         while (at := text.rfind(b"\n", 0, at)) >= 0:
@@ -117,12 +117,12 @@ class CsvRecords:
         return rows.end() if rows is not None else 0
 
     def first_end(self, text: bytes) -> int:
-        """The index behind the first row; 0: it has no end."""
+        """Return the index after the first row; 0: the row has no end."""
         row = _FIRST_ROW.match(text)
         return row.end() if row is not None else 0
 
     def is_whole(self, tail: bytes) -> bool:
-        """See `Records`: no quote is open."""
+        """See `Records`. The row is complete if no quote is open."""
         return self.first_end(tail + b"\n") == len(tail) + 1
 
     def is_longer(self, following: bytes) -> bool:
@@ -135,25 +135,25 @@ class TextFile:
 
     def __init__(self, path: str, records: Records) -> None:
         self.tail = b""
-        """After `blocks`: the text behind the last end of a record."""
+        """The text after the last end of a record; known after `blocks`."""
         self.is_cut = False
-        """After `blocks`: the file is compressed, and its last frame is not complete."""
+        """Whether the file is compressed, and its last frame is incomplete; known after `blocks`."""
         self.size = 0
-        """After `blocks`: the size of the file, in bytes."""
+        """The size of the file in bytes; known after `blocks`."""
         self._path = path
         self._records = records
         self._marker = _Marker()
 
     @property
     def position(self) -> Position:
-        """Behind the last record that `blocks` gave."""
+        """The position after the last record that `blocks` has yielded."""
         return self._marker.position
 
     def blocks(self, start: Position, size: int) -> Iterator[tuple[bytes, Position]]:
-        """Whole records, some `size` bytes of them each time, and the position behind them.
+        """Yield complete records, about `size` bytes each time, with the position after them.
 
-        Raises `SourceChanged` if the text before `start` is another one, or changes while it is read, and
-        `SchemaMismatch` for a record of more than `RECORD_BYTES_MAX` bytes.
+        Raises `SourceChanged` if the text before `start` differs from the copied one, or changes during the reading,
+        and `SchemaMismatch` for a record of more than `RECORD_BYTES_MAX` bytes.
         """
         with open(self._path, "rb", buffering=0) as raw:  # noqa: PTH123 - names
             text = _Text(raw, self._path)
@@ -183,12 +183,12 @@ class TextFile:
         self.tail, self.is_cut = rest, text.is_cut
 
     def behind_tail(self) -> Position:
-        """The position behind the tail, if that is taken as a record."""
+        """Return the position after the tail, which the caller takes as a record."""
         self._marker.add(self.tail)
         return self.position
 
     def between(self, start: Position, end: Position) -> bytes:
-        """The text between two positions. Raises `SourceChanged` if it is not the one that was there."""
+        """Return the text between two positions. Raises `SourceChanged` if the text has changed."""
         with open(self._path, "rb", buffering=0) as raw:  # noqa: PTH123 - names
             text = _Text(raw, self._path)
             self._begin(text, start)
@@ -210,7 +210,7 @@ class TextFile:
 
 
 def changed(path: str, why: str) -> SourceChanged:
-    """The error for a file that is not as it was copied, with the way out."""
+    """Return the error for a file that differs from the copied one, with the way out."""
     return SourceChanged(
         f"{path}: {why}: put the file back as it was, or copy it from its beginning, under another --name or after"
         " kera connect forget",
@@ -219,17 +219,17 @@ def changed(path: str, why: str) -> SourceChanged:
 
 
 def mark_of(path: str) -> str:
-    """The mark of a file as a whole, which is not to change at all."""
+    """Return the mark of a whole file, for files that must not change at all."""
     with open(path, "rb") as file:  # noqa: PTH123 - names
         return _Marker.at(file.fileno(), os.fstat(file.fileno()).st_size).position.mark
 
 
 def has_writer(path: str) -> bool:
-    """Whether a process has the file open for writing. False where the system does not tell, as on network disks."""
+    """Return whether a process has the file open for writing. False if the system cannot tell, as on network disks."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        # A lease for reading is granted only while nobody writes. Should somebody begin to just then, the signal is
-        # one that is ignored, and not SIGIO, which ends the process.
+        # A lease for reading is granted only while the file has no writer. If a writer opens it just then, the kernel
+        # sends a signal: SIGURG, which is ignored, instead of SIGIO, which would end the process.
         fcntl.fcntl(descriptor, _F_SETSIG, signal.SIGURG)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
@@ -244,17 +244,17 @@ def has_writer(path: str) -> bool:
 
 
 class _Marker:
-    """Follows a text; knows the mark of where it is."""
+    """Follows a text, and computes the mark of the position."""
 
     def __init__(self) -> None:
         self._at = 0
         self._head = b""
         self._near = b""
-        """Before the position."""
+        """The text before the position, at most `MARK_BYTES`."""
 
     @classmethod
     def at(cls, descriptor: int, at: int) -> _Marker:
-        """At a position of a file that is not compressed."""
+        """Return the marker at a position of an uncompressed file."""
         marker, first = cls(), max(0, at - MARK_BYTES)
         marker._at = at
         marker._head, marker._near = (
@@ -270,13 +270,13 @@ class _Marker:
 
     @property
     def position(self) -> Position:
-        """Where it is."""
+        """The present position."""
         digest = hashlib.blake2b(self._head, digest_size=8)
         digest.update(self._near)
         return Position(self._at, digest.hexdigest())
 
     def add(self, text: bytes) -> None:
-        """The text goes on with this."""
+        """Move past `text`, which comes next."""
         self._at += len(text)
         if len(self._head) < MARK_BYTES:
             self._head += text[: MARK_BYTES - len(self._head)]
@@ -284,7 +284,7 @@ class _Marker:
 
 
 class _Text:
-    """The text of an open file, decompressed if its name says that it is compressed."""
+    """The text of an open file, decompressed if its name has the ending of a codec."""
 
     def __init__(self, raw: IO[bytes], path: str) -> None:
         self.is_cut = False
@@ -297,12 +297,12 @@ class _Text:
     def _decompressed(self) -> pa.NativeFile | None:
         if self._codec is None:
             return None
-        # Arrow closes what it reads from.
+        # A duplicate, because Arrow closes the file that it reads.
         again = open(os.dup(self._raw.fileno()), "rb", buffering=0)  # noqa: PTH123, SIM115 - a descriptor; Arrow's
         return pa.CompressedInputStream(pa.PythonFile(again, "r"), self._codec)
 
     def read(self, count: int) -> bytes:
-        """The next `count` bytes; fewer at the end."""
+        """Return the next `count` bytes; fewer at the end."""
         parts = []
         while count and (part := self._part(count)):
             parts.append(part)
@@ -322,7 +322,7 @@ class _Text:
             if self._step == 1:
                 self.is_cut = True
                 return b""
-            # The error has taken the text before it along: once more, byte by byte, up to where the file is cut.
+            # Arrow has dropped the text before the error. Read it again byte by byte, up to where the file is cut.
             self._raw.seek(0)
             self._stream, at, self._at = self._decompressed(), self._at, 0
             self._skip(at, _Marker())
@@ -332,7 +332,7 @@ class _Text:
         return found
 
     def go_to(self, at: int) -> _Marker:
-        """Skip the text up to `at`, or up to its end; what was before."""
+        """Skip the text up to `at`, or up to its end, and return the marker there."""
         marker = _Marker()
         if self._stream is not None:
             self._skip(at, marker)
@@ -347,5 +347,5 @@ class _Text:
             at -= len(block)
 
     def differs_from(self, marker: _Marker) -> bool:
-        """Whether the file has another text now than `marker` has followed; a compressed one is not read again."""
+        """Return whether the file now has another text than `marker` has followed; False for a compressed file."""
         return self._stream is None and _Marker.at(self._raw.fileno(), marker.position.at).position != marker.position

@@ -1,4 +1,4 @@
-"""Writes rows into a file of one of three forms, and says before which rows it cannot hold."""
+"""Writes rows into a file in one of three formats, and reports rows that the format cannot hold."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kera.core.errors import SchemaMismatch
 
 GROUP_ROWS = 1 << 16
 GROUP_BYTES = 16 << 20
-"""Minimum of a row group of Parquet."""
+"""Size of a row group of Parquet, unless `GROUP_ROWS` is reached before."""
 _NO_TEXT = "is not UTF-8 text, which {kind} cannot hold: write Parquet"
 
 
@@ -22,16 +22,16 @@ class Writer(Protocol):
     """A file that is being written."""
 
     def write(self, rows: pa.RecordBatch) -> None:
-        """Write rows behind those before."""
+        """Append rows."""
         ...
 
     def end(self) -> None:
-        """Write what is held back; the file is its owner's to close."""
+        """Write the rows that are held back. The caller closes the file."""
         ...
 
 
 def writer_of(kind: str, file: IO[bytes], schema: pa.Schema, *, typed: bool) -> Writer:
-    """The writer of `file`. Raises `SchemaMismatch` for columns that the form cannot hold."""
+    """Return the writer of `file`. Raises `SchemaMismatch` for columns that the format cannot hold."""
     match kind:
         case "parquet":
             return Parquet(file, schema)
@@ -41,7 +41,7 @@ def writer_of(kind: str, file: IO[bytes], schema: pa.Schema, *, typed: bool) -> 
 
 
 class Parquet:
-    """Rows are gathered into groups."""
+    """Writes Parquet, and gathers rows into row groups."""
 
     def __init__(self, file: IO[bytes], schema: pa.Schema) -> None:
         self._writer = pq.ParquetWriter(file, schema, compression="zstd")
@@ -68,7 +68,7 @@ class Parquet:
 
 
 class Csv:
-    """Text is in quotes, what is missing is not: so both can be told apart again."""
+    """Writes CSV. Text has quotes, and a missing value has none, so that readers can distinguish them."""
 
     def __init__(self, file: IO[bytes], schema: pa.Schema, *, typed: bool) -> None:
         self._typed = typed
@@ -113,7 +113,7 @@ def _text(column: pa.Array, name: str, kind: str) -> pa.Array:
 
 
 def _key_and_value(rows: pa.RecordBatch) -> list[pa.Array]:
-    """Time, key and value. Raises `SchemaMismatch` for records that have more than that."""
+    """Return time, key and value. Raises `SchemaMismatch` for records with headers or several keys."""
     keys, headers = rows.column("keys"), rows.column("headers")
     if (pc.max(pc.list_value_length(keys)).as_py() or 0) > 1:
         raise SchemaMismatch("a record has several keys, which CSV cannot hold: write Parquet")
@@ -124,7 +124,7 @@ def _key_and_value(rows: pa.RecordBatch) -> list[pa.Array]:
 
 
 class JsonLines:
-    """As ``kera consume --json`` prints them, without their places."""
+    """Writes lines in the form of ``kera consume --json``, without the places of records."""
 
     def __init__(self, file: IO[bytes], *, typed: bool) -> None:
         self._file = file

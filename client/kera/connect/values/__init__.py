@@ -1,6 +1,7 @@
-"""Values of records that name their schema: rows and JSON become Avro, or JSON with a schema of the registry.
+"""Values of records that name their schema: encodes rows and JSON as Avro, or as JSON with a schema of the registry.
 
-`source` wraps any source of a copy, and is all that others use. `columns` derives schemas from columns, `subject` says
-which schema of the registry a copy writes with, `avro` and `json_values` encode. Repeating a piece encodes it into the
-same number of records with the same keys, so the target recognises it whatever the schema is by then.
+`source` wraps any source of a copy; other packages use only this module. `columns` derives schemas from columns,
+`subject` chooses the schema of the registry with which a copy writes, `avro` and `json_values` encode. A repeated piece
+is encoded into the same number of records with the same keys, so the target recognizes it even if the schema has
+changed.
 """

@@ -1,8 +1,8 @@
-"""Encodes values as Avro, with a schema that may say more about them than they do.
+"""Encodes values as Avro, with a schema that may have more precise types than the values.
 
-A value of JSON has no dates, decimals or bytes, and PostgreSQL's numerics and times arrive as text. So text becomes
-what the schema wants where that is exact: ISO 8601 becomes a date or a time, digits become a decimal. Everything else
-has to be of the schema's type already, and a field that the schema does not have is an error: nothing is left out.
+JSON has no dates, decimals or bytes, and PostgreSQL's numerics and times arrive as text. So text is converted to the
+schema's type if that is exact: ISO 8601 becomes a date or a time, digits become a decimal. All other values must have
+the schema's type already. A field that the schema lacks is an error, so that no field is left out.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from kera.connect.values.encoding import UnknownField
 from kera.core.errors import CannotEncode
 
 FLOAT_DIGITS_EXACT = 15
-"""A decimal number with so many digits is the same after it was a float."""
+"""Number of decimal digits that a float keeps exactly."""
 Shape: TypeAlias = Callable[[Any, str], Any]
-"""A value as the serializer takes it, of one and its path. Raises `ValueError`, `UnknownField`."""
+"""Converts a value, given its path, into one that the serializer takes. Raises `ValueError`, `UnknownField`."""
 
 
 class AvroEncoder:
     """Encodes values with one schema."""
 
     def __init__(self, definition: str, context: Context, *, exact: bool = False) -> None:
-        """`exact`: values are of the schema's types as they are, since it was derived from their columns.
+        """`exact`: values already have the schema's types, because the schema was derived from their columns.
 
         Raises `InvalidArgument` for a definition that is not a valid Avro schema.
         """
@@ -37,7 +37,7 @@ class AvroEncoder:
         self._shape = None if exact else Shapes(definition, self._fits).shape
 
     def __call__(self, value: Any) -> bytes:
-        """The payload of a value. Raises `CannotEncode`, `UnknownField`."""
+        """Encode a value into its payload. Raises `CannotEncode`, `UnknownField`."""
         if self._shape is not None:
             try:
                 value = self._shape(value, "")
@@ -54,10 +54,10 @@ class AvroEncoder:
 
 
 class Shapes:
-    """How values become those of one schema."""
+    """Converts values to the types of one schema."""
 
     def __init__(self, definition: str, fits: Callable[[Any, Any], bool]) -> None:
-        """`fits`: whether a value is of a schema; it decides which branch of a union a value takes."""
+        """`fits`: returns whether a value fits a schema, to choose the branch of a union."""
         fastavro = library("fastavro", "--value avro")
         self._named: dict[str, Any] = {}
         self._schema = fastavro.parse_schema(json.loads(definition), named_schemas=self._named)
@@ -71,7 +71,7 @@ class Shapes:
         if isinstance(schema, str):
             schema = self._named.get(schema, {"type": schema})
         if value is None:
-            return None  # if the schema does not take it, the serializer says so, with the field
+            return None  # the serializer reports a null that the schema does not allow, with the field
         if isinstance(schema, list):
             return self._of_union(schema, value, path)
         kind = schema["type"]
@@ -108,7 +108,7 @@ class Shapes:
                 continue
             if self._fits(shaped, each):
                 return shaped
-        return value  # the serializer says that none of them takes it
+        return value  # the serializer reports that no branch fits
 
 
 def _leaf(kind: str, logical: str | None, value: Any, path: str) -> Any:
@@ -138,7 +138,7 @@ _TEXT_TO: dict[str, Callable[[str], Any]] = {
 
 
 def _temporal(logical: str, value: Any) -> Any:
-    """Numbers are taken as they are: so much of the schema's unit."""
+    """Convert ISO 8601 text into a date or time; numbers, in the schema's unit, stay unchanged."""
     if isinstance(value, str):
         value = _TEXT_TO[logical](value)
     if isinstance(value, datetime.datetime) and "timestamp" in logical:
@@ -153,8 +153,9 @@ def _temporal(logical: str, value: Any) -> Any:
 
 
 def _decimal(value: Any) -> Any:
-    """A number of digits. A float counts as the shortest text that it is read from, if that is sure to be the one it
-    had.
+    """Convert text or a number into a decimal.
+
+    A float becomes the decimal of its shortest text, if that has few enough digits to be the original text.
     """
     if isinstance(value, str):
         return _finite(Decimal(value))

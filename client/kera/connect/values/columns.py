@@ -1,7 +1,7 @@
-"""The schemas of Avro and of JSON that have a place for the columns of Arrow.
+"""Derives the Avro and JSON schemas for columns of Arrow.
 
-A column that can be null becomes an optional field whose default is null: it can be removed later, and a column that is
-added later can be read by those who know it from values that do not have it.
+A nullable column becomes an optional field with the default null. So it can be removed later, and a reader of a column
+that is added later can also read values without it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _AVRO_TYPES: dict[pa.DataType, Any] = {
 
 
 def avro_schema_of(columns: pa.Schema, name: str) -> dict[str, Any]:
-    """A record called `name`. Raises `SchemaMismatch` for a column whose name or type Avro does not have."""
+    """Return an Avro record `name`. Raises `SchemaMismatch` for a column with a name or type that Avro lacks."""
     return _avro_record(name, list(columns), "")
 
 
@@ -41,7 +41,7 @@ def _avro_record(name: str, fields: list[pa.Field], path: str) -> dict[str, Any]
 
 
 def avro_field(field: pa.Field, record: str, path: str = "") -> dict[str, Any]:
-    """The field of `record` for a column; `path` leads to the record. Raises `SchemaMismatch`."""
+    """Return the field of `record` for a column; `path` leads to the record. Raises `SchemaMismatch`."""
     where = f"{path}.{field.name}" if path else field.name
     if not _AVRO_NAME.fullmatch(field.name):
         raise SchemaMismatch(
@@ -90,7 +90,7 @@ def _optional(field: pa.Field, name: str, where: str) -> Any:
 
 
 def json_schema_of(columns: pa.Schema) -> dict[str, Any]:
-    """A JSON Schema of an object with a property for each column. Raises `SchemaMismatch`."""
+    """Return a JSON Schema of an object with a property for each column. Raises `SchemaMismatch`."""
     return _json_object(list(columns), "")
 
 
@@ -101,7 +101,7 @@ def _json_object(fields: list[pa.Field], path: str) -> dict[str, Any]:
 
 
 def json_property(field: pa.Field, path: str = "") -> dict[str, Any]:
-    """The schema of a column's values; `path` leads to the object. Raises `SchemaMismatch`."""
+    """Return the schema of a column's values; `path` leads to the object. Raises `SchemaMismatch`."""
     where = f"{path}.{field.name}" if path else field.name
     found = _json_type(field.type, where)
     return {**found, "type": ["null", found["type"]]} if field.nullable else found
@@ -149,7 +149,7 @@ _JSON_TYPES: list[tuple[Callable[[pa.DataType], bool], dict[str, Any]]] = [
     (lambda kind: _is_text(kind) or pa.types.is_decimal(kind), {"type": "string"}),
     (lambda kind: pa.types.is_timestamp(kind) or pa.types.is_time(kind), {"type": "string"}),
 ]
-"""The first that fits counts."""
+"""The JSON types by condition; the first that fits counts."""
 
 
 def _no_type(where: str, kind: pa.DataType, language: str) -> SchemaMismatch:
@@ -157,9 +157,9 @@ def _no_type(where: str, kind: pa.DataType, language: str) -> SchemaMismatch:
 
 
 def plain_values(column: pa.Array) -> list[Any]:
-    """The values of a column as the schemas above have them: maps are dictionaries.
+    """Return the values of a column in the form of the schemas above, with maps as dictionaries.
 
-    Raises what Arrow raises for a time that Python does not have, and `ValueError` for a map with a key twice.
+    Raises Arrow's error for a time out of Python's range, and `ValueError` for a map with a key twice.
     """
     values = column.to_pylist()
     return [_plain(value, column.type) for value in values] if _has_map(column.type) else values

@@ -1,4 +1,4 @@
-"""Shared by encoders of values."""
+"""The interface of encoders of values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Encoder(Protocol):
     """Encodes values with one schema."""
 
     def __call__(self, value: Any) -> bytes:
-        """The payload of a value. Raises `CannotEncode`, `UnknownField`."""
+        """Encode a value into its payload. Raises `CannotEncode`, `UnknownField`."""
         ...
 
 
@@ -29,14 +29,14 @@ class Encoding(NamedTuple):
     schema_type: SchemaType
     """`AVRO` or `JSON`."""
     subject: str
-    """Under which the schema is registered."""
+    """The subject under which the schema is registered."""
     key: str | None = None
-    """The column, or field of a value, that is the record's key; None: the key that the record has."""
+    """The column, or field of a value, that is the record's key; None: the record's original key."""
     time: str | None = None
-    """The same of the record's time."""
+    """The column, or field of a value, that is the record's time; None: the record's original time."""
 
     @property
     def shown(self) -> str:
-        """In words, the same each time."""
+        """A description for users, which is always the same."""
         extras = [f", {what} {name}" for what, name in (("key", self.key), ("time", self.time)) if name is not None]
         return f"as {self.schema_type} of subject {self.subject}{''.join(extras)}"

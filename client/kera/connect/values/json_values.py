@@ -1,4 +1,4 @@
-"""Encodes values as JSON, checked against a JSON Schema."""
+"""Encodes values as JSON, and checks them against a JSON Schema."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class JsonEncoder:
     """Encodes values with one JSON Schema."""
 
     def __init__(self, definition: str, context: Context, *, exact: bool = False) -> None:
-        """`exact`: values fit the schema, since it was derived from their columns, and are not checked.
+        """`exact`: values are not checked, because the schema was derived from their columns.
 
         Raises `InvalidArgument` for a definition that is not a JSON Schema.
         """
         self._serializer = JsonSerializer() if exact else JsonSerializer(schema=definition, framed=False)
         self._context = context
         self._known = _names(json.loads(definition))
-        """Names that an object may have; None: the schema alone decides."""
+        """Names of properties that an object may have; None: only the schema decides."""
 
     def __call__(self, value: Any) -> bytes:
-        """See `Encoder`. A property that the schema does not name is refused, unless it allows others."""
+        """See `Encoder`. Raises `UnknownField` for a property without a schema, unless the schema allows others."""
         if self._known is not None and isinstance(value, Mapping):
             for name in value:
                 if name not in self._known:
@@ -36,7 +36,7 @@ class JsonEncoder:
 
 
 _OPEN = {"additionalProperties", "patternProperties", "unevaluatedProperties", "$ref", "allOf", "anyOf", "oneOf"}
-"""Keywords by which an object may have other properties than `properties` names."""
+"""Keywords that may allow an object other properties than those in `properties`."""
 
 
 def _names(schema: Any) -> set[str] | None:
@@ -47,7 +47,7 @@ def _names(schema: Any) -> set[str] | None:
 
 
 def json_value(value: Any) -> Any:
-    """A value of a column as JSON has it: times and dates as ISO 8601, decimals as digits, bytes as base64."""
+    """Convert a column's value for JSON: times and dates to ISO 8601, decimals to digits, bytes to base64."""
     if isinstance(value, Mapping):
         return {name: json_value(each) for name, each in value.items()}
     if isinstance(value, list):
@@ -68,4 +68,4 @@ _TEXTS: dict[type, Callable[[Any], str]] = {
     Decimal: lambda value: f"{value:f}",
     bytes: lambda value: base64.b64encode(value).decode(),
 }
-"""By type; the first that fits counts, and a `datetime` is a `date`, too."""
+"""The conversions by type. The first that fits counts, because a `datetime` is also a `date`."""

@@ -1,8 +1,8 @@
-"""A source of a copy whose rows become records with an encoded value: a schema of the registry says what is in it.
+"""A source of a copy whose rows become records with an encoded value, according to a schema of the registry.
 
-Rows with columns become a value each, of all columns. Records of JSON keep their keys, times and headers; a record
-without a value keeps none. ``key`` and ``time`` of the `Encoding` say which column, or which field of the value, is the
-record's key or time instead.
+Each row with columns becomes a value of all columns. Records with values of JSON keep their keys, times and headers; a
+record without a value stays without one. ``key`` and ``time`` of the `Encoding` name the column, or the field of the
+value, that becomes the record's key or time instead.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _TIME, _KEYS = DEFAULT_SCHEMA.field("timestamp"), DEFAULT_SCHEMA.field("keys")
 
 
 class EncodedSource:
-    """See `kera.connect.pieces.Source`. The source that it wraps is its own: it opens and closes it."""
+    """See `kera.connect.pieces.Source`. It owns the wrapped source, and opens and closes it."""
 
     def __init__(self, source: Source, encoding: Encoding, registry: Registry, stream: str) -> None:
-        """`registry`: of the cluster of the target, whose name is `stream`."""
+        """`registry`: that of the target's cluster. `stream`: the name of the target."""
         self.shown = self.identity = source.shown
         self.notes = source.notes
         self.may_shrink = source.may_shrink
@@ -49,17 +49,17 @@ class EncodedSource:
         self._registry = registry
         self._context = Context(stream)
         self._columns: pa.Schema | None = None
-        """Columns of the source; None: its records have values of JSON."""
+        """Columns of the source; None: the source has records with values of JSON."""
         self._version: Version | None = None
         self._encode: Encoder | None = None
         self._worker = Worker("encoding")
 
     async def open(self) -> None:
-        """See `Source`. Raises what `choose` does, and `InvalidArgument` if the key or the time is not a column."""
+        """See `Source`. Raises the errors of `choose`, and `InvalidArgument` if the key or the time is not a column."""
         await self._source.open()
         encoding, source = self._encoding, self._source
         self.identity = f"{source.identity} {encoding.shown}"
-        # With another key than its own, a record is in another streamlet than the source has it in.
+        # With another key, a record may belong to another streamlet than in the source.
         self.streamlets = source.streamlets if encoding.key is None else 0
         if not is_default(source.schema):
             self._columns = source.schema
@@ -74,7 +74,7 @@ class EncodedSource:
         await self._choose()
 
     async def _choose(self) -> bool:
-        """Look which schema counts now; whether it is another one than before."""
+        """Look up the present schema, and return whether it differs from the one before."""
         kind, subject = self._encoding.schema_type, self._encoding.subject
         version, exact = await choose(self._registry, subject, kind, self._columns, self.shown)
         if self._version is not None and version.schema_id == self._version.schema_id:
@@ -89,14 +89,14 @@ class EncodedSource:
         return await self._source.left(places)
 
     async def read(self, places: Mapping[str, Place], piece_bytes: int) -> AsyncGenerator[Piece, None]:
-        """See `Source`. Raises `CannotEncode` for a value that the schema does not take."""
+        """See `Source`. Raises `CannotEncode` for a value that does not fit the schema."""
         async with contextlib.aclosing(self._source.read(places, piece_bytes)) as pieces:
             async for piece in pieces:
                 rows = await self._encoded(piece.rows, piece.part, piece.start)
                 yield piece._replace(rows=rows, streamlet=piece.streamlet if self._encoding.key is None else None)
 
     async def again(self, spans: Sequence[Span]) -> list[pa.RecordBatch | None]:
-        """See `Source`. Records are as many as before, with the same keys, also if the schema is another one now."""
+        """See `Source`. The number and the keys of records are as before, even if the schema has changed."""
         found = await self._source.again(spans)
         return [
             None if rows is None else await self._encoded(rows, span.part, span.start)
@@ -116,7 +116,7 @@ class EncodedSource:
         try:
             return await self._worker.call(self._records, rows, part, start)
         except CannotEncode:
-            # Meanwhile somebody may have registered a schema that takes it, as the error asks for.
+            # A schema that fits the value may have been registered meanwhile, as the error suggests.
             if not await self._choose():
                 raise
             return await self._worker.call(self._records, rows, part, start)
@@ -128,7 +128,7 @@ class EncodedSource:
         else:
             values = self._values(rows)
         columns: dict[str, pa.Array] = {name: rows.column(name) for name in rows.schema.names if self._columns is None}
-        # Values that are JSON already are checked, and stay as they are: a number keeps all its digits.
+        # Values that are JSON already are only checked, so that numbers keep all their digits.
         as_given = texts if self._encoding.schema_type is SchemaType.JSON else []
         columns["value"] = self._payloads(values, as_given, part, start)
         if self._encoding.key is not None:
@@ -162,7 +162,7 @@ class EncodedSource:
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def _payloads(self, values: Sequence[Any], as_given: Sequence[bytes | None], part: str, start: Place) -> pa.Array:
-        """`as_given`: the payloads, if values are only checked."""
+        """Encode `values`, and frame them. `as_given`: the payloads to use, if values are only checked."""
         encode, version = self._encode, self._version
         if encode is None or version is None:
             raise InternalError("the source was not opened")
@@ -190,7 +190,7 @@ class EncodedSource:
         return f"{self.shown}, record {at + 1} after {start!r}" + (f" of part {part}" if part else "")
 
     def _keys(self, rows: pa.RecordBatch, values: Sequence[Any], texts: Sequence[bytes | None]) -> pa.Array:
-        """As bytes: binary as it is, everything else as text."""
+        """Return the keys as bytes: binary values unchanged, others as text."""
         name = str(self._encoding.key)
         if self._columns is None:
             keys = [_key(name, _field(value, name), text) for value, text in zip(values, texts, strict=True)]
@@ -223,7 +223,7 @@ def _field(value: Any, name: str) -> Any:
 
 
 def _key(name: str, value: Any, text: bytes | None) -> bytes | None:
-    """`text`: the JSON of which `value` is the member `name`."""
+    """Return a key as bytes. `text`: the JSON object whose member `name` is `value`."""
     if isinstance(value, dict | list):
         raise SchemaMismatch(f"--key: field {name!r} of a record is {json.dumps(value)[:80]}, which cannot be a key")
     if value is None or isinstance(value, str):

@@ -1,9 +1,9 @@
-"""Which schema of the registry a copy writes with.
+"""Chooses the schema of the registry with which a copy writes.
 
-Rows with columns bring a schema of their own: a subject that is not there is registered with it, and one that is there
-is used as it is, as far as it has all columns. For columns that it does not have, a version is registered that has them
-as optional fields; the registry decides whether that is compatible. Values that are JSON already bring none, so their
-subject has to be there.
+A schema can be derived from rows with columns. If the subject does not exist, it is registered with that schema. An
+existing subject is used unchanged if it has all columns; otherwise a version with the missing columns as optional
+fields is registered, and the registry decides whether that is compatible. No schema can be derived from values that are
+JSON already, so their subject must exist.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from kera.core.schemas import SchemaType, stream_of
 
 
 class Version(Schema, Protocol):
-    """A version of a subject, as `kera.client` has it."""
+    """A version of a subject, as in `kera.client`."""
 
     @property
     def version(self) -> int:
-        """From 1."""
+        """The number of the version, from 1."""
         ...
 
 
@@ -34,11 +34,11 @@ class Registry(Protocol):
     """The used part of `Client.schemas`."""
 
     async def register(self, subject: str, schema_type: SchemaType, definition: str) -> Version:
-        """Make it the next version, or find it. Raises `IncompatibleSchema`."""
+        """Register the next version, or return the existing one. Raises `IncompatibleSchema`."""
         ...
 
     async def latest(self, subject: str) -> Version:
-        """Raises `UnknownSubject`."""
+        """Return the latest version. Raises `UnknownSubject`."""
         ...
 
 
@@ -47,11 +47,11 @@ class Chosen(NamedTuple):
 
     version: Version
     exact: bool
-    """It was derived from the columns, so their values fit as they are."""
+    """Whether the schema was derived from the columns, so that their values need no conversion."""
 
 
 async def choose(registry: Registry, subject: str, kind: SchemaType, columns: pa.Schema | None, shown: str) -> Chosen:
-    """The schema for rows with `columns`, or for values that are JSON (None); `shown`: the source.
+    """Return the schema for rows with `columns`, or for values that are JSON (None); `shown`: the source.
 
     Raises `UnknownSubject`, `SchemaMismatch`, `IncompatibleSchema`, `Refused`.
     """
@@ -97,9 +97,10 @@ def _same(one: str, other: str) -> bool:
 
 
 def evolve(definition: str, columns: pa.Schema, kind: SchemaType, version: str, shown: str) -> str | None:
-    """`definition` with optional fields for the columns that it does not have; None: it has all of them.
+    """Return `definition` with optional fields for missing columns; None: it has all columns.
 
-    `version` and `shown` are schema and source in words. Raises `SchemaMismatch` when there is no way to that.
+    `version` and `shown` describe the schema and the source. Raises `SchemaMismatch` if the schema is no record, or
+    requires other columns.
     """
     schema = json.loads(definition)
     if kind is SchemaType.JSON:
@@ -121,11 +122,11 @@ def evolve(definition: str, columns: pa.Schema, kind: SchemaType, version: str, 
 def _evolve_json(schema: Any, columns: pa.Schema) -> str | None:
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     if not isinstance(properties, Mapping):
-        return None  # it does not say which there are: values are checked against it
+        return None  # the schema does not list properties, so values are only checked against it
     added = {field.name: json_property(field) for field in _optional(columns, set(properties))}
     return _text({**schema, "properties": {**properties, **added}}) if added else None
 
 
 def _optional(columns: pa.Schema, known: set[str]) -> list[pa.Field]:
-    """Columns that are not known, as fields that may be null."""
+    """Return the columns that are not `known`, as nullable fields."""
     return [field.with_nullable(nullable=True) for field in columns if field.name not in known]
