@@ -1,9 +1,9 @@
-"""``kera console``: a web application that shows a cluster, and changes it where it may.
+"""``kera console``: a web application that shows a cluster, and changes it if that is allowed.
 
-Pages are made here, of templates; there is no build step, and a browser needs nothing that it does not get from here.
-`serve` runs it, `application` is the same for who has a server already, as tests do.
+The console makes its pages from templates; there is no build step, and a browser needs nothing from elsewhere. `serve`
+runs it, `application` is for callers with their own server, such as tests.
 
-It knows the cluster as any other client does: everything here goes through `kera.client`. `web` is what all pages share
-(who may ask, parameters, errors, how things look), `watching` what the console remembers between two requests,
-`browsing` reads and decodes records, and `pages` are the pages. What none of them may exceed is in `limits`.
+Like any other client, the console uses the cluster only through `kera.client`. `web` is shared by all pages (access,
+parameters, errors, design), `watching` is the memory between two requests, `browsing` reads and decodes records, and
+`pages` has the pages. `limits` has the limits of all of them.
 """

@@ -1,4 +1,4 @@
-"""The application: which page is where, and what becomes of errors."""
+"""The application: the addresses of pages, and the handling of errors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Page = Callable[[Visit], Awaitable[Response]]
 SESSION_COOKIE = "kera-console"
 FORM_COOKIE = "kera-console-form"
 BY_ITSELF = "x-kera-by-itself"
-"""Header of what a page asks without anybody doing something."""
+"""Header of requests that an open page makes without a user's action."""
 
 PAGES: tuple[tuple[str, Page], ...] = (
     ("/", overview.overview),
@@ -89,7 +89,7 @@ DEFECT = Problem(500, "This is a defect of the console", "What went wrong is in 
 
 
 def application(house: House, names: Collection[str]) -> App:
-    """All pages of `house`, for a server that is called `names`."""
+    """Return the application with all pages of `house`, for a server with these `names`."""
     endpoints = _Endpoints(house)
     routes = [
         *(Route(path, endpoints.of(page), methods=["POST"]) for path, page in CHANGES),
@@ -108,7 +108,7 @@ def application(house: House, names: Collection[str]) -> App:
 
 
 class _Endpoints:
-    """Makes of pages what Starlette calls."""
+    """Turns pages into endpoints of Starlette."""
 
     def __init__(self, house: House) -> None:
         self._house = house
@@ -116,13 +116,13 @@ class _Endpoints:
         self._session_cookie, self._form_cookie = prefix + SESSION_COOKIE, prefix + FORM_COOKIE
 
     def of(self, page: Page, *, anybody: bool = False) -> Callable[[Request], Awaitable[Response]]:
-        """`anybody`: who is not signed in may ask for it."""
+        """Return the endpoint of a page. `anybody`: whether users may ask for it without signing in."""
 
         async def endpoint(request: Request) -> Response:
             token = request.cookies.get(self._session_cookie, "")
-            # A page that is left open asks by itself: nobody does anything with it.
+            # An open page makes requests without a user's action, and these must not keep its session alive.
             view, user = self._house.view_of(token, used=BY_ITSELF not in request.headers)
-            # A form is good for the session that it was made for, and for no other.
+            # A form is valid only for the session that it was made for.
             form_cookie = request.cookies.get(self._form_cookie, "")
             cookie = token if user else form_cookie or self._house.tokens.new_cookie()
             try:
@@ -133,7 +133,7 @@ class _Endpoints:
                     response = await self._made(page, visit)
             except KeraError as error:
                 response = await self._problem(request, problem_of(error), cookie)
-            except Exception as error:  # a page may have a defect: it is that page's, and the log has it
+            except Exception as error:  # a page may have a defect, which must affect only that page; it is logged
                 log.error("a page could not be made", path=repr(request.url.path), exc_info=error)
                 response = await self._problem(request, DEFECT, cookie)
             if not user and cookie != form_cookie:
@@ -151,7 +151,7 @@ class _Endpoints:
         except AuthenticationFailed as error:
             if visit.request.url.path == "/sign-in":
                 return _problem_page(visit, problem_of(error))
-            # Security is on since, or what somebody has signed in with is good no more.
+            # Security was turned on meanwhile, or the user's credentials are no longer valid.
             if self._house.secured:
                 await self._house.sign_out(visit.request.cookies.get(self._session_cookie, ""))
             else:
@@ -161,7 +161,7 @@ class _Endpoints:
             return _problem_page(visit, problem_of(error, changes=visit.request.method == "POST"))
 
     def _with_session(self, request: Request, response: Response, token: str) -> Response:
-        """Tell the browser which session it has from now on, if that has changed."""
+        """Set or delete the browser's session cookie if its session has changed."""
         begun = getattr(request.state, "session", None)
         if begun is not None:
             self._set(response, self._session_cookie, begun)
@@ -173,19 +173,19 @@ class _Endpoints:
         response.set_cookie(name, value, secure=self._house.encrypted, httponly=True, samesite="strict")
 
     async def _problem(self, request: Request, problem: Problem, cookie: str = "") -> Response:
-        """A page for what has no visit: its parameters make no sense."""
+        """Return an error page for a request without a visit, because its parameters are invalid."""
         bare = Request({**request.scope, "query_string": b""})
         view, user = self._house.view_of(request.cookies.get(self._session_cookie, ""), used=False)
         return _problem_page(Visit(self._house, bare, cookie, view, user), problem)
 
     async def http_error(self, request: Request, error: Exception) -> Response:
-        """Starlette's own."""
+        """Return the page for an error of Starlette."""
         status = error.status_code if isinstance(error, HTTPException) else 500
         title, text = _OF_STATUS.get(status, ("Invalid request", "This server does not take that."))
         return await self._problem(request, Problem(status, title, text))
 
     def refusal(self, status: int, text: str) -> App:
-        """The answer of the gate: plain text, for requests that may not even come from one of our pages."""
+        """Return the gate's answer: plain text, because the request may not come from one of our pages."""
         return Response(
             text + "\n", status, media_type="text/plain", headers={"retry-after": "1"} if status == 503 else {}
         )
@@ -199,7 +199,7 @@ def _problem_page(visit: Visit, problem: Problem) -> Response:
 
 
 def _to_sign_in(request: Request) -> Response:
-    """Where somebody signs in, and comes back from."""
+    """Redirect to the sign-in page, which leads back to the requested page."""
     if request.method != "GET":
         return RedirectResponse("/sign-in", 303)
     path = request.url.path + (f"?{request.url.query}" if request.url.query else "")

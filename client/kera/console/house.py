@@ -1,4 +1,4 @@
-"""Shared by all requests: the cluster, the signed-in users, and the way to make pages."""
+"""The objects that all requests share: the cluster, the signed-in users, and the templates."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from kera.core.errors import AuthenticationFailed
 
 EXPIRY_INTERVAL_S = 15.0
 IMPATIENCE = {"retry_timeout_ms": 2_000, "request_timeout_ms": 5_000, "recovery_timeout_ms": 2_000}
-"""Somebody waits for the page."""
+"""Short timeouts, because a user waits for the page."""
 _NOBODY = {"user": "", "password": None, "password_file": None, "token": None, "token_file": None}
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """How the cluster is reached, and how its health is found out."""
+    """How to reach the cluster, and how to examine its health."""
 
     bootstrap: str
     settings: ClientSettings
@@ -41,17 +41,17 @@ class House:
     def __init__(
         self, cluster: Cluster, *, admin: bool, encrypted: bool, now_s: Callable[[], float] = boottime_s
     ) -> None:
-        """`admin`: whether pages may change the cluster; `encrypted`: whether browsers come over TLS."""
+        """`admin`: whether pages may change the cluster; `encrypted`: whether browsers connect with TLS."""
         self.admin, self.encrypted = admin, encrypted
         self.secured = False
-        """Everybody has to sign in."""
+        """Whether users have to sign in."""
         self.tokens = FormTokens()
         self.templates = Templates()
         self.browsing = asyncio.Semaphore(limits.BROWSINGS_MAX)
         self.downloads = asyncio.Semaphore(limits.DOWNLOADS_MAX)
         self.sessions: Sessions[View] = Sessions(now_s)
         self._cluster = cluster
-        # Who started the console has rights of their own, and visitors have theirs: nobody gets those of another.
+        # Visitors must not get the rights of the user who started the console.
         settings = cluster.settings.model_copy(update={**IMPATIENCE, **_NOBODY})
         self._settings = settings
         self._shared: View | None = None
@@ -59,7 +59,7 @@ class House:
         self._expiring: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Find out whether there is a cluster, and whether it wants to know who asks. Raises `KeraError`."""
+        """Connect, and find out whether the cluster requires authentication. Raises `KeraError`."""
         view = await self._connect(self._settings)
         try:
             self.secured = (await view.client.admin.describe_cluster()).security
@@ -86,7 +86,7 @@ class House:
             await self._shared.close()
 
     def view_of(self, token: str, *, used: bool = True) -> tuple[View | None, str]:
-        """The view of a browser with this session, and its user; None: it has to sign in.
+        """Return the view of a browser with this session, and its user; None: it has to sign in.
 
         `used`: see `Sessions.find`.
         """
@@ -96,14 +96,14 @@ class House:
         return (None, "") if session is None else (session.view, session.user)
 
     async def has_become_secured(self) -> None:
-        """Security was turned on while the console runs."""
+        """Require users to sign in from now on, because security was turned on while the console runs."""
         self.secured = True
         if self._shared is not None:
             shared, self._shared = self._shared, None
             await shared.close()
 
     async def sign_in(self, user: str, password: str) -> Session[View]:
-        """Begin a session. Raises `AuthenticationFailed`, `Refused`, and what keeps the cluster from answering."""
+        """Begin a session. Raises `AuthenticationFailed`, `Refused`, and errors of reaching the cluster."""
         self.sessions.check_room(user)
         if self._signing_in >= limits.SIGN_INS_MAX:
             raise Refused(503, "Too many people sign in now", "Try again in a moment.")

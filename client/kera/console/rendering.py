@@ -1,4 +1,4 @@
-"""Templates, and what they may call. Everything is escaped; a name that a template misspells is an error."""
+"""The templates, and the functions that they may call. All text is escaped; a misspelled name is an error."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ HERE = Path(__file__).parent
 
 
 def address(path: str, /, **query: object) -> str:
-    """A path with those parameters that are neither None nor empty."""
+    """Return a path with the parameters that are neither None nor empty."""
     given = {name: value for name, value in query.items() if value is not None and value != ""}
     return f"{path}?{urlencode(given)}" if given else path
 
 
 def stream_path(name: str, page: str = "") -> str:
-    """The path of a page of a stream."""
+    """Return the path of a page of a stream."""
     path = f"/streams/{quote(name, safe='')}"
     return f"{path}/{page}" if page else path
 
 
 def unbroken(words_of: Callable[[float], str]) -> Callable[[float], str]:
-    """The same words in one line: a number and its unit stay together."""
+    """Return a function with the same text without line breaks, so that a number and its unit stay together."""
     return lambda value: words_of(value).replace(" ", "\u00a0")
 
 
 class Templates:
-    """All of them."""
+    """All templates of the console."""
 
     def __init__(self) -> None:
         self._environment = Environment(
@@ -70,5 +70,5 @@ class Templates:
         }
 
     def render(self, name: str, context: Mapping[str, Any]) -> str:
-        """A page."""
+        """Render a template into a page."""
         return self._environment.get_template(name).render(context)

@@ -1,7 +1,7 @@
-"""Runs the application: opens the port, serves it, and ends with the task that runs it.
+"""Runs the application: opens the port, serves requests, and ends with the task that runs it.
 
-uvicorn serves it, within the event loop of who calls: signals are the caller's. What a connection may take, which
-uvicorn bounds only once a request is there, is bounded here.
+uvicorn serves it, within the caller's event loop; the caller handles signals. uvicorn limits connections only after a
+request has arrived, so this module limits them before.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ BACKLOG = 128
 
 
 async def serve(settings: ConsoleSettings, cluster: Cluster, *, ready: Callable[[str], None]) -> None:
-    """Serve until it is cancelled. `ready` is told where, once requests are answered.
+    """Serve until cancelled. `ready` is called with the address once requests are answered.
 
-    Raises `InvalidSettings`, `PortTaken`, and what keeps the cluster from answering.
+    Raises `InvalidSettings`, `PortTaken`, and errors of reaching the cluster.
     """
     settings.check()
     tls = settings.tls()
@@ -46,7 +46,7 @@ async def serve(settings: ConsoleSettings, cluster: Cluster, *, ready: Callable[
                 ws="none",
                 lifespan="off",
                 log_config=None,
-                log_level="critical",  # what is wrong with a request is between us and who has sent it
+                log_level="critical",  # invalid requests are reported to their senders, and not logged
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
@@ -76,7 +76,7 @@ async def _run(server: _Server, listener: socket.socket, started: Callable[[], N
 
 
 async def _listen(settings: ConsoleSettings) -> socket.socket:
-    """An open port. Raises `PortTaken`."""
+    """Open a port, and return its socket. Raises `PortTaken`."""
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -98,7 +98,7 @@ async def _listen(settings: ConsoleSettings) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to who runs it, and tells when it has begun."""
+    """A server that leaves signals to the caller, and sets `begun` when it has started."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -114,9 +114,10 @@ class _Server(uvicorn.Server):
 
 
 class _Connection(H11Protocol):
-    """A connection that has to send a request in time, and of which there are so many at most.
+    """A connection with a time limit for requests. The number of connections is bounded, too.
 
-    If there are too many, one that waits for the rest of a request makes room, so slow clients keep nobody out.
+    If there are too many, a connection that waits for the rest of a request is closed, so slow clients cannot block
+    others.
     """
 
     _arriving: asyncio.TimerHandle | None = None
@@ -131,35 +132,38 @@ class _Connection(H11Protocol):
         self._expect()
 
     def _make_room(self) -> bool:
-        """Close another connection: first those without a request before, the oldest of the host that has most."""
+        """Close another waiting connection, and return whether there was one.
+
+        Connections that never had a request come first; among them, the oldest one of the host with the most.
+        """
         others = [one for one in self.connections if isinstance(one, _Connection) and one is not self]
         waiting = sorted((one for one in others if one.is_waiting), key=lambda one: one.made_s)
         if not waiting:
             return False
         victim = most_crowded([one for one in waiting if one.cycle is None] or waiting, lambda one: one.host)
-        self.connections.discard(victim)  # now: the loop tells of its end only in its next round
+        self.connections.discard(victim)  # at once, because the loop reports its end only in the next round
         victim.transport.abort()
         return True
 
     @property
     def is_waiting(self) -> bool:
-        """Whether no whole request is there that has to be answered."""
+        """Whether there is no complete request to answer."""
         request = self._request
         return request is None or request.response_complete or request.more_body
 
     @property
     def host(self) -> str:
-        """Where it comes from."""
+        """The client's host."""
         return host_of(join_address(*self.client)) if self.client else ""
 
     def data_received(self, data: bytes) -> None:
         before = self._request
         super().data_received(data)
-        if self._request is not before and self._arriving is not None:  # a request is there
+        if self._request is not before and self._arriving is not None:  # a request has arrived
             self._arriving.cancel()
             self._arriving = None
         elif self._arriving is None and (self._request is None or self._request.response_complete):
-            self._expect()  # the next one has begun
+            self._expect()  # the next request has begun
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._arriving is not None:
@@ -168,7 +172,7 @@ class _Connection(H11Protocol):
 
     @property
     def _request(self) -> RequestResponseCycle | None:
-        """The last one that has come; None: none has."""
+        """The last request; None: there was no request yet."""
         return self.cycle
 
     def _expect(self) -> None:

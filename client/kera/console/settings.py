@@ -1,4 +1,4 @@
-"""How the console is reached, checked before it begins. Pure but for looking at what a host is."""
+"""The console's address and access, checked before it starts. Pure except for resolving hosts."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ LOOPBACK_NAMES = ("localhost",)
 
 @dataclass(frozen=True)
 class ConsoleSettings:
-    """Where the console listens, and what it lets be done."""
+    """Where the console listens, and what it allows."""
 
     host: str = "127.0.0.1"
     port: int = 7480
     """0: any free one."""
     admin: bool = False
-    """Pages may change the cluster."""
+    """Whether pages may change the cluster."""
     names: tuple[str, ...] = ()
-    """Others by which browsers ask for it."""
+    """Further names by which browsers may ask for the console."""
     tls_cert: Path | None = None
     tls_key: Path | None = None
     insecure: bool = False
-    """Others may reach it, though not everybody who does has to sign in over TLS."""
+    """Whether other hosts may reach the console even without TLS or without signing in."""
 
     @property
     def encrypted(self) -> bool:
-        """Whether it speaks HTTPS."""
+        """Whether the console uses HTTPS."""
         return self.tls_cert is not None
 
     @property
     def known_as(self) -> frozenset[str]:
-        """Names by which browsers may ask for it; addresses always do."""
+        """The names by which browsers may ask for the console; addresses are always allowed."""
         names = {each.strip().lower() for each in self.names}
         if is_on_this_host(self.host):
             names.update(LOOPBACK_NAMES)
         return frozenset(names if is_everywhere(self.host) else {*names, self.host.lower()})
 
     def check(self) -> None:
-        """Raise `InvalidSettings` for what does not fit together."""
+        """Raise `InvalidSettings` if settings do not fit together, or a name is invalid."""
         if (self.tls_cert is None) != (self.tls_key is None):
             raise InvalidSettings("--tls-cert and --tls-key belong together: give both")
         for name in self.names:
@@ -53,7 +53,7 @@ class ConsoleSettings:
                 raise InvalidSettings(f"--host {name!r} is not a host name: give it without scheme and port")
 
     def check_reach(self, *, secured: bool) -> None:
-        """Raise `InvalidSettings` if others could do everything; `secured`: everybody has to sign in."""
+        """Raise `InvalidSettings` if other hosts need no TLS or no sign-in; `secured`: users must sign in."""
         if self.insecure or is_on_this_host(self.host) or (secured and self.encrypted):
             return
         missing = []
@@ -68,7 +68,7 @@ class ConsoleSettings:
         )
 
     def tls(self) -> ssl.SSLContext | None:
-        """For connections of browsers. Raises `InvalidSettings` if the files are invalid."""
+        """Return the context for connections of browsers; None: no TLS. Raises `InvalidSettings` for invalid files."""
         if self.tls_cert is None or self.tls_key is None:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -88,7 +88,7 @@ def _no_password() -> str:
 
 
 def parse_listen(text: str) -> tuple[str, int]:
-    """Host and port of ``HOST:PORT``, ``[ADDRESS]:PORT`` or ``PORT``. Raises `InvalidArgument`."""
+    """Parse ``HOST:PORT``, ``[ADDRESS]:PORT`` or ``PORT`` into host and port. Raises `InvalidArgument`."""
     host, colon, port = text.rpartition(":")
     if not colon:
         host = "127.0.0.1"
@@ -104,7 +104,7 @@ def parse_listen(text: str) -> tuple[str, int]:
 
 
 def url_of(settings: ConsoleSettings, port: int) -> str:
-    """The address for a browser."""
+    """Return the console's URL for a browser."""
     host = settings.host
     if is_everywhere(host):
         host = next(iter(settings.names), "127.0.0.1")

@@ -1,4 +1,4 @@
-"""One request, as a page sees it: who asks, what with, and how to answer."""
+"""One request, as a page sees it: the user, the parameters, and the means to answer."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 _FORM = "application/x-www-form-urlencoded"
 DONE = "done"
-"""Parameter of the page to which a change leads: which one it was."""
+"""Parameter with the change that led to the page."""
 INTERNAL = "internal"
-"""Parameter of all lists: they show internal streams as well."""
+"""Parameter of all lists, to show internal streams as well."""
 _DONE = {
     "created": "The stream was created.",
     "altered": "The settings were changed.",
@@ -38,7 +38,7 @@ _DONE = {
     "drain": "The drain has started.",
     "undrain": "The drain was cancelled.",
 }
-"""Texts are ours: an address may say which, and not what."""
+"""The texts by change. An address can only choose one of these texts, and not add any."""
 
 
 class Visit:
@@ -47,7 +47,7 @@ class Visit:
     def __init__(self, house: House, request: Request, cookie: str, view: View | None, user: str) -> None:
         self.house, self.request = house, request
         self.user = user
-        """Empty: nobody is signed in, or nobody needs to be."""
+        """The signed-in user; empty: nobody is signed in, or the cluster does not require it."""
         self.parameters = Parameters.parse(request.scope["query_string"])
         self._cookie = cookie
         self._view = view
@@ -59,18 +59,18 @@ class Visit:
 
     @property
     def kept(self) -> dict[str, str]:
-        """Parameters that links to other lists take along."""
+        """The parameters that links to other lists keep."""
         return {INTERNAL: "1"} if self.internal else {}
 
     @property
     def view(self) -> View:
-        """The cluster as the signed-in user sees it."""
+        """The cluster as the signed-in user sees it. Raises `Refused` without a signed-in user, if one is required."""
         if self._view is None:
             raise Refused(401, "Not signed in", "This cluster requires you to sign in.", "Sign in.")
         return self._view
 
     def name(self, parameter: str = "name") -> str:
-        """The name of the path's subject."""
+        """Return the name in the path."""
         return str(self.request.path_params[parameter])
 
     def page(self, template: str, context: Mapping[str, Any], *, status: int = 200) -> Response:
@@ -90,16 +90,16 @@ class Visit:
 
     @staticmethod
     def go(address: str) -> Response:
-        """Answer with the way to another page, after a change."""
+        """Answer with a redirect to another page, after a change."""
         return RedirectResponse(address, 303)
 
     async def leave(self) -> None:
-        """End the session of who asks, if there is one."""
+        """End the user's session, if there is one."""
         if self.user:
             await self.house.sign_out(self._cookie)
 
     async def form(self) -> Parameters:
-        """The form that was sent, checked to be one of ours. Raises `Refused`, `InvalidArgument`."""
+        """Read the submitted form, and check that it is one of ours. Raises `Refused`, `InvalidArgument`."""
         kind = self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != _FORM:
             raise Refused(415, "Invalid form", f"A change is sent as {_FORM}.")
@@ -114,7 +114,7 @@ class Visit:
         return form
 
     async def change(self) -> Parameters:
-        """The same of a form that changes the cluster: it takes --admin. Raises `Refused` as well."""
+        """Read a form that changes the cluster, which requires --admin. Raises `Refused`, `InvalidArgument`."""
         if not self.house.admin:
             raise Refused(403, "This console only shows", "It changes nothing unless it was started with --admin.")
         return await self.form()

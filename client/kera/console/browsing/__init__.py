@@ -1,6 +1,6 @@
-"""Records of a stream, a page at a time: which are looked at, which fit, and what they look like.
+"""Shows the records of a stream in pages: chooses the records to examine, those that fit, and their display.
 
-`windows` decides where a page begins and the next one goes on, `rows` takes records out of chunks, `matching` says
-which are wanted, `decoding` makes text of them; all without I/O. `reading` asks the cluster, and
-`registered` its registry of schemas.
+`windows` decides where a page begins and where the next one continues, `rows` extracts records from chunks, `matching`
+filters them, `decoding` displays them as text; all without I/O. `reading` asks the cluster, and `registered` its
+registry of schemas.
 """

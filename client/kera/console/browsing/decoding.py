@@ -1,7 +1,7 @@
-"""The display of values: documents laid out, text as it is, anything else in hexadecimal. Pure.
+"""The display of values: documents with a layout, text unchanged, anything else in hexadecimal. Pure.
 
-Whatever somebody has put into a record, what comes out of here is text of bounded length, without characters that
-change how what is around them reads. It is not HTML: templates see to that.
+Whatever a record has, the result is text of bounded length, without characters that change how surrounding text reads.
+It is not HTML: templates escape it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _HEX_ROW = 16
 _TIMES = (datetime.datetime, datetime.date, datetime.time)
 TAKEN_APART_BYTES_MAX = 1 << 20
 _TAKEN_APART = 32
-"""A value that is longer than that, or so many times as long as what is shown of it, is shown as text: taking it apart
-would hold up everybody else."""
+"""A value longer than `TAKEN_APART_BYTES_MAX`, or than this multiple of the shown length, is shown as text, because
+decoding it would delay all other requests."""
 _BEGINS_JSON = (b"{", b"[")
 
 
 class Shown(NamedTuple):
-    """A value as people read it."""
+    """A value in a form for people."""
 
     kind: str
     """``null``, ``empty``, ``text``, ``hex``, or the format of a document."""
@@ -37,13 +37,13 @@ class Shown(NamedTuple):
     size_bytes: int
     """Size of the value itself."""
     cut: bool = False
-    """There is more of it."""
+    """Whether only the begin of the value is shown."""
     problem: str = ""
-    """Why it is not shown in the format that was chosen."""
+    """Why the value is not shown in the chosen format."""
 
 
 def shown(value: bytes | None, length_max: int) -> Shown:
-    """A value in at most `length_max` characters."""
+    """Show a value in at most `length_max` characters."""
     if value is None:
         return Shown("null", "", 0)
     if not value:
@@ -52,7 +52,7 @@ def shown(value: bytes | None, length_max: int) -> Shown:
         document = shown_json(value, "json", len(value), length_max)
         if document is not None:
             return document
-    # A character has at most four bytes; bytes behind the last character that is shown need not be looked at.
+    # A character has at most four bytes, so later bytes than these cannot be shown.
     part = value[: 4 * length_max + 4]
     text = _text(part, whole=len(part) == len(value))
     if text is not None:
@@ -61,7 +61,7 @@ def shown(value: bytes | None, length_max: int) -> Shown:
 
 
 def shown_json(value: bytes, kind: str, size_bytes: int, length_max: int) -> Shown | None:
-    """JSON with a line per member, and every number as it is written; None: it is not JSON."""
+    """Show JSON with a line per member, and numbers as they are written; None: it is not JSON."""
     try:
         text = laid_out(value.decode(), length_max=length_max)
     except UnicodeDecodeError:
@@ -70,39 +70,39 @@ def shown_json(value: bytes, kind: str, size_bytes: int, length_max: int) -> Sho
 
 
 def shown_text(value: bytes, length_max: int) -> Shown:
-    """Any value as text: each byte that is not UTF-8 becomes a replacement character."""
+    """Show any value as text: each byte that is not UTF-8 becomes a replacement character."""
     part = value[: 4 * length_max + 4]
     text = part.decode(errors="replace")
     return _cut("text", _plain(text), len(value), length_max, more=len(part) < len(value))
 
 
 def shown_hex(value: bytes, length_max: int) -> Shown:
-    """Any value in hexadecimal: rows of offset, bytes and letters."""
+    """Show any value in hexadecimal: rows of offset, bytes and letters."""
     rows = max(1, length_max // 80)
     dump = "\n".join(_hex_row(value, at) for at in range(0, min(len(value), rows * _HEX_ROW), _HEX_ROW))
     return Shown("hex", dump, len(value), cut=len(value) > rows * _HEX_ROW)
 
 
 def is_taken_apart(value: bytes, length_max: int) -> bool:
-    """Whether somebody looks into a value of which `length_max` characters are shown."""
+    """Return whether to decode a value of which `length_max` characters are shown."""
     return len(value) <= min(TAKEN_APART_BYTES_MAX, _TAKEN_APART * max(length_max, 100))
 
 
 def shown_columns(row: str, length_max: int) -> Shown:
-    """A row of a typed stream, of its JSON."""
+    """Show a row of a typed stream, given its JSON."""
     text = laid_out(row, length_max=length_max) or row
     return _cut("json", _plain(text), len(text), length_max)
 
 
 def shown_document(document: Any, kind: str, size_bytes: int, length_max: int) -> Shown:
-    """The document that a value of `size_bytes` was decoded to. Raises `ValueError` and `RecursionError`."""
+    """Show the document decoded from a value of `size_bytes`. Raises `ValueError` and `RecursionError`."""
     text = json.dumps(jsonable(document, _room(length_max)), ensure_ascii=False, indent=2)
-    text.encode()  # it may have halves of characters, which cannot be sent
+    text.encode()  # raises for lone surrogates, which cannot be sent
     return _cut(kind, _plain(text), size_bytes, length_max)
 
 
 def shown_cell(cell: str, length_max: int) -> Shown:
-    """A value of a column, of its JSON."""
+    """Show a value of a column, given its JSON."""
     if cell == "null":
         return Shown("null", "", 0)
     text = bare(cell)
@@ -110,7 +110,7 @@ def shown_cell(cell: str, length_max: int) -> Shown:
 
 
 def brief(value: bytes | None, length_max: int = 120) -> str:
-    """A key, or the value of a header, in one line."""
+    """Show a key, or the value of a header, in one line."""
     if value is None:
         return "null"
     text = _text(value[: 4 * length_max + 4], whole=len(value) <= 4 * length_max + 4)
@@ -122,12 +122,15 @@ _NAMES = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 def _room(length_max: int) -> Iterator[None]:
-    """For so many parts of a value: each takes a character at least, and few bytes may have very many."""
+    """Return an iterator that allows `length_max` + 1 parts of a value.
+
+    Each part takes at least one character, and a few bytes may have very many parts.
+    """
     return repeat(None, length_max + 1)
 
 
 def jsonable(value: Any, room: Iterator[None] | None = None) -> Any:
-    """A value of Arrow's in the types of JSON; of a value with more parts than `room` has, the first ones."""
+    """Convert an Arrow value into types of JSON; if it has more parts than `room` allows, keep the first ones."""
     room = repeat(None) if room is None else room
     match value:
         case None | bool() | int() | str():
@@ -145,17 +148,17 @@ def jsonable(value: Any, room: Iterator[None] | None = None) -> Any:
 
 
 def plain(text: str) -> str:
-    """Text of others without characters that would change how what is around it reads."""
+    """Return foreign text without characters that would change how surrounding text reads."""
     return _plain(text)
 
 
 def text_of(value: bytes) -> str | None:
-    """A whole value as text; None if it is not UTF-8, or has characters that text does not have."""
+    """Return a whole value as text; None if it is not UTF-8, or has characters that text does not have."""
     return _text(value, whole=True)
 
 
 def _text(value: bytes, *, whole: bool) -> str | None:
-    """The same of a value, or of the beginning of one, whose last character may be cut off: that one is left out."""
+    """Do what `text_of` does, also for the begin of a value: a character that is cut off at its end is left out."""
     try:
         text = value.decode()
     except UnicodeDecodeError as error:

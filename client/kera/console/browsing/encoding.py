@@ -1,4 +1,4 @@
-"""Makes the bytes of a value out of what somebody has typed: text, JSON, msgpack, or by a registered schema."""
+"""Encodes a value that a user has typed: text, JSON, msgpack, or by a registered schema."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ KINDS: Final = {
 }
 """The forms in which a value may be typed, with names for people."""
 CHECKS_MAX: Final = 2
-"""Values that are checked against a JSON Schema at a time."""
+"""Maximum number of values that are checked against a JSON Schema at the same time."""
 CHECK_TIMEOUT_S = 10.0
 _checks = asyncio.Semaphore(CHECKS_MAX)
 
 
 async def encode(kind: str, text: str, schema: RegisteredSchema | None, stream: str) -> bytes | None:
-    """The value; None for null. `schema` is used where `kind` is ``schema``.
+    """Encode a value; None for null. `schema` is used if `kind` is ``schema``.
 
-    Raises `InvalidArgument`, `CannotEncode` or `CannotDecode` with a message for who has typed it.
+    Raises `InvalidArgument`, `CannotEncode` or `CannotDecode` with a message for the user.
     """
     context = Context(stream, "value")
     match kind:
@@ -50,7 +50,7 @@ async def encode(kind: str, text: str, schema: RegisteredSchema | None, stream: 
             return text.encode()
         case "json":
             _document(text)
-            return text.encode()  # as it was typed: numbers and spaces stay as they are
+            return text.encode()  # unchanged: numbers and spaces stay as they were typed
         case "msgpack":
             return MsgpackSerializer()(_document(text), context)
         case "null":
@@ -76,7 +76,7 @@ async def _by_schema(text: str, schema: RegisteredSchema, context: Context) -> b
 
 
 def _document(text: str) -> Any:
-    """The value of JSON. Raises `CannotDecode`."""
+    """Parse JSON. Raises `CannotDecode`, and `InvalidArgument` for empty text."""
     if not text.strip():
         raise InvalidArgument("this takes JSON, and is empty")
     try:
@@ -106,10 +106,10 @@ def _protobuf(document: Any, schema: RegisteredSchema, context: Context) -> byte
 
 
 async def _check(text: str, schema: RegisteredSchema) -> None:
-    """Raises `CannotEncode` if a value does not fit a JSON Schema.
+    """Raise `CannotEncode` if a value does not fit a JSON Schema.
 
-    Whoever registers a schema can make a check take for ever (by a pattern, for example), so a process of its own does
-    it, which ends after `CHECK_TIMEOUT_S`.
+    A malicious schema can make a check take for ever (by a pattern, for example). So a separate process does it, and is
+    killed after `CHECK_TIMEOUT_S`.
     """
     async with _checks:
         process = await asyncio.create_subprocess_exec(
@@ -136,7 +136,7 @@ async def _check(text: str, schema: RegisteredSchema) -> None:
 
 
 def reason_of(error: InvalidArgument | CannotEncode | CannotDecode) -> str:
-    """The error of a value, beside the field that it was typed into."""
+    """Return the message of an error for display beside the value's field."""
     if not isinstance(error, CannotEncode):
         return error.message
     field, reason = error.attributes.get("field", ""), error.attributes.get("reason", error.message)

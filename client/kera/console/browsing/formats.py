@@ -1,7 +1,7 @@
-"""Decodes values by a format that somebody chose, or by what they look like. Pure, but for `Decoder.look_up`.
+"""Decodes values in a format that the user chose, or by their appearance. Pure, except for `Decoder.look_up`.
 
-What is decoded may come from anybody: no value makes anything here raise, and time and memory are bounded by the length
-of the value, of which at most `TAKEN_APART_BYTES_MAX` bytes are decoded.
+Values may come from anybody: no value makes this code raise, and time and memory are bounded by the length of the
+value. Values of more than `TAKEN_APART_BYTES_MAX` bytes are not decoded.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ _FAILURES = (KeraError, ValueError, RecursionError, TypeError, KeyError, Overflo
 
 
 class Decoder:
-    """Decodes values by one of `FORMATS`.
+    """Decodes values in one of `FORMATS`.
 
-    Automatic takes the first that fits: the schema that a value names, JSON (of an object or a list), text, msgpack
-    (of an object), and otherwise the bytes as they are.
+    Automatic uses the first that fits: the schema that a value names, JSON (an object or a list), text, msgpack (an
+    object), and otherwise the bytes.
     """
 
     def __init__(self, chosen: str = AUTO, registered: Registered | None = None) -> None:
-        """`registered`: decodes values that name a schema; None: nothing does."""
+        """`registered`: decodes values that name a schema; None: they are not decoded."""
         self.chosen = chosen
         self._registered = registered
 
     async def look_up(self, values: Iterable[bytes | None], asked_max: int) -> int:
-        """Learn the schemas that values name; see `Registered.look_up`."""
+        """Look up the schemas that values name; see `Registered.look_up`."""
         return 0 if self._registered is None else await self._registered.look_up(values, asked_max)
 
     def document(self, value: bytes | None) -> Any:
-        """A value as a filter sees it; bytes where it does not fit the format, or is too long."""
+        """Return a value for filters; bytes if it does not fit the format, or is too long."""
         if not value or len(value) > TAKEN_APART_BYTES_MAX:
             return value if value is None or value else ""
         if self.chosen == AUTO:
@@ -70,11 +70,11 @@ class Decoder:
             return value
 
     def key(self, value: bytes | None) -> Any:
-        """A key as a filter sees it: whatever format was chosen is that of values."""
+        """Return a key for filters. The chosen format applies only to values."""
         return Decoder(AUTO, self._registered).document(value)
 
     def shown(self, value: bytes | None, length_max: int) -> Shown:
-        """A value as text of at most `length_max` characters. `Shown.problem` says why it is not in the format."""
+        """Show a value in at most `length_max` characters. If it does not fit the format, `Shown.problem` says why."""
         if self.chosen == AUTO or not value:
             return self._shown_as_guessed(value, length_max)
         match self.chosen:
@@ -86,14 +86,14 @@ class Decoder:
             return shown(value, length_max)._replace(problem=f"too long to be shown as {FORMATS[self.chosen]}")
         try:
             kind, document = self._read(value)
-            # JSON as it is written: what was decoded has lost digits of numbers.
+            # Show JSON as it is written, because decoding loses digits of numbers.
             written = shown_json(unframed(value), kind, len(value), length_max) if kind == "json" else None
             return written or shown_document(document, kind, len(value), length_max)
         except _FAILURES as error:
             return shown(value, length_max)._replace(problem=_reason(self.chosen, error))
 
     def _read(self, value: bytes) -> tuple[str, Any]:
-        """The kind and the document of the format that was chosen. Raises one of `_FAILURES`."""
+        """Decode a value in the chosen format into kind and document. Raises one of `_FAILURES`."""
         match self.chosen:
             case "schema":
                 found = None if self._registered is None else self._registered.document(value)
@@ -137,7 +137,10 @@ class Decoder:
 
 
 def _packed(value: bytes) -> dict[Any, Any] | None:
-    """An object of msgpack; None: it is none. Few other bytes decode as one, and many as a number or a list."""
+    """Decode an object of msgpack; None: it is no object.
+
+    Other bytes rarely decode as an object, but often as a number or a list.
+    """
     first = value[0]
     if not (0x81 <= first <= 0x8F or first in {0xDE, 0xDF}):
         return None
@@ -146,7 +149,7 @@ def _packed(value: bytes) -> dict[Any, Any] | None:
 
 
 def _of(read: Callable[[bytes], Any], value: bytes) -> Any:
-    """The result of `read` for a value; None: none."""
+    """Return the result of `read` for a value; None: it fails."""
     try:
         return read(value)
     except _FAILURES:

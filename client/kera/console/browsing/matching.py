@@ -1,4 +1,4 @@
-"""Which records somebody looks for. Pure."""
+"""The conditions of the records that a user looks for. Pure."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _DECODED = {"value", "key", "keys"}
 
 
 class Match(NamedTuple):
-    """The conditions of a record; empty texts: none."""
+    """The conditions that a record must meet; an empty text or None: no condition."""
 
     key: str = ""
-    """One of its keys is exactly this."""
+    """One of the record's keys is exactly this."""
     text: str = ""
-    """Its value, one of its keys or a header has this in it, in whatever case."""
+    """The value, one of the keys, or a header contains this, in any case."""
 
     since_us: int | None = None
-    """It is of then or later."""
+    """The record's time is this or later."""
     condition: Node | None = None
-    """It fits this filter expression."""
+    """The record fits this filter expression."""
 
     @property
     def everything(self) -> bool:
@@ -39,7 +39,7 @@ class Match(NamedTuple):
         return self.condition is not None and not _DECODED.isdisjoint(roots_of(self.condition))
 
     def fits(self, row: Row, place: EntryKey, decoder: Decoder) -> bool:
-        """Whether a record of this entry does."""
+        """Return whether a record of this entry fits."""
         if self.since_us is not None and row.timestamp_us < self.since_us:
             return False
         return (
@@ -57,7 +57,7 @@ class Match(NamedTuple):
 
 
 class _Subject:
-    """A record as filter expressions see it: decoded when, and only if, an expression comes to it."""
+    """A record for filter expressions, whose parts are decoded only when an expression uses them."""
 
     def __init__(self, row: Row, place: EntryKey, decoder: Decoder) -> None:
         self.streamlet, self.entry = place
@@ -66,12 +66,12 @@ class _Subject:
 
     @cached_property
     def value(self) -> Any:
-        """The decoded value; of a typed stream, the row."""
+        """The decoded value; in a typed stream, the row."""
         return self._decoder.document(self._row.value) if self._row.columns is None else self._row.columns
 
     @cached_property
     def keys(self) -> Sequence[Any]:
-        """Decoded keys."""
+        """The decoded keys."""
         return [self._decoder.key(each) for each in self._row.keys]
 
     @cached_property

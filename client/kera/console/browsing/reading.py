@@ -1,6 +1,6 @@
-"""Reads a page of records. Bounded: in records, in bytes, in time, and in pages that are read at once.
+"""Reads a page of records, with bounds on records, bytes, time, and parallel reads.
 
-A page that has come to one of its bounds says so, and the next one goes on from there.
+A page that has reached one of its bounds shows that, and the next page continues from there.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from kera.core.errors import DataLost, KeraError, NotAllowed
 Bounds = dict[EntryKey, EntryBounds]
 READ_AT_ONCE = 2
 UNBOUNDED = 1 << 62
-"""No bound: a reader that goes on from a place stops when enough has come."""
+"""No bound, for reading forward, which stops when there are enough records."""
 _STEP_MIN, _STEP_MAX = 500, 16_384
 _DECODED_AT_ONCE = 32
-"""Records that a filter decodes before others get their turn."""
+"""Number of records that a filter decodes before other requests run."""
 _SETTINGS: dict[str, Any] = {
-    "shared_memory": "never",  # a page that somebody looks at is not a reason to hold a broker's memory
+    "shared_memory": "never",  # a page must not hold a broker's memory
     "corrupt_chunks": "skip",
     "prefetch_bytes_max": 1 << 20,
     "fetch_bytes_max": 1 << 20,
@@ -46,14 +46,15 @@ class Wanted:
 
     keys: Sequence[EntryKey]
     marks: Marks
-    """Per entry, the ordinal from which (backward: before which) to look; of those that are left out: from the end."""
+    """Per entry, the ordinal from which (backward: before which) to look; other entries start at their first record
+    (backward: at their end)."""
     backward: bool
     count: int = limits.RECORDS_PER_PAGE
     match: Match = field(default_factory=Match)
     turn: int = 0
-    """With which entry to begin: not always the same gets what a page may read."""
+    """The entry to begin with. It varies, so that the same entry does not always use up the page's budget."""
     decoder: Decoder = field(default_factory=Decoder)
-    """Decodes values for a filter."""
+    """The decoder of values for filters."""
 
 
 @dataclass
@@ -62,13 +63,13 @@ class Found:
 
     rows: list[tuple[EntryKey, Row]]
     marks: dict[EntryKey, int]
-    """For the next page."""
+    """The marks of the next page."""
     more: bool
-    """There is something left to look at."""
+    """Whether there are more records to examine."""
     looked_at: int
-    """Records."""
+    """Number of examined records."""
     remarks: list[str]
-    """Reasons why it is not more."""
+    """Reasons why there are not more rows."""
 
 
 class _Budget:
@@ -81,7 +82,7 @@ class _Budget:
 
     @property
     def spent(self) -> str:
-        """The exhausted part of the budget; empty: some of each part is left."""
+        """The exhausted part of the budget; empty: no part is exhausted."""
         if asyncio.get_running_loop().time() >= self.deadline_s:
             return f"{limits.BROWSE_TIMEOUT_S:.0f} s have passed"
         if self.bytes_left <= 0:
@@ -90,13 +91,13 @@ class _Budget:
 
 
 async def bounds_of(client: Client, stream: StreamDescription, keys: Iterable[EntryKey]) -> Bounds:
-    """Where entries begin and end now."""
+    """Return where entries begin and end now."""
     known = await client.bounds(stream.name)
     return {key: known[key.streamlet][key.entry] for key in keys}
 
 
 async def browse(client: Client, stream: StreamDescription, bounds: Bounds, wanted: Wanted) -> Found:
-    """A page of records of some entries. Raises what a consumer does."""
+    """Read a page of records of some entries. Raises the errors of a consumer."""
     return await _Browsing(client, stream, bounds, wanted).page()
 
 
@@ -109,12 +110,12 @@ class _Browsing:
         self._looked_at = 0
         self._schemas_left = ASKED_MAX
         self._too_long = 0
-        """Records whose values a filter did not decode."""
+        """Number of records whose values were too long for a filter to decode."""
         self._remarks: dict[str, None] = {}
         self._stretches = {key: self._empty(key) for key in wanted.keys}
 
     def _empty(self, key: EntryKey) -> Stretch[Row]:
-        """Nothing was looked at yet."""
+        """Return the stretch of an entry before any record was examined."""
         bounds = self._bounds[key]
         mark = self._wanted.marks.get(key, bounds.next_record if self._wanted.backward else bounds.first_record)
         mark = min(max(mark, bounds.first_record), bounds.next_record)
@@ -151,7 +152,7 @@ class _Browsing:
         return any(mark < self._bounds[key].next_record for key, mark in marks.items())
 
     async def _round(self, keys: Sequence[EntryKey], step: int) -> None:
-        """Look at `step` more records of each entry, as far as there is something left for the page."""
+        """Examine `step` more records of each entry, as far as the budget allows."""
         windows = {key: self._window(key, step) for key in keys}
         starts = await self._starts({key: low for key, (low, _) in windows.items()})
         try:
@@ -164,14 +165,14 @@ class _Browsing:
     def _window(self, key: EntryKey, step: int) -> tuple[int, int]:
         stretch, bounds = self._stretches[key], self._bounds[key]
         if self._wanted.backward:
-            # What is read of it has to fit into what may be read for the page, as far as that can be told.
+            # The estimated size of the window has to fit into the page's budget.
             records = max(1, bounds.next_record - bounds.first_record)
             fitting = limits.BROWSE_BYTES_MAX * records // (2 * max(1, bounds.length_bytes))
             return max(bounds.first_record, stretch.low - max(1, min(step, fitting))), stretch.low
         return stretch.high, min(bounds.next_record, stretch.high + step)
 
     async def _starts(self, lows: Marks) -> dict[EntryKey, Position]:
-        """Chunk boundaries before these records, as close as is known."""
+        """Return chunk boundaries before these records, as close as possible."""
         starts = {key: self._bounds[key].start for key in lows}
         asked = {key: low - self._bounds[key].first_record for key, low in lows.items()}
         inner = [key for key, passed in asked.items() if passed > 0]
@@ -183,7 +184,7 @@ class _Browsing:
         return starts
 
     async def _look(self, key: EntryKey, start: Position, low: int, high: int) -> None:
-        """Add what there is between two ordinals to the stretch, if there is something left for it."""
+        """Add the fitting records between two ordinals to the stretch, if the budget allows."""
         async with self._room:
             if self._budget.spent:
                 return
@@ -204,7 +205,7 @@ class _Browsing:
                             start = behind
             except TimeoutError:
                 if self._wanted.backward:
-                    return  # what is behind the part that came is missing
+                    return  # the records after the part that was read are missing
                 reached = max(low, newest.reached)
             except KeraError as error:
                 if isinstance(error, NotAllowed) or not error.retriable:
@@ -218,7 +219,7 @@ class _Browsing:
             stretch.high, stretch.found = max(reached, low), stretch.found + found
 
     async def _read(self, key: EntryKey, start: Position, low: int, high: int, newest: Newest[Row]) -> int:
-        """Adds rows to `newest`; returns the ordinal up to which was read."""
+        """Add rows to `newest`, and return the ordinal up to which records were read."""
         end, match, budget = self._bounds[key].end, self._wanted.match, self._budget
         reading = self._client.read_range(
             self._stream.name, *key, start, end, bytes_max=1 << 20, settings=self._settings
@@ -251,7 +252,7 @@ class _Browsing:
         return high
 
     async def _look_up(self, rows: Sequence[Row]) -> None:
-        """Learn the schemas that these records name, as far as a page may ask for them."""
+        """Look up the schemas that these records name, up to the page's limit."""
         self._too_long += sum(1 for row in rows if len(row.value or b"") > TAKEN_APART_BYTES_MAX)
         if self._schemas_left:
             values = chain.from_iterable((row.value, *row.keys) for row in rows)
@@ -263,7 +264,7 @@ class _Browsing:
 
 
 def _behind(error: DataLost, start: Position) -> Position | None:
-    """Where there is something again; None: nobody knows."""
+    """Return the place after a loss where records are available; None: it is unknown."""
     try:
         available = Position(*error.attributes["available_from"])
     except (KeyError, TypeError):

@@ -1,8 +1,8 @@
-"""Values that name the schema that they were written with: what that schema makes of them.
+"""Decodes values that name the schema that they were written with.
 
 `Registered` asks the registry for the schemas that the records of a page name, and remembers a bounded number of them.
-A value that only happens to begin like one that names a schema, or does not fit the schema that it names, is shown as
-any other: nothing here fails because of what somebody has put into a record.
+A value that names a schema only by chance, or does not fit its schema, is shown like any other value: no record can
+make this code fail.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kera.core.schemas import SchemaType
 from kera.core.schemas.framing import split_message_path, unframe
 
 ASKED_MAX = 16
-"""Schemas that are looked up for one page."""
+"""Maximum number of schemas that are looked up for a page."""
 REMEMBERED_MAX = 256
 _ANYWHERE = Context("", "value")
 
@@ -35,17 +35,17 @@ Read = Callable[[bytes], Any]
 
 
 class Registered:
-    """Schemas of one cluster, as far as who asks may see them."""
+    """The schemas of one cluster that the user may see."""
 
     def __init__(self, schemas: SchemaRegistry) -> None:
         self._schemas = schemas
         self._known: OrderedDict[int, tuple[RegisteredSchema, Read] | None] = OrderedDict()
-        """By id; None: there is none, or nothing can be read by it."""
+        """The schemas by id; None: there is no such schema, or it cannot decode values."""
 
     async def look_up(self, values: Iterable[bytes | None], asked_max: int = ASKED_MAX) -> int:
-        """Learn the schemas that these values name, at most `asked_max` of them.
+        """Look up the schemas that these values name, at most `asked_max` of them.
 
-        Returns how many the registry was asked for; if the registry fails, `asked_max`.
+        Return how many schemas the registry was asked for; if the registry fails, `asked_max`.
         """
         unknown = {schema_id for value in values if (schema_id := _named(value))} - self._known.keys()
         wanted = sorted(unknown)[:asked_max]
@@ -56,13 +56,13 @@ class Registered:
             except (UnknownSchema, InvalidArgument, CannotDecode):
                 self._remember(schema_id, None)
             except KeraError:
-                return asked_max  # the records are shown all the same
+                return asked_max  # the records are shown without their schemas
         return len(wanted)
 
     def document(self, value: bytes | None) -> tuple[str, Any] | None:
-        """The type of a value's schema, and what that decodes the value to.
+        """Return the type of a value's schema, and the document that the schema decodes the value into.
 
-        None: the value names no schema that is known, or does not fit it.
+        None: the value names no known schema, or does not fit it.
         """
         known = self._known.get(_named(value))
         if value is None or known is None:
@@ -74,19 +74,19 @@ class Registered:
             return None
 
     def shown(self, value: bytes | None, length_max: int) -> Shown | None:
-        """A value as its schema decodes it; None: as of `document`, or the value is too long."""
+        """Show a value as decoded by its schema; None: for the reasons of `document`, or the value is too long."""
         found = self.document(value) if value is not None and is_taken_apart(value, length_max) else None
         if value is None or found is None:
             return None
         try:
-            if found[0] == SchemaType.JSON:  # as it is written: what was decoded has lost digits of numbers
+            if found[0] == SchemaType.JSON:  # shown as it is written, because decoding loses digits of numbers
                 return shown_json(unframe(value)[1], found[0], len(value), length_max)
             return shown_document(found[1], found[0], len(value), length_max)
         except (ValueError, RecursionError, TypeError):
             return None
 
     def schema_of(self, value: bytes | None) -> RegisteredSchema | None:
-        """The one that a value names, if it is known; whether the value fits it is what `shown` finds out."""
+        """Return the schema that a value names, if it is known. The value may not fit it, which `shown` checks."""
         known = self._known.get(_named(value))
         return None if known is None else known[0]
 
@@ -97,7 +97,7 @@ class Registered:
 
 
 def _named(value: bytes | None) -> int:
-    """The id of the schema that a value names; 0: none."""
+    """Return the id of the schema that a value names; 0: it names no schema."""
     if value is None or len(value) > TAKEN_APART_BYTES_MAX:
         return 0
     try:
@@ -107,9 +107,7 @@ def _named(value: bytes | None) -> int:
 
 
 def reader_of(schema: RegisteredSchema) -> Read:
-    """A function that makes a document of a payload. Raises `InvalidArgument` for a schema by which nothing can be
-    read.
-    """
+    """Return a function that decodes a payload. Raises `InvalidArgument` for a schema that cannot decode values."""
     match schema.schema_type:
         case SchemaType.AVRO:
             read = AvroDeserializer().reader_of(schema)
@@ -122,14 +120,14 @@ def reader_of(schema: RegisteredSchema) -> Read:
 
 
 def messages_of(schema: RegisteredSchema) -> list[Descriptor]:
-    """The outermost messages of the last file of a schema of Protobuf. Raises `InvalidArgument`."""
+    """Return the outermost messages of the last file of a Protobuf schema. Raises `InvalidArgument`."""
     pool, last = DescriptorPool(), ""
     try:
         for file in FileDescriptorSet.FromString(base64.b64decode(schema.definition)).file:
             pool.AddSerializedFile(file.SerializeToString())
             last = file.name
         return list(pool.FindFileByName(last).message_types_by_name.values())
-    except Exception as error:  # it raises whatever a definition makes it
+    except Exception as error:  # a definition can cause any error
         raise InvalidArgument(f"schema {schema.schema_id} is not a schema of Protobuf") from error
 
 
@@ -151,7 +149,7 @@ def _protobuf(schema: RegisteredSchema) -> Read:
 
 
 def readable(schema: RegisteredSchema) -> str:
-    """A definition as people read it. One that cannot be read is shown as it is."""
+    """Return a definition in a form for people, or unchanged if it cannot be parsed."""
     try:
         if schema.schema_type is SchemaType.ARROW:
             return str(schema_from_bytes(base64.b64decode(schema.definition)))
@@ -159,5 +157,5 @@ def readable(schema: RegisteredSchema) -> str:
             files = FileDescriptorSet.FromString(base64.b64decode(schema.definition)).file
             return "\n".join(f"# {file.name}\n{file}" for file in files)
         return json.dumps(json.loads(schema.definition), indent=2, ensure_ascii=False)
-    except Exception:  # noqa: BLE001 - a definition may make the libraries raise anything
+    except Exception:  # noqa: BLE001 - a definition can cause any error of the libraries
         return schema.definition

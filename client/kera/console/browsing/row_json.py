@@ -1,6 +1,6 @@
-"""Rows of typed streams in the form of JSON that all of KerA has (`kera.client.json_form`). Pure.
+"""Rows of typed streams in KerA's common form of JSON (`kera.client.json_form`). Pure.
 
-A row may have very many values in few bytes. So what is shown is made of as many as can be seen, and no more.
+A row may have very many values in few bytes. So its JSON is made only from the values that can be shown.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from kera.client.json_form.writing import has_names_twice, is_list, quoted
 
 _PARTS_MAX = 1 << 20
 _SEARCHED_MAX = 1 << 14
-"""Where rows of a chunk have more values than that, so many characters of each are searched for text."""
+"""Number of characters of each row to search for text, if the rows of a chunk have more than `_PARTS_MAX` values."""
 
 
 class Rows:
-    """Rows that follow each other in a chunk."""
+    """Consecutive rows of a chunk."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self._batch = batch
 
     def cell(self, at: int, name: str, length: int) -> str:
-        """The JSON of a value; if that has more than `length` characters, JSON that begins with so many of them."""
+        """Return the JSON of a value; if it is longer than `length`, JSON that begins with as many characters."""
         return _text(self._batch.column(name).slice(at, 1), length)
 
     def row(self, at: int, length: int) -> str:
-        """The JSON of a row, likewise."""
+        """Return the JSON of a row, with the same bound."""
         row = self._batch.slice(at, 1)
         return _joined("{}", ((f"{quoted(name)}: ", row.column(name)) for name in row.schema.names), length)
 
     def has(self, at: int, wanted: str) -> bool:
-        """Whether the JSON of a row has `wanted` in it, in whatever case; of a very large row its beginning counts."""
+        """Return whether the JSON of a row contains `wanted`, in any case; for a very large row, only its begin."""
         if self._texts is None:
             return wanted in self.row(at, _SEARCHED_MAX).casefold()
         return wanted in self._texts[at].as_py().casefold()
@@ -49,7 +49,7 @@ class Rows:
 
 
 def _parts(column: pa.Array) -> int:
-    """How many values there are in `column` at most, with those within them."""
+    """Return an upper bound of the number of values in `column`, including nested ones."""
     kind, inner = column.type, []
     if isinstance(kind, pa.BaseExtensionType):
         return _parts(column.storage)
@@ -68,7 +68,7 @@ def _parts(column: pa.Array) -> int:
 
 
 def _text(value: pa.Array, length: int) -> str:
-    """The JSON of a single value, see `Rows.cell`."""
+    """Return the JSON of a single value, see `Rows.cell`."""
     kind = value.type
     if isinstance(kind, pa.BaseExtensionType) and _parts(value) > length:
         return _text(value.storage, length)
@@ -81,7 +81,7 @@ def _text(value: pa.Array, length: int) -> str:
 
 
 def _beginning(value: pa.Array, length: int) -> str:
-    """The parts of a value that are seen: each has a character at least."""
+    """Return JSON with the parts of a value that can be shown: each has at least one character."""
     kind = value.type
     if types.is_map(kind):
         begin, end = value.offsets[0].as_py(), value.offsets[1].as_py()
@@ -98,7 +98,7 @@ def _beginning(value: pa.Array, length: int) -> str:
 
 
 def _joined(ends: str, parts: Iterable[str | tuple[str, pa.Array]], length: int) -> str:
-    """An object or a list up to `length`, of texts, or of names and single values."""
+    """Join texts, or names with single values, into an object or a list, up to `length` characters."""
     found: list[str] = []
     for part in parts:
         found.append(part if isinstance(part, str) else part[0] + _text(part[1], length))
@@ -109,5 +109,5 @@ def _joined(ends: str, parts: Iterable[str | tuple[str, pa.Array]], length: int)
 
 
 def bare(text: str) -> str:
-    """The text that a string of JSON stands for, and any other JSON as it is."""
+    """Return the text of a JSON string, and any other JSON unchanged."""
     return str(json.loads(text)) if text.startswith('"') else text

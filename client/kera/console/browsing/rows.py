@@ -1,4 +1,4 @@
-"""Records out of chunks, as far as a page looks at them. Pure."""
+"""Extracts the records of chunks that a page examines. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kera.console.browsing.row_json import Rows, bare
 from kera.core.errors import invariant
 
 SLICE_ROWS = 512
-"""Are made into Python values at once: others get their turn between them."""
+"""Number of rows to convert into Python values at once; other requests run in between."""
 
 
 class Row(NamedTuple):
@@ -28,9 +28,9 @@ class Row(NamedTuple):
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...]
     columns: Mapping[str, Any] | None
-    """All of them as Python values, of a stream with a schema of its own."""
+    """All columns as Python values, in a typed stream; otherwise None."""
     origin: tuple[Rows, int] | None = None
-    """Likewise, for their JSON: among which rows it is, and where."""
+    """The rows that have this one, and its index, for the JSON of columns; None unless the stream is typed."""
 
     @property
     def _origin(self) -> tuple[Rows, int]:
@@ -38,17 +38,17 @@ class Row(NamedTuple):
         return self.origin  # type: ignore[return-value]  # see above
 
     def cell(self, name: str, length: int) -> str:
-        """The JSON of a column, see `Rows.cell`."""
+        """Return the JSON of a column, see `Rows.cell`."""
         rows, at = self._origin
         return rows.cell(at, name, length)
 
     def json(self, length: int) -> str:
-        """The JSON of all columns, see `Rows.row`."""
+        """Return the JSON of all columns, see `Rows.row`."""
         rows, at = self._origin
         return rows.row(at, length)
 
     def has(self, wanted: str) -> bool:
-        """Whether their JSON has `wanted` in it, see `Rows.has`."""
+        """Return whether the JSON of all columns contains `wanted`, see `Rows.has`."""
         rows, at = self._origin
         return rows.has(at, wanted)
 
@@ -56,7 +56,7 @@ class Row(NamedTuple):
 def rows_in(
     chunk: ChunkBatch, stream: StreamDescription, low: int, high: int, slice_rows: int = SLICE_ROWS
 ) -> Iterator[list[Row]]:
-    """The records of a chunk with ordinals from `low` up to `high`, at most `slice_rows` at a time."""
+    """Yield the records of a chunk with ordinals from `low` up to before `high`, at most `slice_rows` at a time."""
     first = chunk.header.first_record
     begin, end = max(low - first, 0), min(high - first, chunk.batch.num_rows)
     make = _typed if stream.typed else _plain
@@ -87,7 +87,7 @@ def _typed(batch: pa.RecordBatch, stream: StreamDescription, first: int, earlies
 
 
 def _keys(column: pa.Array) -> list[tuple[bytes, ...]]:
-    """The keys of each row: bytes as they are, and anything else as its JSON says, without quotes."""
+    """Return the keys of each row: bytes unchanged, and anything else as its JSON, without quotes."""
     if is_bytes(column.type):
         return [() if key is None else (key,) for key in column.to_pylist()]
     texts = texts_of(column).to_pylist()

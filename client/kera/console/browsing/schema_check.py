@@ -1,8 +1,8 @@
 """A process that checks one value against a JSON Schema; see `kera.console.browsing.encoding`.
 
-Standard input is a JSON object of ``schema`` and ``value``, both texts of JSON. Standard output is one of ``field`` and
-``error``, both empty if the value fits. The process uses a bounded time of the processor and a bounded memory. It loads
-nothing of KerA: that would take ten times as long as the check.
+Standard input is a JSON object of ``schema`` and ``value``, both texts of JSON. Standard output is a JSON object of
+``field`` and ``error``, both empty if the value fits. Processor time and memory are bounded. The process does not
+import KerA, which would take ten times as long as the check.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _checked(schema: Any, value: Any) -> dict[str, str]:
         return {"field": "", "error": "a JSON Schema needs jsonschema: pip install 'kera[serializers]'"}
     try:
         kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
-        # An empty registry: nothing that a schema refers to is fetched.
+        # An empty registry, so that references of a schema are never fetched.
         for error in kind(schema, registry=referencing.Registry()).iter_errors(value):
             return {"field": error.json_path.removeprefix("$").removeprefix("."), "error": error.message[:500]}
     except referencing.exceptions.Unresolvable as error:

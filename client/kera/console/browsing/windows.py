@@ -1,8 +1,8 @@
-"""Which records a page takes of several entries, and where the next page goes on. Pure.
+"""Chooses the records of a page from several entries, and where the next page continues. Pure.
 
-A page looks at a stretch of each entry, from the oldest record on or from the newest one back, and takes the first
-`count` that fit, merged by their times. Within an entry the order is always the log's. What was looked at and fits, and
-is not taken, is the next page's: so no page leaves a record out, and none shows one twice.
+A page examines a stretch of each entry, forward from the oldest record or back from the newest one, and takes the first
+`count` fitting records, merged by their times. Within an entry the order is always the log's. The next page gets the
+fitting records that were not taken. So pages leave no record out, and show none twice.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class HasPlace(Protocol):
 
     @property
     def offset(self) -> int:
-        """Its ordinal in its entry."""
+        """The record's ordinal in its entry."""
         ...
 
     @property
     def timestamp_us(self) -> int:
-        """When it happened."""
+        """The record's time."""
         ...
 
 
@@ -42,7 +42,7 @@ R = TypeVar("R", bound=HasPlace)
 
 @dataclass
 class Stretch(Generic[R]):
-    """The searched part of an entry: ordinals from `low` up to `high`, and the records of it that fit, in order."""
+    """The examined part of an entry: the ordinals from `low` up to before `high`, and its fitting records, in order."""
 
     low: int
     high: int
@@ -52,10 +52,10 @@ class Stretch(Generic[R]):
 def pick(
     stretches: Mapping[EntryKey, Stretch[R]], count: int, *, backward: bool
 ) -> tuple[list[tuple[EntryKey, R]], dict[EntryKey, int]]:
-    """The records of a page, and per entry the ordinal from which (backward: before which) the next page looks."""
+    """Return a page's records, and per entry the ordinal from which (backward: before which) the next page looks."""
     sign = -1 if backward else 1
     strands = [_strand(key, each, sign) for key, each in stretches.items()]
-    # A strand's times need not be in order: its order stays, as merging only compares the heads.
+    # A strand's times need not be in order: merging compares only the heads, so the strand's order stays.
     merged = heapq.merge(*strands, key=lambda item: item[0])
     taken = [(key, row) for _, key, row in (item for item, _ in zip(merged, range(count), strict=False))]
     numbers = dict.fromkeys(stretches, 0)
@@ -77,10 +77,10 @@ def _mark(stretch: Stretch[R], taken: int, *, backward: bool) -> int:
 
 
 class Newest(Generic[R]):
-    """Rows that come in order, of which only the newest are kept that have so many bytes; at least one.
+    """The newest of rows that arrive in order: as many as fit into `bytes_max`, but at least one.
 
-    `low` is the ordinal from which on nothing is missing; None: nothing was dropped. Before `reached` all rows were
-    looked at, whether they were added or not.
+    `low` is the ordinal from which on no row is missing; None: no row was dropped. All rows before `reached` were
+    examined, whether they were added or not.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -91,7 +91,7 @@ class Newest(Generic[R]):
         self._left = bytes_max
 
     def add(self, rows: Iterable[R], bytes_each: int) -> None:
-        """Others behind those that there are."""
+        """Append rows of `bytes_each` bytes, and drop the oldest ones if there are too many."""
         for row in rows:
             self.rows.append(row)
             self._weights.append(bytes_each)
@@ -102,7 +102,7 @@ class Newest(Generic[R]):
                 self.low = self.rows[0].offset
 
     def pass_by(self, ordinal: int) -> None:
-        """All rows before this one were looked at."""
+        """Note that all rows before this ordinal were examined."""
         self.reached = max(self.reached, ordinal)
 
 
@@ -112,13 +112,13 @@ _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 def marks_to_text(marks: Marks, turn: int = 0) -> str:
-    """Marks as a parameter of a page: ``turn~streamlet.entry.ordinal~…``, numbers to the base of 36."""
+    """Return marks as a parameter of a page: ``turn~streamlet.entry.ordinal~…``, with numbers in base 36."""
     parts = [".".join(map(_to_text, (*key, ordinal))) for key, ordinal in sorted(marks.items())]
     return "~".join([_to_text(turn), *parts])
 
 
 def marks_from_text(text: str, known: Sequence[EntryKey]) -> tuple[dict[EntryKey, int], int]:
-    """The same back: the marks, and the turn. Raises `InvalidArgument` unless they are of entries that are `known`."""
+    """Parse the text of `marks_to_text` into marks and turn. Raises `InvalidArgument` if entries are not `known`."""
     marks: dict[EntryKey, int] = {}
     try:
         first, *parts = text.split("~")

@@ -1,1 +1,1 @@
-"""The pages: each asks the view of who asks, and fills a template. `actions` are what changes the cluster."""
+"""The pages: each asks the user's view of the cluster, and fills a template. `actions` has changes to the cluster."""

@@ -1,4 +1,4 @@
-"""Users, rights, quotas and tokens, as far as who asks may see them; one's own rights everybody may."""
+"""Users, rights, quotas and tokens that the user may see; all users may see their own rights."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from kera.core.base.sizes import format_size
 
 
 async def show(visit: Visit) -> Response:
-    """Users, rules and rights."""
+    """Show users, rules and rights."""
     if not visit.house.secured:
         raise Refused(
             404, "Security is off", "In this cluster everybody may do everything: there are no users and no rights."
         )
     access, me = visit.view.client.access, f"user:{visit.user}"
-    # Asked for first: who may not, and asks all the same, is written down by the cluster.
+    # Check first whether the user is an administrator, because the cluster's audit log records each refusal.
     administers, mine, tokens = await asyncio.gather(
         access.check("administer", "cluster"), access.rules(me), access.tokens()
     )
@@ -51,7 +51,7 @@ async def show(visit: Visit) -> Response:
 
 
 def in_words(quota: Quota) -> str:
-    """The limits of a quota in one line; empty: there are none."""
+    """Describe the limits of a quota in one line; empty: there is no limit."""
     parts = []
     for name in NAMES:
         value = getattr(quota, name)

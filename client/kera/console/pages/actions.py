@@ -1,4 +1,4 @@
-"""Changes to the cluster: each from a form of ours, and only with ``--admin``."""
+"""Changes to the cluster: each requires one of our forms, and ``--admin``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UINT32_MAX = (1 << 32) - 1
 
 
 async def delete_stream(visit: Visit) -> Response:
-    """Delete a stream, whose name has to be typed."""
+    """Delete a stream; the user has to type its name."""
     form, name = await visit.change(), visit.name()
     _confirm(form, name)
     await visit.view.client.admin.delete_stream(name)
@@ -24,7 +24,7 @@ async def delete_stream(visit: Visit) -> Response:
 
 
 async def truncate_stream(visit: Visit) -> Response:
-    """Delete the records that a stream has now; its name has to be typed."""
+    """Delete all present records of a stream; the user has to type its name."""
     form, name = await visit.change(), visit.name()
     _confirm(form, name)
     await visit.view.client.admin.truncate_stream(name, "latest")
@@ -33,7 +33,7 @@ async def truncate_stream(visit: Visit) -> Response:
 
 
 async def move(visit: Visit) -> Response:
-    """Have another broker own a streamlet."""
+    """Move a streamlet to another broker."""
     form, name = await visit.change(), visit.name()
     streamlet, broker = form.whole("streamlet", None, 0, _UINT32_MAX), form.whole("broker", None, 1, _UINT32_MAX)
     await visit.view.client.admin.move_streamlet(name, streamlet, broker)
@@ -42,7 +42,7 @@ async def move(visit: Visit) -> Response:
 
 
 async def delete_group(visit: Visit) -> Response:
-    """Delete a consumer group and its cursors; its name has to be typed."""
+    """Delete a consumer group and its cursors; the user has to type its name."""
     form = await visit.change()
     name = form.text("name", None, length_max=1024)
     _confirm(form, name)
@@ -52,7 +52,7 @@ async def delete_group(visit: Visit) -> Response:
 
 
 async def drain(visit: Visit) -> Response:
-    """Begin to empty a member, or take that back."""
+    """Begin to drain a member, or cancel the drain."""
     form = await visit.change()
     kind: Literal["broker", "backup"] = form.choice("kind", ("broker", "backup"))  # type: ignore[assignment]
     member_id, undo = form.whole("id", None, 1, _UINT32_MAX), form.flag("undo")

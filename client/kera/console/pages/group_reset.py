@@ -1,4 +1,4 @@
-"""Resets of consumer groups: first a preview of what changes, then the reset that was previewed, and no other."""
+"""Resets of consumer groups: first a preview of the changes, then exactly the reset that was previewed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _CURSOR_NUMBERS = 6
 
 
 async def ask(visit: Visit) -> Response:
-    """The form; and once it says where to, what the reset would change."""
+    """Show the form, and, after the user has chosen a place, the changes of the reset."""
     asked = visit.parameters
     name = asked.text("name", None, length_max=NAME_LENGTH_MAX)
     group = await visit.view.describe_group(name)
@@ -44,7 +44,7 @@ async def ask(visit: Visit) -> Response:
 
 
 async def reset(visit: Visit) -> Response:
-    """Carry out the plan that somebody has seen."""
+    """Carry out the plan that the user has previewed."""
     sent = await visit.change()
     plan = _sent_plan(sent)
     await visit.view.client.admin.reset_consumer_group(
@@ -55,7 +55,7 @@ async def reset(visit: Visit) -> Response:
 
 
 async def _plan(visit: Visit, form: Form, name: str) -> ResetPlan | None:
-    """The plan that the form asks for; None: something in it is wrong, and its errors say what."""
+    """Return the plan that the form asks for; None: the form is wrong, and has the errors."""
     asked = visit.parameters
     stream = form.read("stream", lambda: asked.text("stream", None))
     to = form.read("to", lambda: asked.choice("to", PLACES))
@@ -91,7 +91,7 @@ def _signed(text: str) -> int:
 
 
 def parse_streamlets(text: str) -> list[int] | None:
-    """Numbers such as ``0, 2, 5-7``; None: all. Raises `InvalidArgument`."""
+    """Parse numbers such as ``0, 2, 5-7``; None: all streamlets. Raises `InvalidArgument`."""
     found: set[int] = set()
     for part in filter(None, map(str.strip, text.split(","))):
         first, dash, last = (each.strip() for each in part.partition("-"))
@@ -110,14 +110,14 @@ def _streamlets_of(plan: ResetPlan) -> list[int]:
 
 
 def plan_text(plan: ResetPlan) -> str:
-    """The cursors of a plan, for a field of a form: streamlet, entry, cursor and offset of each."""
+    """Return the cursors of a plan for a form's field: streamlet, entry, cursor and offset of each."""
     return ";".join(
         ",".join(map(str, (each.streamlet, each.entry, *each.new, each.new_offset))) for each in plan.changes
     )
 
 
 def _sent_plan(sent: Parameters) -> ResetPlan:
-    """The plan that a form of ours was made with. Raises `InvalidArgument`."""
+    """Parse the plan that a form of ours has. Raises `InvalidArgument`."""
     changes = []
     for part in filter(None, sent.text("cursors", None, length_max=limits.FORM_BYTES_MAX).split(";")):
         numbers = part.split(",")

@@ -1,4 +1,4 @@
-"""Consumer groups: all of them with what they have yet to read, and one in full."""
+"""Consumer groups: a list with their lags, and one group in full."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ ORDERS: Mapping[str, Callable[[ConsumerGroupSummary], Any]] = {
     "consumers": lambda group: group.members,
     "idle": lambda group: None if group.members else group.idle_ms,
 }
-"""By which columns the list of groups is sorted, besides its lag."""
+"""The columns by which the list of groups can be sorted, besides the lag."""
 
 
 async def list_groups(visit: Visit) -> Response:
-    """Consumer groups with a text in their name, sorted by a column, some at a time."""
+    """Show a page of the consumer groups with a text in their name, sorted by a column."""
     wanted = visit.parameters.text("q").strip()
     number = visit.parameters.whole("page", 1, 1, 1_000_000)
     order = parse_order(visit.parameters.text("sort"), [*ORDERS, "lag"], "name")
@@ -50,7 +50,7 @@ async def list_groups(visit: Visit) -> Response:
 
 
 async def describe(visit: Visit) -> Response:
-    """Members of a consumer group, how far it is, and its lag over time."""
+    """Show the members of a consumer group, its progress, and its lag over time."""
     name = visit.parameters.text("name", None, length_max=1024)
     group = await visit.view.describe_group(name)
     streams = sorted({each.stream for each in group.entries})

@@ -1,4 +1,4 @@
-"""Latency constraints: all of them with whether they are held, and one with what each hop takes."""
+"""Latency constraints: a list with their states, and one constraint with the time of each hop."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from kera.console.web.words import microseconds
 from kera.core.errors import UnknownLatencyConstraint
 
 KINDS = {"held": "ok", "unknown": "", "violated": "bad", "infeasible": "bad", "broken": "warn"}
-"""How a state looks."""
+"""The style of each state."""
 FILLING = ("gather", "replicate", "hand-over")
-"""Hops whose buffers are advised how long to wait."""
+"""Hops whose buffers get advice on how long to wait."""
 
 
 WIDTH = 600.0
 
 
 class Piece(NamedTuple):
-    """A hop."""
+    """The bar of a hop."""
 
     hop: LatencyHop
     took_us: int
@@ -34,7 +34,7 @@ class Piece(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """The time of a record's way through a stream."""
+    """The bars of a record's hops in one stream."""
 
     stream: str
     pieces: list[Piece]
@@ -49,7 +49,7 @@ class Bars(NamedTuple):
 
 
 def bars(hops: Sequence[LatencyHop], limit_us: float, *, by_p99: bool) -> Bars:
-    """The bars of hops in the order of their path."""
+    """Return the bars of hops, in the order of their path."""
     taken = [(hop, hop.p99_us if by_p99 else hop.mean_us) for hop in hops]
     scale = WIDTH / max(limit_us, sum(took_us for _, took_us in taken), 1)
     lanes, place_us = [], 0
@@ -63,7 +63,7 @@ def bars(hops: Sequence[LatencyHop], limit_us: float, *, by_p99: bool) -> Bars:
 
 
 async def list_constraints(visit: Visit) -> Response:
-    """Constraints with a text in their name or path, some at a time."""
+    """Show a page of the constraints with a text in their name or path."""
     wanted = visit.parameters.text("q").strip()
     number = visit.parameters.whole("page", 1, 1, 1_000_000)
     every = await visit.view.constraints.get()
@@ -79,7 +79,7 @@ async def list_constraints(visit: Visit) -> Response:
 
 
 def _worst(found: LatencyDescription) -> str:
-    """The worst hop of a constraint, in words."""
+    """Describe the worst hop of a constraint; empty: it is not known."""
     hop = found.worst_hop
     if hop is None:
         return ""
@@ -89,7 +89,7 @@ def _worst(found: LatencyDescription) -> str:
 
 
 async def describe(visit: Visit) -> Response:
-    """The time of each hop of a path, the hops that take too long, and the advised waits of buffers."""
+    """Show the time of each hop of a path, the hops that take too long, and the advised waits of buffers."""
     name = visit.parameters.text("name", None, length_max=256)
     try:
         found = await visit.view.client.latency.describe(name)

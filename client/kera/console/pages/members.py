@@ -1,4 +1,4 @@
-"""Brokers and backups: whether they live, what they have and what they do."""
+"""Brokers and backups: their states, their data and their activity."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kera.console.visits import Visit
 
 
 async def list_members(visit: Visit) -> Response:
-    """All members of the cluster."""
+    """Show all members of the cluster."""
     view = visit.view
     cluster, activity, streams = await asyncio.gather(view.cluster.get(), view.activities(), view.streams.get())
     return visit.page("members.html", {"cluster": cluster, "activity": activity, "owned": owned(streams)})

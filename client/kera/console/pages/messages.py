@@ -1,7 +1,7 @@
-"""The message browser: records of a stream, and one of them in full.
+"""The message browser: the records of a stream, and one record in full.
 
-Both decode values by the parameter ``value``, and say where a record is by its streamlet, its entry if streamlets have
-several, and its offset: its number in the entry.
+Both pages decode values according to the parameter ``value``. A record's place is its streamlet, its entry if
+streamlets have several, and its offset, which is its ordinal in the entry.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ FROM = {"newest": "Newest", "oldest": "Oldest", "time": "A time", "offset": "An 
 _FROM_ALIASES = {"position": "offset"}
 BROWSE_WAIT_S = 5.0
 READ_TIMEOUT_S = limits.BOUNDS_TIMEOUT_S + limits.BROWSE_TIMEOUT_S + 1
-"""How long somebody keeps a place among those who browse."""
+"""Time limit for a request that occupies one of the places for browsing."""
 SCHEMAS_TIMEOUT_S = 1.0
 CELL_MAX = 200
 _BRIEF_MAX = 200
 _DECODED_KINDS = {"msgpack", "avro", "protobuf"}
-"""Kinds of values whose bytes are not text."""
+"""Kinds of values with bytes that are not text."""
 _NEXT = "marks"
 
 
@@ -52,13 +52,13 @@ class Line(NamedTuple):
     value: Shown
     keys: list[str]
     cells: list[Shown]
-    """For a typed stream, a value of each column."""
+    """The values of all columns, in a typed stream."""
     brief: str
     """The value in one line."""
 
 
 async def browse_messages(visit: Visit) -> Response:
-    """A page of records."""
+    """Show a page of records."""
     stream = await visit.view.client.admin.describe_stream(visit.name())
     asked = _Asked(visit.parameters, stream)
     decoder = Decoder(asked.format, visit.view.registered)
@@ -73,7 +73,7 @@ async def browse_messages(visit: Visit) -> Response:
     lines = []
     for key, row in found.rows:
         lines.append(_line(key, row, asked.columns, registered, decoder))
-        await asyncio.sleep(0)  # others are to get their pages, too
+        await asyncio.sleep(0)  # lets other requests run
     more = _more(stream, asked, found, turn) if found.more else ""
     found.remarks += losses
     return _messages_page(visit, stream, asked, found, lines, more)
@@ -108,7 +108,7 @@ def _messages_page(
 
 
 async def show_record(visit: Visit) -> Response:
-    """One record, with all of its value that can be shown."""
+    """Show one record, with as much of its value as possible."""
     chosen = visit.parameters.choice("value", FORMATS, AUTO)
     one = await _one(visit)
     row = one.row
@@ -141,7 +141,7 @@ async def show_record(visit: Visit) -> Response:
 
 
 async def download(visit: Visit) -> Response:
-    """The bytes of a value. A browser keeps them in a file: it never shows them as a page of ours."""
+    """Send the bytes of a value. A browser saves them to a file, and never shows them as one of our pages."""
     places = visit.house.downloads
     if places.locked():
         raise Refused(
@@ -164,7 +164,7 @@ async def download(visit: Visit) -> Response:
 
 
 class _Download(Response):
-    """A value that keeps its place among the downloads until it was sent, or its connection has ended."""
+    """A value that keeps its place among the downloads until it is sent, or its connection has ended."""
 
     media_type = "application/octet-stream"
 
@@ -208,7 +208,7 @@ class _Asked:
         self.columns = stream.schema.names[: limits.COLUMNS_SHOWN_MAX] if stream.typed else []
 
     def _entries(self, stream: StreamDescription) -> tuple[list[EntryKey], int]:
-        """Those whose records are shown, and how many there are besides."""
+        """Return the entries whose records are shown, and the number of other entries."""
         streamlets = range(stream.config.streamlets) if self.streamlet is None else [self.streamlet]
         entries = range(stream.config.entries) if self.entry is None else [self.entry]
         total = len(streamlets) * len(entries)
@@ -220,7 +220,7 @@ class _Asked:
         return keys, total - len(keys)
 
     def parameters(self, **others: Any) -> dict[str, Any]:
-        """The parameters of a page with the same."""
+        """Return these parameters for the address of another page, with `others` added."""
         return {
             "from": self.start,
             "streamlet": self.streamlet,
@@ -236,8 +236,8 @@ class _Asked:
         }
 
 
-class _room:  # noqa: N801 - reads as what it is: async with _room(visit)
-    """A place among those who browse at a time."""
+class _room:  # noqa: N801 - it reads as a function: async with _room(visit)
+    """One of the places for browsing at the same time."""
 
     def __init__(self, visit: Visit) -> None:
         self._places = visit.house.browsing
@@ -261,7 +261,7 @@ class _room:  # noqa: N801 - reads as what it is: async with _room(visit)
 async def _marks(
     visit: Visit, stream: StreamDescription, asked: _Asked, bounds: Bounds
 ) -> tuple[dict[EntryKey, int], int, list[str]]:
-    """Where to begin, with which entry, and remarks about what is lost there: losses have no time."""
+    """Return where to begin in each entry, the first entry, and remarks on losses there, because these have no time."""
     if asked.marks:
         return *marks_from_text(asked.marks, asked.keys), []
     if asked.start == "offset":
@@ -277,14 +277,14 @@ async def _marks(
 
 
 def _more(stream: StreamDescription, asked: _Asked, found: Found, turn: int) -> str:
-    """Where the next page is; empty: its place is too long for an address."""
+    """Return the address of the next page; empty: its marks are too long for an address."""
     text = marks_to_text(found.marks, turn + 1 if found.remarks else turn)
     path = stream_path(stream.name, "messages")
     return address(path, **asked.parameters(**{_NEXT: text})) if len(text) <= MARKS_TEXT_MAX else ""
 
 
 async def _look_up(visit: Visit, rows: Sequence[Row]) -> Registered:
-    """Learn the schemas that keys and values of records name, if that can be done quickly."""
+    """Look up the schemas that keys and values of records name, within `SCHEMAS_TIMEOUT_S`."""
     registered = visit.view.registered
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(SCHEMAS_TIMEOUT_S):
@@ -302,13 +302,13 @@ def _line(key: EntryKey, row: Row, columns: list[str], registered: Registered, d
 
 
 def _key(key: bytes | None, registered: Registered) -> str:
-    """In one line."""
+    """Return a key in one line."""
     named = registered.shown(key, CELL_MAX)
     return brief(key) if named is None else " ".join(named.text.split())
 
 
 class _One(NamedTuple):
-    """A record, and what there is around it."""
+    """A record with its stream, its entry, and the bounds of the entry."""
 
     stream: StreamDescription
     key: EntryKey
@@ -320,7 +320,7 @@ class _One(NamedTuple):
 
 
 async def _one(visit: Visit) -> _One:
-    """The record that an address names. Raises `Refused` if it is not there."""
+    """Read the record that an address names. Raises `Refused` if it does not exist."""
     stream = await visit.view.client.admin.describe_stream(visit.name())
     key = EntryKey(
         visit.parameters.whole("streamlet", None, 0, stream.config.streamlets - 1),

@@ -1,4 +1,4 @@
-"""The cluster's operations: recoveries, and streamlets that move."""
+"""The cluster's operations: recoveries, drains, and streamlets that have moved."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from kera.core.base.internal_names import is_internal
 from kera.core.errors import KeraError
 
 STREAMS_DESCRIBED_MAX = 20
-"""Streams whose streamlets are looked at for one page."""
+"""Maximum number of streams that are described for a page."""
 
 
 class Spread(NamedTuple):
-    """A streamlet that has moved: it has records at several brokers."""
+    """A streamlet that has moved, and has records at several brokers."""
 
     stream: str
     streamlet: int
@@ -30,16 +30,16 @@ class Spread(NamedTuple):
 
 
 class Drain(NamedTuple):
-    """A member that is being emptied."""
+    """A member that is being drained."""
 
     name: str
     status: DrainStatus | None
-    """None: we may not know how far it is."""
+    """The progress; None: the user may not see it."""
     error: str = ""
 
 
 async def show(visit: Visit) -> Response:
-    """Recoveries, drains, and streamlets that have moved."""
+    """Show recoveries, drains, and streamlets that have moved."""
     view = visit.view
     recoveries, cluster, streams, balance = await asyncio.gather(
         allowed(view.recoveries.get()), view.cluster.get(), view.streams.get(), allowed(_balance(view))
@@ -64,7 +64,7 @@ async def show(visit: Visit) -> Response:
 
 
 def moved(stream: StreamDescription) -> list[Spread]:
-    """Streamlets of a stream whose older records are at another broker than the owner."""
+    """Return the streamlets of a stream that have older records at other brokers than the owner."""
     return [
         Spread(stream.name, number, assignment.broker_id, assignment.broker_ids[:-1])
         for number, assignment in sorted(stream.assignments.items())
@@ -73,13 +73,13 @@ def moved(stream: StreamDescription) -> list[Spread]:
 
 
 async def _balance(view: View) -> Sequence[StreamletMove] | Literal["unknown"]:
-    """The moves of a rebalancing; where there are many streams, the coordinator needs a while to find them."""
+    """Return the moves of a rebalancing, or ``unknown``: with many streams the coordinator needs time to plan them."""
     balance = await view.balance.soon(limits.PATIENCE_S)
     return "unknown" if balance is None else balance.moves
 
 
 async def _described(view: View, name: str) -> StreamDescription | None:
-    """None: it is gone."""
+    """Describe a stream; None: that fails, for example because it was deleted."""
     try:
         return await view.client.admin.describe_stream(name)
     except KeraError:

@@ -1,4 +1,4 @@
-"""The first page: how the cluster is, its brokers, what it does now."""
+"""The first page: the cluster's health, its brokers, and its activity."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from kera.core.errors import NotAllowed
 
 T = TypeVar("T")
 UNKNOWN = 3
-"""In place of a severity."""
+"""The severity before the health is known."""
 ENDED = frozenset({"done", "cancelled"})
 
 
 async def overview(visit: Visit) -> Response:
-    """Health, brokers, rates, what runs."""
+    """Show health, brokers, rates and running recoveries."""
     view = visit.view
     cluster, streams, groups, health, recoveries, activity = await asyncio.gather(
         view.cluster.get(),
@@ -54,12 +54,12 @@ async def overview(visit: Visit) -> Response:
 
 
 async def _health(view: View) -> Health:
-    """Without findings as long as nobody knows: the page is made anew soon."""
+    """Return the health, or `UNKNOWN` without findings until it is known: the page refreshes soon."""
     return await view.health.soon(limits.PATIENCE_S) or Health((), UNKNOWN)
 
 
 async def allowed(asked: Awaitable[T]) -> T | None:
-    """The answer; None: the user may not see it, and the rest of the page is there all the same."""
+    """Return the answer; None: the user may not see it, and the rest of the page is shown without it."""
     try:
         return await asked
     except NotAllowed:
@@ -67,12 +67,12 @@ async def allowed(asked: Awaitable[T]) -> T | None:
 
 
 def running(recoveries: list[RecoveryDescription]) -> list[RecoveryDescription]:
-    """Those that have not ended."""
+    """Return the recoveries that have not ended."""
     return [each for each in recoveries if each.phase not in ENDED]
 
 
 def owned(streams: list[StreamSummary]) -> Counter[int]:
-    """How many streamlets each broker owns, of these streams."""
+    """Return how many streamlets of these streams each broker owns."""
     counts: Counter[int] = Counter()
     for stream in streams:
         counts.update(stream.owners)

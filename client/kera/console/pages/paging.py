@@ -1,4 +1,4 @@
-"""A long list in an order, a page at a time. Pure."""
+"""Sorts long lists, and divides them into pages. Pure."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Paged(Generic[T]):
     """Number of the page, from 1."""
     pages: int
     total: int
-    """Rows of the whole list."""
+    """Number of rows of the whole list."""
     first: int
-    """Number of the first row of the page, from 1; 0: there is none."""
+    """Number of the first row of the page, from 1; 0: the list is empty."""
 
 
 def paged(rows: Sequence[T], number: int, per_page: int = limits.ROWS_PER_PAGE) -> Paged[T]:
-    """Page `number` of a list; the last one, if there are fewer."""
+    """Return page `number` of a list, or the last page if there are fewer."""
     pages = max(1, -(-len(rows) // per_page))
     number = min(max(number, 1), pages)
     at = (number - 1) * per_page
@@ -36,18 +36,18 @@ def paged(rows: Sequence[T], number: int, per_page: int = limits.ROWS_PER_PAGE) 
 
 
 class Order(NamedTuple):
-    """By which column a list is sorted."""
+    """The column by which a list is sorted."""
 
     column: str
     descending: bool = False
 
     def __str__(self) -> str:
-        """As in an address: ``records``, or ``-records`` for the largest first."""
+        """Return the form in an address: ``records``, or ``-records`` for the largest first."""
         return f"-{self.column}" if self.descending else self.column
 
 
 def parse_order(text: str, columns: Collection[str], default: str) -> Order:
-    """The order that ``sort=text`` asks for; empty: by `default`. Raises `InvalidArgument`."""
+    """Parse the order of ``sort=text``; empty: by `default`. Raises `InvalidArgument`."""
     column = text.removeprefix("-") or default
     if column not in columns:
         raise InvalidArgument(f"sort is {text!r}, and takes one of {', '.join(columns)}", parameter="sort")
@@ -55,7 +55,7 @@ def parse_order(text: str, columns: Collection[str], default: str) -> Order:
 
 
 def ordered(rows: Iterable[T], order: Order, value: Callable[[T], Any | None]) -> list[T]:
-    """`rows` by their values, in the order that they have where values are equal; those without one come last."""
+    """Sort `rows` by their values, and keep the order of equal ones; rows without a value come last."""
     known: list[tuple[Any, T]] = []
     unknown: list[T] = []
     for row in rows:

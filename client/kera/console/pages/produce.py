@@ -1,6 +1,6 @@
 """The page that stores a record in a stream whose values are bytes.
 
-What does not fit is said beside its field, and what was typed stays. A record that was stored is shown where it is.
+Errors are shown beside their fields, and the user's input stays. After storing, the page of the record is shown.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from kera.core.errors import (
 
 SUBJECT_MAX = 256
 _ROWS_AT_ONCE = 3
-"""Empty rows for headers that the form begins with, and that are added."""
+"""Number of empty rows for headers in a new form, and of rows that are added at once."""
 _ADD = "add"
 
 
 _FIELDS = {"key": "", "as": "text", "value": "", "subject": "", "version": ""}
-"""An empty version is the newest."""
+"""The fields with their defaults. An empty version means the newest one."""
 
 Headers = tuple[tuple[str, str], ...]
-"""Names and values as they were typed, empty ones included."""
+"""Names and values as the user typed them, including empty ones."""
 
 
 class _Record(NamedTuple):
@@ -52,7 +52,7 @@ class _Record(NamedTuple):
 
 
 async def ask(visit: Visit) -> Response:
-    """The empty form."""
+    """Show the empty form."""
     if not visit.house.admin:
         raise Refused(403, "This console only shows", "It changes nothing unless it was started with --admin.")
     stream = await _stream(visit)
@@ -63,7 +63,7 @@ async def ask(visit: Visit) -> Response:
 
 
 async def store(visit: Visit) -> Response:
-    """Store what the form says, or show the form again."""
+    """Store the record of the form, or show the form again."""
     sent = await visit.change()
     form, headers = Form(_FIELDS, sent), _headers(sent)
     stream = await _stream(visit)
@@ -94,7 +94,7 @@ async def _stream(visit: Visit) -> StreamDescription:
 
 
 async def _subjects(visit: Visit, stream: StreamDescription) -> list[str]:
-    """Subjects of values that the form offers, that of the stream first; empty if none may be seen."""
+    """Return the subjects of values that the form offers, the stream's first; empty if the user may see none."""
     found: list[str] = []
     with contextlib.suppress(KeraError):
         found = [each for each in await visit.view.subjects.get() if each.endswith("-value")]
@@ -112,7 +112,7 @@ def _headers(sent: Parameters) -> Headers:
 async def _record(
     visit: Visit, stream: StreamDescription, form: Form, headers: Headers, sent: Parameters
 ) -> _Record | None:
-    """The record to store; None: something does not fit, and `form` has it."""
+    """Return the record to store; None: the form is wrong, and has the errors."""
     named: list[Header] = []
     for name, value in headers:
         if name.strip():
@@ -120,7 +120,7 @@ async def _record(
         elif value:
             form.errors["headers"] = f"a header with the value {value[:40]!r} has no name"
     key = form.read("key", lambda: sent.text("key", length_max=limits.FORM_BYTES_MAX))
-    # Browsers end lines with \r\n; text that is typed here has the line ends of this system.
+    # Browsers end lines with \r\n; the stored text has the line ends of this system.
     text = form.read("value", lambda: sent.text("value", length_max=limits.FORM_BYTES_MAX).replace("\r\n", "\n"))
     kind = form.read("as", lambda: sent.choice("as", KINDS, "text"))
     schema = await _schema(visit, form, sent) if kind == BY_SCHEMA else None
@@ -150,7 +150,7 @@ async def _schema(visit: Visit, form: Form, sent: Parameters) -> RegisteredSchem
 
 
 async def _sent(visit: Visit, stream: StreamDescription, record: _Record) -> Delivery:
-    """Store the record; returns where it is."""
+    """Store the record, and return its place."""
     timeout_ms = int(limits.PRODUCE_TIMEOUT_S * 1000)
     async with visit.view.client.producer(delivery_timeout_ms=timeout_ms) as producer:
         await producer.prepare(stream.name)
@@ -159,7 +159,7 @@ async def _sent(visit: Visit, stream: StreamDescription, record: _Record) -> Del
 
 
 def _place_of(stream: StreamDescription, delivery: Delivery) -> str:
-    """The page that shows the record; if it is not known where it is, the newest records."""
+    """Return the address of the record's page; if its place is unknown, that of the newest records."""
     if delivery.record is None:
         return address(stream_path(stream.name, "messages"), **{"from": "newest", DONE: "produced"})
     return address(

@@ -1,4 +1,4 @@
-"""The registry of schemas: its subjects, the versions of one, and a form that registers another version."""
+"""The registry of schemas: its subjects, the versions of a subject, and a form to register another version."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from kera.core.schemas.kinds import Compatibility, SchemaType
 from kera.core.schemas.limits import stream_of
 
 KINDS = {SchemaType.AVRO: "Avro", SchemaType.JSON: "JSON Schema"}
-"""That a form can take: definitions of Protobuf are binary, and come from `kera schema register`."""
+"""The kinds that a form can take. Definitions of Protobuf are binary, and `kera schema register` registers them."""
 SUBJECT_MAX = 256
 VERSIONS_SHOWN_MAX = 100
 
 
 async def list_subjects(visit: Visit) -> Response:
-    """Subjects with a text in their name, some at a time."""
+    """Show a page of the subjects with a text in their name."""
     wanted = visit.parameters.text("q").strip()
     number = visit.parameters.whole("page", 1, 1, 1_000_000)
     subjects = await visit.view.subjects.get()
@@ -45,7 +45,7 @@ async def list_subjects(visit: Visit) -> Response:
 
 
 async def describe(visit: Visit) -> Response:
-    """The versions of a subject, and one of them in full."""
+    """Show the versions of a subject, and one version in full."""
     subject = visit.parameters.text("subject", None, length_max=SUBJECT_MAX)
     number = visit.parameters.optional("version", 1)
     schemas = visit.view.client.schemas
@@ -71,7 +71,7 @@ async def describe(visit: Visit) -> Response:
 
 
 async def ask_register(visit: Visit) -> Response:
-    """The form for a new version; of a subject that exists, with its newest definition to begin with."""
+    """Show the form for a new version; for an existing subject it begins with the newest definition."""
     subject = visit.parameters.text("subject", length_max=SUBJECT_MAX)
     values = {"subject": subject, "kind": SchemaType.AVRO.value, "definition": ""}
     if subject:
@@ -83,7 +83,7 @@ async def ask_register(visit: Visit) -> Response:
 
 
 async def register(visit: Visit) -> Response:
-    """Register a version; the form again, if it is not a schema or readers could not read it."""
+    """Register a version, or show the form again if the schema is invalid or incompatible."""
     sent = await visit.change()
     form = Form({"subject": "", "kind": "", "definition": ""}, sent)
     subject = form.read("subject", lambda: sent.text("subject", None, length_max=SUBJECT_MAX))
@@ -91,7 +91,7 @@ async def register(visit: Visit) -> Response:
     definition = form.read("definition", lambda: sent.text("definition", None, length_max=limits.FORM_BYTES_MAX))
     if subject and kind and definition:
         try:
-            # Browsers end lines as the web does; a definition has lines of this system.
+            # Browsers end lines with \r\n; a definition has the line ends of this system.
             text = definition.replace("\r\n", "\n")
             done = await visit.view.client.schemas.register(subject, SchemaType(kind), text)
         except (InvalidSchema, IncompatibleSchema) as error:
@@ -105,7 +105,7 @@ async def register(visit: Visit) -> Response:
 
 
 async def set_compatibility(visit: Visit) -> Response:
-    """Say which changes a subject takes."""
+    """Set which changes a subject allows."""
     form = await visit.change()
     subject = form.text("subject", None, length_max=SUBJECT_MAX)
     await visit.view.client.schemas.set_compatibility(subject, form.choice("mode", list(Compatibility)))

@@ -15,7 +15,7 @@ PASSWORD_MAX = 1024
 
 
 async def ask(visit: Visit) -> Response:
-    """The page on which somebody signs in."""
+    """Show the sign-in page."""
     onward = way_on(visit.parameters.text("next", length_max=NEXT_MAX))
     if visit.user or not visit.house.secured:
         return visit.go(onward)
@@ -23,7 +23,7 @@ async def ask(visit: Visit) -> Response:
 
 
 async def sign_in(visit: Visit) -> Response:
-    """Somebody says who they are."""
+    """Check a user's name and password, and begin a session."""
     form = await visit.form()
     onward = way_on(form.text("next", length_max=NEXT_MAX))
     if visit.user or not visit.house.secured:
@@ -34,7 +34,7 @@ async def sign_in(visit: Visit) -> Response:
         if not name or not password:
             raise AuthenticationFailed("Type a name and a password.")
         if not (name.isprintable() and password.isprintable()):
-            raise AuthenticationFailed(REFUSED)  # nobody has such ones: the client would not even send them
+            raise AuthenticationFailed(REFUSED)  # no user has such a name or password, and the client rejects them
         session = await visit.house.sign_in(name, password)
     except (AuthenticationFailed, InvalidArgument) as error:
         context = {"next": onward, "name": name, "error": error.message}
@@ -44,14 +44,14 @@ async def sign_in(visit: Visit) -> Response:
 
 
 async def sign_out(visit: Visit) -> Response:
-    """Somebody goes."""
+    """End the user's session."""
     await visit.form()
     await visit.leave()
     return visit.go("/sign-in" if visit.house.secured else "/")
 
 
 def way_on(address: str) -> str:
-    """Where to go when signed in: a page of ours, whatever an address says. Pure."""
+    """Return where to go after signing in: `address` if it is one of our pages, otherwise the first page. Pure."""
     if not address.startswith("/") or address.startswith("//") or "\\" in address or not address.isprintable():
         return "/"
     parts = urlsplit(address)

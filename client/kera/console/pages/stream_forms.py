@@ -1,7 +1,7 @@
-"""Forms that create a stream and change its settings: in human units, with errors beside the fields.
+"""Forms that create a stream and change its settings, in human units, with errors beside the fields.
 
-A form that is wrong, or that the cluster refuses, is shown again as it was typed. A change sends only the fields that
-somebody has edited: what another person has changed meanwhile stays.
+A form that is wrong, or that the cluster refuses, is shown again with the user's input. A change sends only the edited
+fields, so that other users' changes in the meantime stay.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ DURABILITIES = ("", "leader", "replicated", "persisted")
 CODECS = ("none", "lz4", "zstd")
 PUNCTUATIONS = ("clock", "producers")
 COLUMN_ROWS = 4
-"""Rows for columns of a new form; a button adds as many."""
+"""Number of rows for columns in a new form; a button adds as many."""
 WAS = "was_"
-"""Begins the name of a hidden field: what the field had when the form was made."""
+"""Prefix of the hidden fields with the values at the time when the form was made."""
 _UINT32_MAX = (1 << 32) - 1
 _PRIORITY_MAX = 9
 
 
 class _Setting(NamedTuple):
-    """A setting that can be altered: how it is shown in a field, and how it is read from there."""
+    """A setting that can be altered, with the functions that show it in a field, and read it from there."""
 
     shown: Callable[[StreamConfig], str]
     read: Callable[[Parameters, str], Any]
     argument: str
-    """Name of an argument of `Admin.create_stream` and `Admin.alter_stream`."""
+    """Name of the argument of `Admin.create_stream` and `Admin.alter_stream`."""
 
 
 def _span(value_ms: int) -> str:
@@ -100,7 +100,7 @@ SETTINGS: Mapping[str, _Setting] = {
         "timestamp_ahead_max_ms",
     ),
 }
-"""By the names of the fields."""
+"""The settings by the names of their fields."""
 _NEW = {
     **dict.fromkeys(SETTINGS, ""),
     "name": "",
@@ -120,12 +120,12 @@ _COLUMN = ("column_name_", "column_type_", "column_required_")
 
 
 async def ask_create(visit: Visit) -> Response:
-    """The form for a new stream."""
+    """Show the form for a new stream."""
     return _create_page(visit, Form(_with_columns(_NEW)), COLUMN_ROWS)
 
 
 async def create_stream(visit: Visit) -> Response:
-    """Create a stream; the form again if that is not possible, or if it needs more rows for columns."""
+    """Create a stream, or show the form again if that is not possible, or if the user needs more rows for columns."""
     sent = await visit.change()
     rows = sent.whole("rows", COLUMN_ROWS, 1, limits.FORM_COLUMNS_MAX)
     form = Form(_with_columns(_NEW), sent)
@@ -147,13 +147,13 @@ async def create_stream(visit: Visit) -> Response:
 
 
 async def ask_alter(visit: Visit) -> Response:
-    """The form with the settings that a stream has."""
+    """Show the form with the settings of a stream."""
     stream = await visit.view.client.admin.describe_stream(visit.name())
     return await _alter_page(visit, stream, Form({**_shown(stream.config), "add_columns": ""}))
 
 
 async def alter_stream(visit: Visit) -> Response:
-    """Change settings of a stream: those that were edited."""
+    """Change the edited settings of a stream."""
     sent, name = await visit.change(), visit.name()
     stream = await visit.view.client.admin.describe_stream(name)
     form = Form({**_shown(stream.config), "add_columns": ""}, sent)
@@ -198,7 +198,7 @@ def _with_columns(fields: Mapping[str, str]) -> dict[str, str]:
 
 
 def _of_new(form: Form, sent: Parameters, rows: int) -> dict[str, Any]:
-    """Arguments of `Admin.create_stream`; what is wrong is in the form's errors then."""
+    """Return the arguments of `Admin.create_stream`; the form gets the errors, if any."""
     arguments: dict[str, Any] = {
         "streamlets": form.read("streamlets", lambda: sent.whole("streamlets", 1, 1, _UINT32_MAX)),
         "entries": form.read("entries", lambda: sent.whole("entries", 1, 1, _UINT32_MAX)),
@@ -224,7 +224,7 @@ def _of_new(form: Form, sent: Parameters, rows: int) -> dict[str, Any]:
 
 
 def _columns(form: Form, sent: Parameters, rows: int) -> dict[int, pa.Field]:
-    """Columns by their rows."""
+    """Return the columns by their rows in the form."""
     found: dict[int, pa.Field] = {}
     for row in range(rows):
         of_name, of_type, required = (f"{each}{row}" for each in _COLUMN)
@@ -247,7 +247,7 @@ def _type(text: str) -> pa.DataType:
 
 
 def _columns_of_lines(text: str) -> pa.Schema:
-    """A column a line, ``name: type``."""
+    """Parse columns, one per line: ``name: type``. Raises `InvalidArgument`."""
     fields = []
     for line in filter(None, map(str.strip, text.splitlines())):
         name, colon, kind = line.partition(":")
@@ -258,7 +258,7 @@ def _columns_of_lines(text: str) -> pa.Schema:
 
 
 def _refused(form: Form, error: KeraError) -> None:
-    """The cluster does not take the form."""
+    """Set the form's problem, because the cluster has refused it. Raises `AuthenticationFailed` again."""
     if isinstance(error, AuthenticationFailed):
         raise error
     form.problem = problem_of(error, changes=True)

@@ -1,4 +1,4 @@
-"""Streams: all of them, a page at a time, and one with what it is made of."""
+"""Streams: a list in pages, and one stream in full."""
 
 from __future__ import annotations
 
@@ -25,27 +25,28 @@ from kera.core.errors import KeraError, NotAllowed, UnknownStream
 
 WAITED_FOR_SHOWN = 5
 LATE_MS = 2_000
-"""So much more than its grace a stream's entries may be behind the clock, before somebody should look at it."""
+"""Time, in addition to the grace, that a stream's entries may be behind the clock before the stream counts as late."""
 
 
 class Epochs(NamedTuple):
     """How far a stream is settled."""
 
     entries: dict[tuple[int, int], Settled]
-    """By streamlet and entry, the one for which the next epoch waits first."""
+    """The entries by streamlet and number; the one that the next epoch waits for comes first."""
     by_clock: bool
     is_late: bool
-    """The first one should be further."""
+    """Whether the first entry should be further."""
     now_us: int
 
     @property
     def waited_for(self) -> list[Settled]:
-        """Those that are furthest behind."""
+        """The entries that are furthest behind."""
         return [each for each in self.entries.values() if each.holds_up][:WAITED_FOR_SHOWN]
 
     def told(self, streamlet_id: int, entry: int) -> str:
-        """The state of an entry: how far it is behind the clock; for a history, whose times are not now, the time that
-        it has reached.
+        """Describe how far an entry is settled: how far it is behind the clock, or the time that it has reached.
+
+        The latter is for a stream that does not follow the clock, such as a history.
         """
         found = self.entries.get((streamlet_id, entry))
         if found is None or found.settled_us is None:
@@ -65,7 +66,7 @@ ORDERS: Mapping[str, Callable[[StreamSummary], Any]] = {
     "values": lambda stream: stream.typed,
     "created": lambda stream: stream.created_us,
 }
-"""By which columns the list of streams is sorted, besides those of `SIZE_ORDERS`."""
+"""The columns by which the list of streams can be sorted, besides those of `SIZE_ORDERS`."""
 SIZE_ORDERS: Mapping[str, Callable[[Size], int]] = {
     "records": lambda size: size.records,
     "size": lambda size: size.bytes,
@@ -73,7 +74,7 @@ SIZE_ORDERS: Mapping[str, Callable[[Size], int]] = {
 
 
 async def list_streams(visit: Visit) -> Response:
-    """Streams with a text in their name, sorted by a column, some at a time."""
+    """Show a page of the streams with a text in their name, sorted by a column."""
     wanted = visit.parameters.text("q").strip()
     number = visit.parameters.whole("page", 1, 1, 1_000_000)
     order = parse_order(visit.parameters.text("sort"), [*ORDERS, *SIZE_ORDERS], "name")
@@ -102,7 +103,7 @@ async def list_streams(visit: Visit) -> Response:
 async def _sorted(
     view: View, streams: list[StreamSummary], order: Order
 ) -> tuple[list[StreamSummary], Mapping[str, Size] | None]:
-    """`streams` in an order; and the sizes that are known, if it goes by them."""
+    """Sort `streams`. Return them, and the known sizes if the order needs them."""
     if order.column in ORDERS:
         return (streams if order == Order("name") else ordered(streams, order, ORDERS[order.column])), None
     sizes, value = (
@@ -113,7 +114,7 @@ async def _sorted(
 
 
 async def describe(visit: Visit) -> Response:
-    """Settings of a stream, where its streamlets are and what is in them, and who reads it."""
+    """Show the settings of a stream, its streamlets with their brokers and contents, and its readers."""
     view, name = visit.view, visit.name()
     stream = await view.client.admin.describe_stream(name)
     groups, subjects, bounds = await asyncio.gather(view.groups.get(), _subjects(view), _bounds(view, name))
@@ -136,17 +137,17 @@ async def describe(visit: Visit) -> Response:
 
 
 def readers(groups: list[ConsumerGroupSummary], stream: str) -> list[ConsumerGroupSummary]:
-    """Consumer groups that have begun to read a stream."""
+    """Return the consumer groups that have begun to read a stream."""
     return [each for each in groups if stream in each.streams][: limits.ROWS_MAX]
 
 
 def targets(cluster: ClusterDescription) -> list[int]:
-    """Brokers to which a streamlet can move."""
+    """Return the brokers to which a streamlet can move."""
     return [each.broker_id for each in cluster.brokers if each.alive and not each.draining]
 
 
 def epochs_of(stream: StreamDescription, bounds: dict[int, list[EntryBounds]], now_us: int) -> Epochs | None:
-    """How far a stream with epochs is settled; None: it has none."""
+    """Return how far a stream with epochs is settled; None: it has no epochs."""
     if not stream.config.epoch_ms:
         return None
     entries = {(each.streamlet_id, each.entry): each for each in settled_entries(stream.config, bounds)}
@@ -157,12 +158,12 @@ def epochs_of(stream: StreamDescription, bounds: dict[int, list[EntryBounds]], n
 
 
 def _is_late(config: StreamConfig, behind_ms: int | None) -> bool:
-    """Whether an entry is further behind the clock than its broker would be by itself; None: nobody says anything."""
+    """Return whether an entry is later than its broker alone would make it; `behind_ms` None: its time is unknown."""
     return behind_ms is None or behind_ms > config.epoch_grace_ms + LATE_MS
 
 
 async def _bounds(view: View, name: str) -> dict[int, list[EntryBounds]] | str:
-    """Where entries begin and end, or why nobody says so: the rest of the page is good without."""
+    """Return where entries begin and end, or why that is unknown: the rest of the page does not need it."""
     try:
         async with within(limits.BOUNDS_TIMEOUT_S):
             return await view.client.bounds(name)
@@ -173,7 +174,7 @@ async def _bounds(view: View, name: str) -> dict[int, list[EntryBounds]] | str:
 
 
 async def _subjects(view: View) -> list[str]:
-    """Without any as long as nobody says which there are: a coordinator may be older than the registry."""
+    """Return all subjects; none if asking fails, because an older coordinator may have no registry."""
     try:
         return await view.subjects.get()
     except KeraError:

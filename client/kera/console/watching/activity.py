@@ -1,6 +1,6 @@
-"""Brokers' activity: bytes and records per second, memory, how busy they are. Computed from their counters.
+"""Computes the activity of brokers from their counters: bytes and records per second, memory, and load.
 
-`activity_of` is pure; `Activities` asks, and remembers each broker's answer before, as a rate is made of two.
+`activity_of` is pure; `Activities` asks the brokers, and remembers the last answer of each, because a rate needs two.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from kera.core.rpc import Channel
 ASKED_AT_ONCE = 16
 ANSWER_TIMEOUT_S = 2.0
 _OUT = ("kera_broker_bytes_read_total", "kera_broker_push_bytes_total")
-"""As copies, and in place."""
+"""The counters of bytes that consumers read: as copies, and in place."""
 
 
 class Activity(NamedTuple):
-    """The activity of a broker; None: it has not reported, or not twice."""
+    """The activity of a broker; None: the broker has not reported it, or not twice."""
 
     bytes_in_per_s: float | None
     bytes_out_per_s: float | None
     records_in_per_s: float | None
     busy: float | None
-    """Share of the time for which its event loop is at work."""
+    """Share of the time for which the broker's event loop is busy."""
     memory_bytes: int | None
-    """Used part of its memory for segments."""
+    """Used part of the broker's memory for segments."""
     lag_ms: int | None
-    """By which its backups are behind."""
+    """Time by which the broker's backups lag behind."""
 
 
 def activity_of(before: DaemonFigures | None, now: DaemonFigures) -> Activity:
-    """The activity of a broker, by its last two answers. Pure."""
+    """Compute the activity of a broker from its last two answers. Pure."""
     seconds = 0.0
     if before is not None and before.launch_id == now.launch_id:
         seconds = (now.uptime_us - before.uptime_us) / 1e6
@@ -66,19 +66,19 @@ def _total(figures: DaemonFigures, name: str) -> float:
 
 
 class Activities:
-    """The activities of all brokers that live."""
+    """The activities of all brokers that are alive."""
 
     def __init__(self, channel: Callable[[str], Channel]) -> None:
         """`channel`: makes a connection to an address."""
         self._channel = channel
         self._channels: dict[str, Channel] = {}
-        """By address."""
+        """The connections by address."""
         self._told: dict[int, DaemonFigures] = {}
         """The last answer of each broker."""
         self._room = asyncio.Semaphore(ASKED_AT_ONCE)
 
     async def ask(self, brokers: list[BrokerDescription]) -> dict[int, Activity]:
-        """By broker. One that does not answer is left out. Raises `NotAllowed` if none tells us anything."""
+        """Return the activity of each broker that answers. Raises `NotAllowed` if all brokers refuse."""
         alive = [each for each in brokers if each.alive]
         for address in self._channels.keys() - {each.grpc_address for each in alive}:
             await self._channels.pop(address).close()
@@ -102,7 +102,7 @@ class Activities:
         return activity_of(before, now)
 
     async def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         while self._channels:
             _, channel = self._channels.popitem()
             with contextlib.suppress(KeraError):

@@ -1,4 +1,4 @@
-"""An answer of the cluster that is shown again for a moment, so that many pages are one question."""
+"""Caches answers of the cluster for a moment, so that many pages cause only one question."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from kera.core.errors import NotAllowed
 
 T = TypeVar("T")
 _REST = 20
-"""An answer that took a second is good for so many."""
+"""An answer is fresh for this multiple of the time that it took."""
 
 
 class Cached(Generic[T]):
     """Caches the result of `ask`.
 
-    One that is older than `fresh_s` is asked for anew, by one at a time; meanwhile the older one is shown, unless it is
-    older than `stale_s`. What takes long is asked for less often: asking takes a small part of the time. Of errors only
-    that who asks may not is kept, for a while: the cluster writes down each time that it says so.
+    If the result is older than `fresh_s`, one task asks again; meanwhile the older result is returned, unless it is
+    older than `stale_s`. Slow answers are asked for less often, so that asking takes a small part of the time. Errors
+    are not cached, except `NotAllowed` for a while, because the cluster's audit log records each refusal.
     """
 
     def __init__(
@@ -37,17 +37,17 @@ class Cached(Generic[T]):
         self._value: T | None = None
         self._at_s: float | None = None
         self._took_s = 0.0
-        """To ask, the last time."""
+        """Duration of the last answer."""
         self._refused: NotAllowed | None = None
         self._refused_s = 0.0
-        """When."""
+        """Time of the last refusal."""
         self._asking: asyncio.Task[T] | None = None
 
     async def get(self) -> T:
-        """It. Raises what asking raises."""
+        """Return the result. Raises the errors of `ask`."""
         age_s = float("inf") if self._at_s is None else self._now_s() - self._at_s
         if age_s < max(self._fresh_s, _REST * self._took_s):
-            return self._value  # type: ignore[return-value]  # it was asked for
+            return self._value  # type: ignore[return-value]  # there was an answer
         if self._refused is not None and self._now_s() - self._refused_s < limits.REFUSAL_S:
             raise self._refused
         if self._asking is None:
@@ -58,7 +58,7 @@ class Cached(Generic[T]):
         return await asyncio.shield(self._asking)
 
     async def soon(self, patience_s: float) -> T | None:
-        """The same, but None if there is none and none comes in time. Raises what asking raises."""
+        """Return the result, or None if there is none within `patience_s`. Raises the errors of `ask`."""
         try:
             async with asyncio.timeout(patience_s):
                 return await self.get()
@@ -66,14 +66,14 @@ class Cached(Generic[T]):
             return None
 
     def forget(self) -> None:
-        """It has changed: who asks from now on waits for what is so now."""
+        """Drop the result, because it has changed: later calls of `get` wait for a new one."""
         self._at_s = self._refused = None
         if self._asking is not None:
             self._asking.cancel()
             self._asking = None
 
     async def close(self) -> None:
-        """Ask no more."""
+        """Stop asking."""
         asking = self._asking
         if asking is not None:
             asking.cancel()
@@ -96,4 +96,4 @@ class Cached(Generic[T]):
         if self._asking is task:
             self._asking = None
         if not task.cancelled():
-            task.exception()  # who waits for it is told; of one that nobody waits for, nobody need know
+            task.exception()  # marks it as retrieved: callers that wait for the task get it anyway

@@ -1,7 +1,7 @@
-"""Sessions of signed-in users, for as long as they do something. Bounded, and never stored.
+"""Sessions of signed-in users. Their number is bounded, and they are never stored.
 
-A session is known by a token that only its browser has. It ends when it was idle for too long, with the clock that goes
-on while the host is suspended, and takes its connections, and so the only place that knows the password, with it.
+A session is identified by a token that only its browser has. It ends if it was idle for too long, on a clock that also
+runs while the host is suspended. Its connections, the only place that has the password, end with it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TOKEN_BYTES = 32
 
 @dataclass
 class Session(Generic[T]):
-    """Somebody who has signed in."""
+    """The session of a signed-in user."""
 
     token: str = field(repr=False)
     user: str
@@ -30,7 +30,7 @@ class Session(Generic[T]):
 
 
 class Sessions(Generic[T]):
-    """All of them, by their tokens. What leaves it is returned, to be closed."""
+    """All sessions, by their tokens. Methods that end sessions return them, so that the caller closes their views."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Sessions(Generic[T]):
         return len(self._by_token)
 
     def find(self, token: str, *, used: bool = True) -> Session[T] | None:
-        """The session of a token; None: there is none, or not any more. `used`: somebody does something with it now."""
+        """Return the session of a token; None: there is none, or it has ended. `used`: whether this counts as use."""
         session = self._by_token.get(token)
         if session is None or self._is_idle(session):
             return None
@@ -57,7 +57,7 @@ class Sessions(Generic[T]):
         return session
 
     def check_room(self, user: str) -> None:
-        """Raise `Refused` if nobody else can sign in now."""
+        """Raise `Refused` if there are too many sessions for `user` to sign in now."""
         alive = [each for each in self._by_token.values() if not self._is_idle(each)]
         if len(alive) >= self._sessions_max and sum(each.user == user for each in alive) < self._per_user_max:
             raise Refused(
@@ -68,7 +68,7 @@ class Sessions(Generic[T]):
             )
 
     def begin(self, user: str, view: T) -> tuple[Session[T], list[Session[T]]]:
-        """A new session; and those that have ended for it. Raises `Refused`."""
+        """Begin a session. Return it, and the sessions that had to end for it. Raises `Refused`."""
         self.check_room(user)
         session = Session(secrets.token_urlsafe(TOKEN_BYTES), user, view, self._now_s())
         mine = sorted((each for each in self._by_token.values() if each.user == user), key=lambda each: each.used_s)
@@ -77,16 +77,16 @@ class Sessions(Generic[T]):
         return session, ended
 
     def end(self, token: str) -> Session[T] | None:
-        """Somebody signs out."""
+        """End a session, and return it; None: there is none."""
         return self._by_token.pop(token, None)
 
     def expire(self) -> list[Session[T]]:
-        """Those that nobody has used for too long."""
+        """End the sessions that were idle for too long, and return them."""
         idle = [each for each in self._by_token.values() if self._is_idle(each)]
         return [self._by_token.pop(each.token) for each in idle]
 
     def end_all(self) -> list[Session[T]]:
-        """The console stops."""
+        """End all sessions, and return them."""
         ended, self._by_token = list(self._by_token.values()), {}
         return ended
 

@@ -1,8 +1,8 @@
-"""How many records and bytes streams have: asked of brokers a few at a time, and remembered.
+"""The numbers of records and bytes of streams. Brokers are asked for a few at a time, and the answers are remembered.
 
-A list of ten thousand streams that is sorted by size needs the size of each. Brokers are asked in the background, by a
-bounded number of tasks; a page waits a moment, and shows what is known by then. Sizes of many streams are asked for
-less often than those of few, so that asking takes a small part of the time.
+A list of ten thousand streams that is sorted by size needs the size of each. A bounded number of tasks asks the brokers
+in the background; a page waits a moment, and shows the sizes that are known by then. With many streams, sizes are asked
+for less often than with few, so that asking takes a small part of the time.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from kera.console import limits
 from kera.core.errors import KeraError, NotAllowed, UnknownStream
 
 _REST = 20
-"""Sizes that took a second to ask for are good for this many seconds."""
+"""Sizes are fresh for this multiple of the time that asking took."""
 _SMOOTHING = 0.1
-"""How much the last answer counts in the mean time of an answer."""
+"""Weight of the last answer in the mean time of an answer."""
 
 
 class Size(NamedTuple):
-    """The size of a stream now."""
+    """The present size of a stream."""
 
     records: int
     bytes: int
@@ -33,7 +33,7 @@ class Size(NamedTuple):
 class _Seen(NamedTuple):
     at_s: float
     size: Size | None
-    """None: the user may not see it, or it is gone."""
+    """None: the user may not see the size, or the stream was deleted."""
 
 
 class _Waiting(NamedTuple):
@@ -44,7 +44,7 @@ class _Waiting(NamedTuple):
 
 
 def size_of(bounds: Mapping[int, Sequence[EntryBounds]]) -> Size:
-    """The size of all entries. Pure."""
+    """Return the total size of all entries. Pure."""
     entries = [entry for each in bounds.values() for entry in each]
     return Size(sum(e.next_record - e.first_record for e in entries), sum(e.length_bytes for e in entries))
 
@@ -62,16 +62,16 @@ class Sizes:
         """`ask` returns the bounds of the entries of a stream, and raises `KeraError`."""
         self._ask, self._now_s, self._streams_max = ask, now_s, streams_max
         self._seen: OrderedDict[str, _Seen] = OrderedDict()
-        """The least recently asked first; at most `streams_max`."""
+        """The answers, least recent first; at most `streams_max`."""
         self._wanted: OrderedDict[str, None] = OrderedDict()
-        """Names to ask for, the next one last; at most `streams_max`."""
+        """The names to ask for, the next one last; at most `streams_max`."""
         self._workers: set[asyncio.Task[None]] = set()
         self._answer_s = 0.0
         """Mean time of an answer."""
         self._waiting: list[_Waiting] = []
 
     async def of(self, names: Sequence[str], patience_s: float) -> dict[str, Size]:
-        """The sizes of `names` that are known within `patience_s`; the others are left out, and asked for meanwhile."""
+        """Return the sizes of `names` that are known within `patience_s`; ask for the others in the background."""
         names = names[: self._streams_max]
         fresh_s = max(limits.SIZES_FRESH_S, _REST * len(names) * self._answer_s / limits.SIZES_ASKED_AT_ONCE)
         missing = [name for name in names if not self._is_fresh(name, fresh_s)]
@@ -82,11 +82,11 @@ class Sizes:
         return {name: seen.size for name, seen in known if seen is not None and seen.size is not None}
 
     def forget(self) -> None:
-        """Something was changed: ask for all sizes again. What is known is shown until then."""
+        """Ask for all sizes again, because something was changed; until then the known sizes are shown."""
         self._seen = OrderedDict((name, seen._replace(at_s=float("-inf"))) for name, seen in self._seen.items())
 
     async def close(self) -> None:
-        """Ask no more."""
+        """Stop asking."""
         self._wanted.clear()
         workers = list(self._workers)
         for worker in workers:
@@ -97,7 +97,7 @@ class Sizes:
         seen = self._seen.get(name)
         if seen is None:
             return False
-        # The cluster writes down each refusal in its audit log: do not ask again soon.
+        # The cluster's audit log records each refusal, so do not ask again soon.
         return self._now_s() - seen.at_s < (fresh_s if seen.size is not None else max(fresh_s, limits.REFUSAL_S))
 
     async def _wait_for(self, names: set[str], patience_s: float) -> None:
@@ -130,7 +130,7 @@ class Sizes:
                     waiting.names.discard(name)
                     if not waiting.names:
                         waiting.done.set()
-        finally:  # at once: what is wanted from now on needs another worker
+        finally:  # before any other task runs: names that are wanted from now on need another worker
             self._workers.remove(asyncio.current_task())  # type: ignore[arg-type]  # it runs as a task
 
     async def _look_at(self, name: str) -> None:
@@ -139,7 +139,7 @@ class Sizes:
             size: Size | None = size_of(await self._ask(name))
         except (NotAllowed, UnknownStream):
             size = None
-        except KeraError:  # a broker is away: what was seen last stays
+        except KeraError:  # a broker cannot be reached: the last known size stays
             return
         now_s = self._now_s()
         self._answer_s += _SMOOTHING * (now_s - begun_s - self._answer_s)

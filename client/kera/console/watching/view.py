@@ -35,15 +35,15 @@ from kera.core.errors import InvalidArgument, KeraError, NotAllowed
 log = get_logger("kera.console")
 
 WRITTEN, READ = "written", "read"
-"""Names of the histories of what all brokers together take and give, in bytes per second."""
+"""Names of the histories of bytes per second that all brokers together receive and send."""
 
 
 Point = tuple[float, float | None]
-"""When, in seconds of the monotonic clock, and how much; None: it could not be found out."""
+"""A time, in seconds of the monotonic clock, and a value; None: the value is unknown."""
 
 
 class Histories:
-    """Histories by name; those that were not watched for longest go when there are too many."""
+    """Histories by name; if there are too many, the least recently watched ones are dropped."""
 
     def __init__(
         self,
@@ -57,50 +57,50 @@ class Histories:
         self._points: OrderedDict[str, deque[Point]] = OrderedDict()
 
     def watch(self, name: str) -> None:
-        """Keep what becomes of a thing from now on."""
+        """Keep a history from now on, and mark it as recently watched."""
         self._points.setdefault(name, deque(maxlen=self._points_max))
         self._points.move_to_end(name)
         while len(self._points) > self._things_max:
             self._points.popitem(last=False)
 
     def offer(self, name: str) -> None:
-        """The same, as long as there is room without taking it from another."""
+        """Keep a history from now on, if that does not displace another."""
         if len(self._points) < self._things_max:
             self._points.setdefault(name, deque(maxlen=self._points_max))
 
     def add(self, name: str, value: float | None) -> None:
-        """How much it is now, if it is watched."""
+        """Add the present value to a history, if it is kept."""
         points = self._points.get(name)
         if points is not None:
             points.append((self._now_s(), value))
 
     def forget(self, name: str) -> None:
-        """It is not there any more."""
+        """Drop a history."""
         self._points.pop(name, None)
 
     def of(self, name: str) -> list[Point]:
-        """The points of a history, the oldest first."""
+        """Return the points of a history, the oldest first."""
         return list(self._points.get(name, ()))
 
     @property
     def watched(self) -> list[str]:
-        """All things."""
+        """The names of all histories."""
         return list(self._points)
 
 
 Examine = Callable[[Client, ClientSettings, Sequence[StreamDescription]], Awaitable[Sequence[Finding]]]
-"""Finds out how a cluster is, see `kera.client.diagnosis`. Raises `KeraError`."""
+"""Examines the health of a cluster, see `kera.client.diagnosis`. Raises `KeraError`."""
 
 
 class Health(NamedTuple):
-    """How the cluster is."""
+    """The health of the cluster."""
 
     findings: Sequence[Finding]
     severity: int
 
 
 class View:
-    """A user's client and its latest answers about the cluster. `user` is empty where nobody has to authenticate."""
+    """A user's client and its latest answers about the cluster. `user` is empty without authentication."""
 
     def __init__(self, client: Client, settings: ClientSettings, examine: Examine, user: str = "") -> None:
         self.client, self.user = client, user
@@ -136,11 +136,11 @@ class View:
             self.health,  # type: ignore[list-item]
         ]
         self.sampled = asyncio.Event()
-        """There is a first point of each history."""
+        """Set when each history has its first point."""
         self._sampling: asyncio.Task[None] | None = None
 
     async def start(self, patience_s: float) -> None:
-        """Begin to keep what becomes of lags and rates; returns when the first pages have what they need, or then."""
+        """Begin to sample lags and rates. Return when the first pages have their data, or after `patience_s`."""
         self._sampling = asyncio.ensure_future(self._sample())
         with contextlib.suppress(TimeoutError, KeraError):
             async with asyncio.timeout(patience_s):
@@ -148,7 +148,7 @@ class View:
                 await self.health.get()
 
     async def close(self) -> None:
-        """Ask no more, and forget who we were."""
+        """Stop asking, and close the client, which has the user's credentials."""
         if self._sampling is not None:
             self._sampling.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -161,13 +161,13 @@ class View:
             await self.client.close(flush=False)
 
     def changed(self) -> None:
-        """Something was changed: what is known may not be so any more."""
+        """Drop all cached answers, because something was changed."""
         for each in self._caches:
             each.forget()
         self.sizes.forget()
 
     async def activities(self) -> dict[int, Activity]:
-        """The activities of brokers, by their ids; empty: the user may not see them."""
+        """Return the activities of brokers, by their ids; empty: the user may not see them."""
         try:
             return await self.activity.get()
         except NotAllowed:
@@ -177,10 +177,13 @@ class View:
         return await self._activities.ask((await self.cluster.get()).brokers)
 
     async def describe_group(self, name: str) -> ConsumerGroupDescription:
-        """A consumer group as it is now, whose lag is kept from now on."""
+        """Return the present state of a consumer group, and keep a history of its lag from now on.
+
+        Raises `Refused` if there is no such group.
+        """
         self.lags.watch(name)
         try:
-            await self.streams.get()  # whose names the next one tells
+            await self.streams.get()  # the next call needs the names of streams
             return await self._watch.group(name)
         except InvalidArgument as error:
             self.lags.forget(name)
@@ -190,7 +193,7 @@ class View:
             raise
 
     async def _ask_groups(self) -> list[ConsumerGroupSummary]:
-        await self.streams.get()  # whose names the next one tells
+        await self.streams.get()  # the next call needs the names of streams
         return await self._watch.groups()
 
     async def _ask_health(self) -> Health:
@@ -205,14 +208,14 @@ class View:
         while True:
             try:
                 await self.sample()
-            except Exception as error:  # after a defect here, go on keeping
+            except Exception as error:  # a defect must not end the sampling
                 log.error("cannot compute lags and rates", exc_info=error)
             self.sampled.set()
             await asyncio.sleep(limits.SAMPLE_INTERVAL_S)
 
     async def sample(self) -> None:
         """Add a point to each history."""
-        if not self.user:  # of many who are signed in each would have the cluster tell all of it again and again
+        if not self.user:  # with many signed-in users, each would ask the cluster for all groups again and again
             with contextlib.suppress(KeraError):
                 for group in await self.groups.get():
                     self.lags.offer(group.consumer_group)
@@ -247,6 +250,6 @@ async def _ignoring(do: Callable[[], Awaitable[None]]) -> None:
 
 
 def lag_of(group: ConsumerGroupDescription) -> int | None:
-    """Records that a consumer group has yet to read; None: a broker gave no answer."""
+    """Return the number of records that a consumer group has yet to read; None: a broker gave no answer."""
     lags = [each.lag for each in group.entries]
     return None if any(lag is None for lag in lags) else sum(lag.records for lag in lags if lag is not None)

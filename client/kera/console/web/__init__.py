@@ -1,1 +1,1 @@
-"""Shared by all pages: access, parameters, errors, and the design."""
+"""The common parts of all pages: access, parameters, errors, and the design."""

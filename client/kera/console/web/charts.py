@@ -1,4 +1,4 @@
-"""Numbers over time as a picture: the path of a line, drawn where the page is made. Pure."""
+"""Charts of numbers over time, drawn on the server as SVG paths. Pure."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ class Chart:
     """The data of a template's chart, in a box of `width` by `height`."""
 
     line: str
-    """The data of an SVG path; empty: there are fewer than two points."""
+    """The data of an SVG path for the line; empty: there are fewer than two points."""
     area: str
-    """The same down to the axis."""
+    """The data of an SVG path for the area between the line and the axis."""
     top: float
-    """The value at the upper edge; 0 is at the lower one."""
+    """The value at the upper edge; the lower edge is 0."""
     latest: float | None
     span_s: float
-    """From the first point to the last one."""
+    """The time from the first point to the last one."""
     width: float = WIDTH
     height: float = HEIGHT
 
 
 def chart(points: Sequence[tuple[float, float | None]], *, binary: bool = False) -> Chart:
-    """The chart of moments in seconds, in order, and the values then; where that is None, the line has a gap.
+    """Return the chart of points: times in seconds, in order, with values; None makes a gap in the line.
 
-    `binary`: values are bytes, of which powers of two are round.
+    `binary`: values are bytes, so that round numbers are powers of two.
     """
     first = next((at for at, (_, value) in enumerate(points) if value is not None), 0)
     points = points[first:]
@@ -58,7 +58,7 @@ def chart(points: Sequence[tuple[float, float | None]], *, binary: bool = False)
 
 
 def ceiling(value: float) -> float:
-    """The next round number that is not below `value`, and not below 1."""
+    """Return the next round number from `value` on, at least 1."""
     step = 1.0
     while True:
         for factor in _STEPS:

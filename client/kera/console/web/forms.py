@@ -1,4 +1,4 @@
-"""A form that is shown again: what was typed into it, and what is wrong with each field. Pure."""
+"""A form that is shown again, with the user's input and the error of each field. Pure."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class Form:
     """A submitted form with its values and the error of each field. Templates read `values`, `errors` and `problem`."""
 
     def __init__(self, defaults: Mapping[str, str], sent: Parameters | None = None) -> None:
-        """`sent`: what somebody typed, in place of `defaults`; fields that were not sent are empty then."""
+        """`sent`: the user's input, instead of `defaults`; fields that were not sent are then empty."""
         self.values = {name: default if sent is None else sent.raw(name) for name, default in defaults.items()}
         self.errors: dict[str, str] = {}
-        """By the name of the field."""
+        """The errors by the names of fields."""
         self.problem: Problem | None = None
         """The problem with the form as a whole."""
 
     def read(self, name: str, parse: Callable[[], T]) -> T | None:
-        """The result of `parse` for a field; None if that raises `InvalidArgument`, which is kept beside the field."""
+        """Return the result of `parse` for a field; None if it raises `InvalidArgument`, which is the field's error."""
         try:
             return parse()
         except InvalidArgument as error:
@@ -33,5 +33,5 @@ class Form:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether something has to be corrected."""
+        """Whether the user has to correct the form."""
         return bool(self.errors) or self.problem is not None

@@ -1,7 +1,7 @@
-"""In front of all pages: which hosts are asked for, how many pages are made at a time, and what browsers are told.
+"""Guards all pages: checks the host of requests, limits the pages made at the same time, and adds security headers.
 
-A page of somebody else's may have a browser ask this server: by a form, or by a name of its own that it has point here
-(DNS rebinding). So a request has to name this server as its users do, and a change has to come from a page of ours.
+A foreign page can make a browser send requests to this server: by a form, or by a foreign name that resolves to this
+server (DNS rebinding). So a request must use one of this server's names, and a change must come from one of our pages.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _STATIC = "/static/"
 
 
 def host_in(header: str) -> str:
-    """The host that a Host header names, without port and brackets, in lower case; empty: it names none."""
+    """Return the host of a Host header, without port and brackets, in lower case; empty: the header is invalid."""
     host = header.strip().lower()
     if host.startswith("["):
         inside, bracket, port = host[1:].partition("]")
@@ -50,9 +50,9 @@ def host_in(header: str) -> str:
 
 
 def is_ours(header: str, names: Collection[str]) -> bool:
-    """Whether a Host header names this server.
+    """Return whether a Host header names this server.
 
-    An address does whichever it is: nobody can have it point elsewhere. A name has to be one of `names`.
+    Any IP address is accepted, because nobody can make an address resolve elsewhere. A name must be one of `names`.
     """
     host = host_in(header)
     if host in names:
@@ -65,10 +65,9 @@ def is_ours(header: str, names: Collection[str]) -> bool:
 
 
 def comes_from_us(headers: dict[bytes, bytes]) -> bool:
-    """Whether a change was asked for by a page of ours, by what the browser says of it.
+    """Return whether a request for a change comes from one of our pages, according to the browser.
 
-    All browsers say it of changes; pages cannot have them say anything else. Who is at another port of the same host is
-    somebody else.
+    All browsers send this with changes, and pages cannot forge it. Another port of the same host counts as foreign.
     """
     origin = headers.get(b"origin")
     if origin is not None:
@@ -77,13 +76,13 @@ def comes_from_us(headers: dict[bytes, bytes]) -> bool:
 
 
 class Gate:
-    """Lets requests through to `app` that may be asked, and sees that each answer has what browsers go by."""
+    """Passes allowed requests on to `app`, and adds the security headers to each answer."""
 
     def __init__(self, app: App, names: Collection[str], refuse: Callable[[int, str], App]) -> None:
-        """`names`: what this server is called; `refuse`: makes a page of a status and a reason."""
+        """`names`: the names of this server; `refuse`: makes a page from a status and a reason."""
         self._app, self._names, self._refuse = app, frozenset(names), refuse
         self._made = 0
-        """Pages that are made now."""
+        """Number of pages that are being made now."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request that names this server and comes from its own pages, and refuse any other."""
@@ -97,7 +96,7 @@ class Gate:
             return
         self._made += 1
         try:
-            # Who does not take the answer gives up the place. What has begun to be sent is cut off.
+            # A client that does not take its answer loses its place, and an answer that has begun is cut off.
             async with asyncio.timeout(limits.ANSWER_TIMEOUT_S):
                 await self._app(scope, receive, with_headers)
         except TimeoutError:
@@ -119,10 +118,10 @@ class Gate:
 
 
 class _Answer:
-    """Sends an answer with what all answers have, in pieces.
+    """Sends an answer in pieces, with the headers of all answers.
 
-    A server buffers what it is handed as a whole. Handed in pieces, an answer that nobody takes costs the buffer of its
-    connection and no more, and keeps its place among the pages that are made until it is taken or times out.
+    A server buffers a message as a whole. In pieces, an answer that a client does not take occupies only the buffer of
+    its connection. It keeps its place among the pages being made until it is taken or times out.
     """
 
     def __init__(self, send: Send, *, kept: bool) -> None:

@@ -1,6 +1,6 @@
-"""The parameters of a request, checked on arrival: absent, empty, given twice, too large, or no number.
+"""The parameters of a request. They are checked when they are read: absent, empty, repeated, too large, or no number.
 
-Pure: pairs of text in, values or an `InvalidArgument` that names the parameter out.
+Pure: turns pairs of text into values, or raises an `InvalidArgument` that names the parameter.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DIGITS_MAX = 19
 
 
 class Parameters:
-    """The fields of a query or of a form. All but those that `several` reads are there once or not at all."""
+    """The fields of a query or of a form. Each may be given at most once, except those that `several` reads."""
 
     def __init__(self, pairs: Collection[tuple[str, str]]) -> None:
         self._pairs = tuple(pairs)
@@ -33,8 +33,9 @@ class Parameters:
 
     @classmethod
     def parse(cls, encoded: bytes, *, fields_max: int = limits.PARAMETERS_MAX) -> Parameters:
-        """Parse ``application/x-www-form-urlencoded``. Raises `InvalidArgument` for too many fields, or a part that is
-        no text.
+        """Parse ``application/x-www-form-urlencoded``.
+
+        Raises `InvalidArgument` for too many fields, or a part that is not UTF-8.
         """
         try:
             pairs = parse_qsl(
@@ -47,11 +48,11 @@ class Parameters:
         return cls(pairs)
 
     def has(self, name: str) -> bool:
-        """Whether it is there and not empty."""
+        """Return whether a parameter is present and not empty."""
         return bool(self.raw(name))
 
     def text(self, name: str, default: str | None = "", *, length_max: int = limits.TEXT_MAX) -> str:
-        """The text of a parameter; `default` None: it has to be there. Raises `InvalidArgument`."""
+        """Return the text of a parameter; `default` None: it is required. Raises `InvalidArgument`."""
         value = self.raw(name)
         if not value:
             if default is None:
@@ -62,11 +63,11 @@ class Parameters:
         return value
 
     def several(self, name: str) -> list[str]:
-        """All values of a field that a form may have more than once, in their order."""
+        """Return all values of a field that a form may have more than once, in order."""
         return [value for each, value in self._pairs if each == name]
 
     def whole(self, name: str, default: int | None, low: int = 0, high: int = NUMBER_MAX) -> int:
-        """A whole number from `low` to `high`; `default` None: it has to be there. Raises `InvalidArgument`."""
+        """Return a whole number from `low` to `high`; `default` None: it is required. Raises `InvalidArgument`."""
         value = self.raw(name)
         if not value:
             if default is None:
@@ -78,22 +79,22 @@ class Parameters:
         return int(value)
 
     def optional(self, name: str, low: int = 0, high: int = NUMBER_MAX) -> int | None:
-        """The same; None: it is not there."""
+        """Return a whole number from `low` to `high`; None: it is absent. Raises `InvalidArgument`."""
         return self.whole(name, None, low, high) if self.has(name) else None
 
     def choice(self, name: str, among: Collection[str], default: str | None = None) -> str:
-        """One of some words. Raises `InvalidArgument`."""
+        """Return one of the words `among`. Raises `InvalidArgument`."""
         value = self.text(name, default)
         if value not in among:
             raise InvalidArgument(f"{name} is {value!r}, and takes one of {', '.join(among)}", parameter=name)
         return value
 
     def flag(self, name: str) -> bool:
-        """Whether a box was ticked. Raises `InvalidArgument`."""
+        """Return whether a box was ticked. Raises `InvalidArgument`."""
         return self.has(name) and self.choice(name, ("1", "on")) != ""
 
     def span_ms(self, name: str, default: int, high: int = NUMBER_MAX) -> int:
-        """A span of time such as ``7d``, in milliseconds. Raises `InvalidArgument`."""
+        """Return a span of time such as ``7d`` in milliseconds. Raises `InvalidArgument`."""
         value = self.text(name).strip()
         if not value:
             return default
@@ -107,7 +108,7 @@ class Parameters:
         return round(found)
 
     def size_bytes(self, name: str, default: int, high: int = NUMBER_MAX) -> int:
-        """A size such as ``128 MiB``, in bytes. Raises `InvalidArgument`."""
+        """Return a size such as ``128 MiB`` in bytes. Raises `InvalidArgument`."""
         value = self.text(name).strip()
         if not value:
             return default
@@ -119,11 +120,11 @@ class Parameters:
         return found
 
     def names(self, name: str) -> list[str]:
-        """Names with commas between them. Raises `InvalidArgument`."""
+        """Return names that are separated by commas. Raises `InvalidArgument`."""
         return [each.strip() for each in self.text(name, length_max=8192).split(",") if each.strip()]
 
     def moment(self, name: str) -> int:
-        """A time, as microseconds since the epoch. Raises `InvalidArgument`."""
+        """Return a time in microseconds since the epoch. Raises `InvalidArgument`."""
         value = self.text(name, None)
         try:
             return parse_moment(value)
@@ -133,7 +134,7 @@ class Parameters:
             ) from None
 
     def raw(self, name: str) -> str:
-        """The text that was sent, unchanged; empty if it is absent. Raises `InvalidArgument` if it is there twice."""
+        """Return the text that was sent; empty if it is absent. Raises `InvalidArgument` if it is given twice."""
         if name in self._twice:
             raise InvalidArgument(f"{name} is given twice", parameter=name)
         return self._values.get(name, "")

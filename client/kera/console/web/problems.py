@@ -1,4 +1,4 @@
-"""An error as a page: its status, its title, and the way out."""
+"""Turns errors into pages: status, title, and advice."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Problem(NamedTuple):
 
 
 class Refused(KeraError):
-    """A request that the console itself does not take; `status` says in which way."""
+    """A request that the console itself refuses, with an HTTP status."""
 
     code = "console_refused"
 
@@ -59,11 +59,11 @@ _STATUS: tuple[tuple[type[KeraError] | tuple[type[KeraError], ...], int, str], .
         "Invalid request",
     ),
 )
-"""The first that fits."""
+"""Status and title by kind of error; the first that fits counts."""
 
 
 def problem_of(error: KeraError, *, changes: bool = False) -> Problem:  # noqa: PLR0911 - a kind of error each
-    """The page for an error of the cluster, or of ours; `changes`: the request was to change something."""
+    """Return the page for an error of the cluster or the console; `changes`: the request was for a change."""
     if isinstance(error, Refused):
         return error.problem
     if isinstance(error, NotAllowed):
@@ -81,7 +81,7 @@ def problem_of(error: KeraError, *, changes: bool = False) -> Problem:  # noqa: 
 
 
 def _missing(error: NotAllowed) -> str:
-    """The right that would let it be."""
+    """Return advice on the missing right; empty: it is not known."""
     operation, resource = error.attributes.get("operation"), error.attributes.get("resource")
     if not operation or not resource:
         return ""
@@ -90,7 +90,7 @@ def _missing(error: NotAllowed) -> str:
 
 @contextlib.asynccontextmanager
 async def within(seconds: float) -> AsyncIterator[None]:
-    """Around what may take so long; then it is `Refused`, as the cluster does not answer."""
+    """Limit the time within this context; raise `Refused` after `seconds`, because the cluster does not answer."""
     try:
         async with asyncio.timeout(seconds):
             yield
@@ -99,5 +99,5 @@ async def within(seconds: float) -> AsyncIterator[None]:
 
 
 def too_slow(seconds: float) -> Problem:
-    """A page that was not made in time."""
+    """Return the problem of a page that was not made in time."""
     return Problem(503, "The cluster does not answer", f"No answer within {seconds:.0f} s.", "Try again in a moment.")

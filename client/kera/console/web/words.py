@@ -1,4 +1,4 @@
-"""Numbers and times as people read them. Pure."""
+"""Numbers and times in a form for people. Pure."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 def number(value: int) -> str:
-    """``12 345``, with spaces that do not break."""
+    """Format a number like ``12 345``, with non-breaking spaces."""
     return f"{value:,}".replace(",", "\u202f")
 
 
 def microseconds(value: float) -> str:
-    """A span of microseconds, also of few: ``0.12 ms``, ``4.2 ms``."""
+    """Format a span of microseconds, even a short one: ``0.12 ms``, ``4.2 ms``."""
     if not value or value >= 10_000:
         return format_span(value / 1e6)
     return f"{value / 1000:.1f} ms" if value >= 1_000 else f"{value / 1000:.2f} ms"
 
 
 def moment(time_us: int | None) -> str:
-    """Microseconds since the epoch as a time of UTC; as the number that it is, where there is no such time."""
+    """Format microseconds since the epoch as a time of UTC, or as a number if it is out of range."""
     if time_us is None:
         return "–"
     try:
@@ -33,12 +33,12 @@ def moment(time_us: int | None) -> str:
 
 
 def second(time_us: int | None) -> str:
-    """The same without what is less than a second."""
+    """Format microseconds since the epoch as a time of UTC, without fractions of a second."""
     return moment(time_us).partition(".")[0]
 
 
 def iso(time_us: int | None) -> str:
-    """The same for programs; empty where there is no such time."""
+    """Format microseconds since the epoch as ISO 8601, for programs; empty if it is out of range."""
     if time_us is None:
         return ""
     try:
@@ -48,7 +48,7 @@ def iso(time_us: int | None) -> str:
 
 
 def parse_moment(text: str) -> int:
-    """Microseconds since the epoch of an ISO 8601 time, of UTC unless it says otherwise. Raises `ValueError`."""
+    """Parse an ISO 8601 time, in UTC by default, into microseconds since the epoch. Raises `ValueError`."""
     when = datetime.datetime.fromisoformat(text.strip())
     if when.tzinfo is None:
         when = when.replace(tzinfo=datetime.UTC)
@@ -59,5 +59,5 @@ def parse_moment(text: str) -> int:
 
 
 def plural(count: int, noun: str, many: str = "") -> str:
-    """``1 record``, ``2 records``; `many`: of a noun that takes more than an s."""
+    """Format a count like ``1 record``, ``2 records``; `many`: the plural of an irregular noun."""
     return f"{number(count)} {noun if count == 1 else many or noun + 's'}"

@@ -1,8 +1,8 @@
-"""Says whether a record fits a filter expression.
+"""Decides whether a record fits a filter expression.
 
 Missing fields are null. Values of different types are never equal and have no order: ``==``, ``<``, ``<=``, ``>`` and
-``>=`` of them are false, and ``!=`` is true. All numbers are of one type; true and false are not numbers. Lists and
-objects are equal to nothing. A field or a function that stands as a condition holds unless it is null or false.
+``>=`` of them are false, and ``!=`` is true. All numbers have one type; true and false are not numbers. Lists and
+objects are equal to nothing. A field or a function that is used as a condition holds unless it is null or false.
 """
 
 from __future__ import annotations
@@ -26,46 +26,46 @@ _NUMBER, _TEXT, _TRUTH, _NULL = "number", "text", "truth", "null"
 
 
 class Subject(Protocol):
-    """A record as expressions see it."""
+    """A record for expressions."""
 
     @property
     def value(self) -> Any:
-        """Decoded."""
+        """The decoded value."""
         ...
 
     @property
     def keys(self) -> Sequence[Any]:
-        """Decoded; the first one is ``key``."""
+        """The decoded keys; the first one is ``key``."""
         ...
 
     @property
     def headers(self) -> Mapping[str, Any]:
-        """One value of each name."""
+        """The headers, with one value per name."""
         ...
 
     @property
     def streamlet(self) -> int:
-        """Its number in the stream."""
+        """The number of the streamlet in the stream."""
         ...
 
     @property
     def entry(self) -> int:
-        """Its number in the streamlet."""
+        """The number of the entry in the streamlet."""
         ...
 
     @property
     def offset(self) -> int:
-        """Ordinal of the record in its entry."""
+        """The ordinal of the record in its entry."""
         ...
 
     @property
     def time_us(self) -> int:
-        """Microseconds since the epoch."""
+        """The record's time in microseconds since the epoch."""
         ...
 
 
 def fits(tree: Node, subject: Subject) -> bool:
-    """Whether a record fits. Raises nothing, whatever the record has."""
+    """Return whether a record fits. It never raises, whatever the record has."""
     return _holds(_evaluated(tree, subject))
 
 
@@ -104,7 +104,7 @@ def _root(name: str, subject: Subject) -> Any:
 
 
 def _at(value: Any, path: Sequence[str | int]) -> Any:
-    """A field of a value; null where there is none."""
+    """Return a field of a value; null if it is missing."""
     for step in path:
         if isinstance(step, str):
             value = value.get(step) if isinstance(value, Mapping) else None
@@ -114,7 +114,7 @@ def _at(value: Any, path: Sequence[str | int]) -> Any:
 
 
 def _simple(value: Any) -> Any:
-    """A value of one of the types that expressions have. Times are text, as they are shown."""
+    """Convert a value into one of the types of expressions. Times become text, in the form of their display."""
     match value:
         case None | bool() | int() | float() | str() | list() | tuple() | Mapping():
             return value
@@ -153,7 +153,7 @@ def _compared(sign: str, left: Any, right: Any) -> bool:
 
 
 def _contains(whole: Any, part: Any) -> bool:
-    """Text within text, an element of a list, or a name of an object."""
+    """Return whether `part` is text within text, an element of a list, or a name of an object."""
     if isinstance(whole, str):
         return isinstance(part, str) and part in whole
     if isinstance(whole, list | tuple):

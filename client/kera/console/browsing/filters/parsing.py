@@ -12,7 +12,7 @@
     call        = function "(" expression { "," expression } ")"
     literal     = number | text | "true" | "false" | "null"
 
-Texts stand in double or single quotes, with the escapes of JSON. Text that is compared with ``time`` is a time.
+Texts have double or single quotes, with the escapes of JSON. Text that is compared with ``time`` is parsed as a time.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from kera.console.web.words import parse_moment
 from kera.core.errors import InvalidArgument
 
 LENGTH_MAX: Final = 1000
-"""Characters of an expression."""
+"""Maximum number of characters of an expression."""
 DEPTH_MAX: Final = 32
 PARTS_MAX: Final = 100
-"""Literals, fields, calls and operators of an expression."""
+"""Maximum number of literals, fields, calls and operators of an expression."""
 ROOTS: Final = ("value", "key", "keys", "headers", "streamlet", "entry", "offset", "time")
 FUNCTIONS: Final = {"contains": 2, "starts_with": 2, "ends_with": 2, "lower": 1, "length": 1}
-"""Names of functions, and how many arguments each takes."""
+"""Names of functions, with their numbers of arguments."""
 OPERATORS: Final = ("==", "!=", "<=", ">=", "<", ">")
 _PATH_OF: Final = {"value", "key", "keys", "headers"}
 """Roots that have fields."""
@@ -41,7 +41,7 @@ _NAMES_SHOWN_MAX: Final = 40
 
 
 class FilterError(InvalidArgument):
-    """An expression that is not one; `column` counts characters from 1."""
+    """An invalid expression; `column` counts characters from 1."""
 
     def __init__(self, message: str, column: int) -> None:
         super().__init__(f"column {column}: {message}", column=column)
@@ -59,7 +59,7 @@ class Field(NamedTuple):
 
     root: str
     path: tuple[str | int, ...]
-    """Names of fields, and numbers of elements of lists."""
+    """Names of fields, and indexes of elements of lists."""
 
 
 class Call(NamedTuple):
@@ -78,26 +78,26 @@ class Compare(NamedTuple):
 
 
 class In(NamedTuple):
-    """Whether an operand is equal to one of some literals."""
+    """The condition that an operand equals one of some literals."""
 
     operand: Node
     among: tuple[Literal, ...]
 
 
 class Not(NamedTuple):
-    """The opposite of a condition."""
+    """The negation of a condition."""
 
     condition: Node
 
 
 class Every(NamedTuple):
-    """All of some conditions."""
+    """The condition that all of some conditions hold."""
 
     conditions: tuple[Node, ...]
 
 
 class Some(NamedTuple):
-    """At least one of some conditions."""
+    """The condition that at least one of some conditions holds."""
 
     conditions: tuple[Node, ...]
 
@@ -107,14 +107,14 @@ NodeT = TypeVar("NodeT", bound=Node)
 
 
 def parse(text: str) -> Node:
-    """The tree of an expression. Raises `FilterError`, and nothing else, whatever the text is."""
+    """Parse an expression into a tree. Raises only `FilterError`, whatever the text is."""
     if len(text) > LENGTH_MAX:
         raise FilterError(f"the filter has {len(text)} characters; at most {LENGTH_MAX} are allowed", LENGTH_MAX + 1)
     return _Parser(text).whole()
 
 
 def roots_of(tree: Node) -> set[str]:
-    """The roots of all fields in an expression."""
+    """Return the roots of all fields in an expression."""
     match tree:
         case Field(root, _):
             return {root}
@@ -183,7 +183,7 @@ class _Parser:
         self._parts = 0
 
     def whole(self) -> Node:
-        """The expression up to its end."""
+        """Parse the whole expression."""
         if self._now.kind == "end":
             raise FilterError("the filter is empty", self._now.column)
         tree = self._either()
@@ -204,7 +204,7 @@ class _Parser:
         return token
 
     def _takes(self, *texts: str) -> str:
-        """The next token, if it is one of these words or signs; otherwise empty."""
+        """Consume and return the next token if it is one of these words or signs; otherwise return an empty text."""
         token = self._now
         if token.kind in {"name", "sign"} and token.text in texts:
             return self._next().text
@@ -412,7 +412,7 @@ def _is_time(node: Node) -> bool:
 
 
 def _as_time(node: NodeT, column: int) -> NodeT | Literal:
-    """Text that is compared with ``time``, as microseconds since the epoch; other operands as they are."""
+    """Convert text that is compared with ``time`` into microseconds since the epoch; leave other operands unchanged."""
     if not isinstance(node, Literal) or not isinstance(node.value, str):
         return node
     try:
