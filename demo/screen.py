@@ -1,4 +1,4 @@
-"""The user's view: a table that fills while the year goes by, plain lines without a terminal, and the verdict."""
+"""The display: a table that fills while the year goes by, plain lines without a terminal, and the verdict."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ WIDTH_WITHOUT_WEEKS = 66
 WEEKS_MAX = 53
 BLOCKS = "▁▂▃▄▅▆▇█"
 DELAY_MIN, DELAY_MAX = -8.0, 40.0
-"""Minutes that the lowest and the highest block stand for."""
+"""The delays in minutes that the lowest and the highest block represent."""
 CALM, WARM, HOT = "sea_green3", "gold3", "indian_red"
 
 
 class Screen:
-    """Shows `Progress`: as a live table on a terminal, else as a line every few seconds."""
+    """Shows `Progress`: as a live table on a terminal, otherwise as a line every few seconds."""
 
     def __init__(self, console: Console, cluster: str) -> None:
         self.console = console
@@ -38,7 +38,7 @@ class Screen:
 
     @contextlib.contextmanager
     def step(self, what: str) -> Iterator[None]:
-        """Say what is being prepared, and afterwards how long it took."""
+        """Show a step while it runs, and afterwards how long it took."""
         began = time.monotonic()
         with self.console.status(f"{what} …", spinner="dots"):
             yield
@@ -46,7 +46,7 @@ class Screen:
 
     @contextlib.contextmanager
     def live(self, progress: Progress) -> Iterator[None]:
-        """Refresh the table while the block runs. Without a terminal `tick` writes lines."""
+        """Refresh the table while the block runs; without a terminal, `tick` writes lines instead."""
         if not self.console.is_terminal:
             yield
             return
@@ -59,7 +59,7 @@ class Screen:
             yield
 
     def tick(self, progress: Progress) -> None:
-        """Called often while it runs; writes a line now and then where there is no terminal."""
+        """Write a line every few seconds if there is no terminal. Called often while the demo runs."""
         if self.console.is_terminal or time.monotonic() - self._line_at < LINES_EVERY_S:
             return
         self._line_at = time.monotonic()
@@ -71,12 +71,12 @@ class Screen:
         )
 
     def final(self, progress: Progress, verdict: RenderableType, logs: Path) -> None:
-        """The last picture, which stays."""
+        """Print the final picture, which stays."""
         table = delays(progress, weeks_max=self.console.width - WIDTH_WITHOUT_WEEKS)
         self.console.print("", table, "", verdict, next_steps(logs), sep="\n")
 
     def render(self, progress: Progress) -> RenderableType:
-        """The whole picture."""
+        """Return the whole picture."""
         weeks_max = self.console.width - WIDTH_WITHOUT_WEEKS
         table = delays(progress, rows_max=self.console.height - 9, weeks_max=weeks_max)
         note = Text("  mean delays in minutes; a week counts when the watermark has passed it", style="dim italic")
@@ -106,7 +106,7 @@ class Screen:
 
 
 def delays(progress: Progress, *, weeks_max: int, rows_max: int = 100) -> Table:
-    """Mean delays per carrier in minutes; the busiest first."""
+    """Return the table of mean delays per carrier in minutes, the busiest carrier first."""
     found, weeks = progress.found, progress.weeks
     last = max((week.start for week in weeks), default=None)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
@@ -129,7 +129,7 @@ def delays(progress: Progress, *, weeks_max: int, rows_max: int = 100) -> Table:
 
 
 def verdict(progress: Progress, right: Tallies, differences: list[str], stored: int, batch_s: float) -> RenderableType:
-    """The check, and what was measured."""
+    """Return a panel with the result of the check, and the measurements."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(justify="right")
     grid.add_column()
@@ -167,7 +167,7 @@ def verdict(progress: Progress, right: Tallies, differences: list[str], stored: 
 
 
 def next_steps(logs: Path) -> RenderableType:
-    """Where to go from here."""
+    """Return suggestions for what to look at next."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="cyan")
     grid.add_column(style="dim")
@@ -191,7 +191,7 @@ def _arrival(found: Tallies, carrier: str, sky: str) -> Text:
 
 
 def _sparkline(weeks: dict[Week, Tally], carrier: str, last: dt.datetime | None, count: int) -> Text:
-    """Mean delay at arrival in the last `count` weeks."""
+    """Return a line of blocks for the mean delays at arrival in the last `count` weeks."""
     line = Text()
     if last is None:
         return line

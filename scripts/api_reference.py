@@ -1,8 +1,8 @@
 """The pages of the Python API on the site: every public name with its signature and docstring.
 
-A page covers one package: the names of its ``__all__``, in that order. The members of a class are what its classes of
-KerA define without an underscore in front. Names, defaults and docstrings come from the imported package; only texts
-below fields and constants, which Python does not keep, come from its source.
+A page covers one package: the names of its ``__all__``, in that order. The members of a class are the public ones that
+it and its base classes in KerA define. Names, defaults and docstrings come from the imported package; only texts below
+fields and constants, which Python does not keep, come from its source.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from typing import Any
 
 PACKAGES = ("kera.client", "kera.client.sync", "kera.client.serializers", "kera.client.testing")
 WIDTH = 88
-"""Columns of a signature; a longer one has a line for each parameter."""
+"""Maximum columns of a signature; a longer signature has a line for each parameter."""
 _NOT_CONSTRUCTED = re.compile(r"\b(Made by|Get it as|Get them from)\b")
-"""In docstrings of classes whose constructors are not part of the API."""
+"""Words in the docstrings of classes whose constructors are not part of the API."""
 
 
 def page(package: str) -> Iterator[str]:
-    """The lines of the page of a package."""
+    """Yield the lines of the page of a package."""
     module = importlib.import_module(package)
     yield f"# {package}"
     yield ""
@@ -82,7 +82,7 @@ def _class(name: str, found: type) -> Iterator[str]:
 
 
 def _parts(found: type) -> Iterator[tuple[str, type]]:
-    """Attributes such as `Client.admin`: a constructor makes them, of classes that say so ("Get it as")."""
+    """Yield attributes such as `Client.admin`, which a constructor makes, and whose classes say "Get it as"."""
     constructor = found.__dict__.get("__init__")
     if not inspect.isfunction(constructor) or dataclasses.is_dataclass(found):
         return
@@ -95,7 +95,7 @@ def _parts(found: type) -> Iterator[tuple[str, type]]:
 
 
 def _members(found: type) -> Iterator[tuple[str, Any]]:
-    """Public methods and properties, the most derived definition of each, in the order of the source."""
+    """Yield public methods and properties, with the most derived definition of each, in the order of the source."""
     seen: dict[str, Any] = {}
     for base in found.__mro__:
         if base.__module__.partition(".")[0] != "kera":
@@ -120,7 +120,7 @@ def _code(text: str) -> Iterator[str]:
 
 
 def _signature(name: str, function: Any, *, bound: bool) -> str:
-    """`bound`: without the first parameter."""
+    """Return the signature of a function. `bound`: leave out the first parameter."""
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())[1 if bound else 0 :]
     parts, keywords_only = [], False
@@ -160,7 +160,7 @@ def _default(value: Any) -> str:
 
 
 def _fields(found: type) -> dict[str, tuple[str, str]]:
-    """Each field of a dataclass or a named tuple, with its type and default, and its text."""
+    """Return each field of a dataclass or a named tuple, with its type and default, and its text."""
     empty: object = dataclasses.MISSING
     if dataclasses.is_dataclass(found):
         named = {
@@ -196,7 +196,7 @@ def _field_docs(found: type) -> dict[str, str]:
 
 
 def _docs_in(body: list[ast.stmt]) -> dict[str, str]:
-    """Texts that stand below assignments, by the names that are assigned."""
+    """Return the texts below assignments, by the assigned names."""
     docs: dict[str, str] = {}
     for statement, following in itertools.pairwise(body):
         targets = (
@@ -213,7 +213,7 @@ def _docs_in(body: list[ast.stmt]) -> dict[str, str]:
 
 @functools.cache
 def _constant_docs(package: str) -> dict[str, str]:
-    """Texts below constants of the modules that a package takes its names from."""
+    """Return the texts below constants in the modules from which a package imports its names."""
     tree = ast.parse(inspect.getsource(sys.modules[package]))
     docs: dict[str, str] = {}
     for statement in tree.body:
@@ -226,7 +226,7 @@ def _constant_docs(package: str) -> dict[str, str]:
 
 
 def _text(doc: str | None) -> str:
-    """A docstring as Markdown. Diagrams in it are indented, and so become code."""
+    """Return a docstring as Markdown. Diagrams in it are indented, and so become code."""
     return (
         re.sub(r"::$", ":", inspect.cleandoc(doc or ""), flags=re.MULTILINE).replace("``", "`").replace("\n:\n", "\n")
     )

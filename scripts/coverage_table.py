@@ -1,8 +1,8 @@
 """The share of lines and branches that tests run, per package: ``python -m scripts.coverage_table REPORT [OTHER]``.
 
-Reports are those that ``make coverage`` writes. With a second one its shares stand beside those of the first, and the
-exit code is 1 if a package has fallen by more than ``--points-max`` points, or has less than ``--share-min`` percent
-of what it had.
+``make coverage`` writes the reports. With a second report, its shares are shown beside those of the first, and the exit
+code is 1 if a package has fallen by more than ``--points-max`` points, or has less than ``--share-min`` percent of what
+it had.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class Covered:
-    """How many lines and branches a package has, and how many of them were run."""
+    """The numbers of lines and branches of a package, and how many of them were run."""
 
     lines: int = 0
     lines_run: int = 0
@@ -27,7 +27,7 @@ class Covered:
     branches_run: int = 0
 
     def add(self, summary: Mapping[str, int]) -> None:
-        """Count a file, or those of another package."""
+        """Add the numbers of a file."""
         self.lines += summary["num_statements"]
         self.lines_run += summary["covered_lines"]
         self.branches += summary["num_branches"]
@@ -44,7 +44,7 @@ class Covered:
 
 
 def per_package(report: Mapping[str, Any]) -> dict[str, Covered]:
-    """The coverage of each package in a report, and last of all of them."""
+    """Return the coverage of each package in a report, and the total last."""
     found: defaultdict[str, Covered] = defaultdict(Covered)
     for name, file in sorted(report["files"].items()):
         for package in (package_of(PurePath(name)), "total"):
@@ -54,7 +54,7 @@ def per_package(report: Mapping[str, Any]) -> dict[str, Covered]:
 
 
 def package_of(path: PurePath) -> str:
-    """``kera.broker`` of ``broker/kera/broker/log/arena.py``."""
+    """Return the package of a file: ``kera.broker`` for ``broker/kera/broker/log/arena.py``."""
     parts = path.parts
     if "kera" in parts:
         at = parts.index("kera")
@@ -63,7 +63,7 @@ def package_of(path: PurePath) -> str:
 
 
 def table(one: Mapping[str, Covered], other: Mapping[str, Covered] | None) -> list[str]:
-    """Lines of text."""
+    """Return the table as lines of text."""
     heading = f"{'lines':>6} {'branch':>6} {'both':>6}"
     lines = [f"{'%':<22}{heading}" + (f"   {heading}   {'change':>6}" if other else "")]
     for package, covered in one.items():
@@ -77,7 +77,7 @@ def table(one: Mapping[str, Covered], other: Mapping[str, Covered] | None) -> li
 def fallen(
     one: Mapping[str, Covered], other: Mapping[str, Covered], *, points_max: float | None, share_min: float | None
 ) -> list[str]:
-    """Packages that have less than they may."""
+    """Return the packages whose coverage has fallen too far."""
     lowest = {
         package: max(
             covered.percent - points_max if points_max is not None else 0.0,

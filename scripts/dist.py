@@ -2,11 +2,11 @@
 
     dist/kera-….tar.gz         the sources of all distributions
     dist/kera-…-….whl          built from them: the client, with the native core and the commit
-    dist/kera_server-…-….whl   likewise the daemons, and so each folder of ``distributions``; Spark's has the jar
-    dist/kera-….cdx.json       what is in an environment with all extras of users: CycloneDX, one component a line
+    dist/kera_server-…-….whl   likewise the daemons, and each other folder of ``distributions``; Spark's has the jar
+    dist/kera-….cdx.json       the packages of an environment with all extras of users: CycloneDX, one component a line
 
 The wheel of the client is for the oldest glibc that its native core runs with (``manylinux``), as auditwheel finds out.
-twine checks what an index would; that the wheels work is what ``tests/spark/test_wheel.py`` is about.
+twine makes the checks of an index; ``tests/spark/test_wheel.py`` tests that the wheels work.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ TIMEOUT_S = 900
 
 
 def run(*command: str | Path, **environment: str) -> None:
-    """Run a command to its end; what it prints is shown. Raises ``CalledProcessError``."""
+    """Run a command to its end, and show its output. Raises ``CalledProcessError``."""
     subprocess.run(command, cwd=ROOT, env=os.environ | environment, check=True, timeout=TIMEOUT_S)
 
 
 def environment_with(folder: Path, *arguments: str | Path) -> Path:
-    """A new environment with what pip is told to install; its folder of programs."""
+    """Make a new environment, install the `arguments` of pip into it, and return its folder of programs."""
     shutil.rmtree(folder, ignore_errors=True)
     run(sys.executable, "-m", "venv", "--without-pip", folder)
     programs = folder / "bin"
@@ -43,13 +43,13 @@ def environment_with(folder: Path, *arguments: str | Path) -> Path:
 
 
 def only(folder: Path, pattern: str) -> Path:
-    """The one file of this kind. Raises ``ValueError`` for none and for several."""
+    """Return the only file that fits a pattern. Raises ``ValueError`` if there is none, or several."""
     (found,) = folder.glob(pattern)
     return found
 
 
 def build(tools: Path) -> tuple[Path, Path, list[Path]]:
-    """The sdist; the wheel of the client, and those of the other distributions, which are made of the sdist alone."""
+    """Build the sdist, and from it alone the wheels of the client and of the other distributions; return all."""
     build: tuple[str | Path, ...] = (tools / "python", "-m", "build", "--outdir", WORK)
     run(*build, ROOT, KERA_NATIVE_BUILD="require")
     sdist, wheel = only(WORK, "*.tar.gz"), only(WORK, "*.whl")
@@ -60,7 +60,7 @@ def build(tools: Path) -> tuple[Path, Path, list[Path]]:
 
 
 def main() -> int:
-    """Make everything anew; what was in the folder goes."""
+    """Build everything, and replace the contents of the folder."""
     parser = argparse.ArgumentParser(prog="make dist", description="Build what is published, and check it.")
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="where it goes")
     made = make(parser.parse_args().out.resolve())

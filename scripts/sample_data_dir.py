@@ -1,8 +1,8 @@
 """Write a small data directory of a broker: ``python -m scripts.sample_data_dir DIRECTORY``.
 
-It is what tests/data/broker-format-2 was made with. The log engine does the work, without daemons, threads or a clock:
-a stream of level leader, whose segments go to disk when they close, and one of level persisted, which is committed
-chunk by chunk. A new format gets a directory of its own; those that are there are never written again.
+It made tests/data/broker-format-2. The log engine writes it, without daemons, threads or a clock: a stream of level
+leader, whose segments go to disk when they close, and a stream of level persisted, which is committed chunk by chunk. A
+new format gets a new directory; existing directories are never rewritten.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ BROKER_ID = 3
 CLUSTER_ID = "7a0d5f1e4c3b42998e6f1b2a3c4d5e6f"
 SEGMENT_BYTES = 16 << 10
 LEADER, PERSISTED = 1, 2
-"""The streams."""
+"""The ids of the streams."""
 CHUNKS = 12
-"""Chunks of each stream."""
+"""Number of chunks of each stream."""
 START_US = 1_700_000_000_000_000
 
 
@@ -44,9 +44,9 @@ def write(
 ) -> None:
     """Write the directory, which must not exist.
 
-    `clean`: as a broker leaves it that was stopped, else as the crash of a host does, some time (`ticked`) or at once
+    `clean`: as after a stop of the broker; otherwise as after a crash of its host, some time (`ticked`) or at once
     after the last commit. `commit_chunks`: how many chunks are committed at once. `punctuated`: with a punctuation
-    behind every chunk, which the sample has not: it is from before there were any.
+    after every chunk; the sample has none, because it is older than punctuations.
     """
     directory = BrokerDirectory(data_dir)
     try:
@@ -107,7 +107,7 @@ def _write_log(root: Path, shm_dir: Path, *, clean: bool, commit_chunks: int, ti
 
 
 def perform(memory: PersistenceManager, store: SegmentStore) -> None:
-    """Do what is to be done, until nothing is."""
+    """Perform the planned jobs until there are none."""
     while jobs := memory.plan():
         for job in jobs:
             store.perform(job)
@@ -115,7 +115,7 @@ def perform(memory: PersistenceManager, store: SegmentStore) -> None:
 
 
 def stream_info(stream_id: int, name: str, durability: common_pb2.Durability.ValueType) -> common_pb2.StreamInfo:
-    """A stream as the coordinator describes it: one streamlet, groups of two segments."""
+    """Return the coordinator's description of a stream with one streamlet, and groups of two segments."""
     return common_pb2.StreamInfo(
         stream_id=stream_id,
         name=name,
@@ -127,7 +127,7 @@ def stream_info(stream_id: int, name: str, durability: common_pb2.Durability.Val
 
 
 def chunk(stream_id: int, sequence: int) -> bytes:
-    """Records of which no two are alike, compressed in every third chunk."""
+    """Return a chunk of records that all differ; every third chunk is compressed."""
     count = 10 + sequence * 4
     time_us = START_US + sequence * 1_000_000
     names = [f"{stream_id}-{sequence}-{number}" for number in range(count)]

@@ -1,11 +1,11 @@
-"""Builds the documentation as a site: ``make docs``. Any warning, such as a link to nowhere, ends it.
+"""Builds the documentation as a site: ``make docs``. Any warning, such as a broken link, ends it.
 
     docs/, README.md, examples/, clients/ ─┐
     settings, errors, commands, messages ──┼──► build/docs ──mkdocs──► build/site
     public names of the Python SDK ────────┤
     metrics of daemons that run            ──┘
 
-The pages of the reference are written from the code and from what daemons of this tree serve, each time.
+Each build writes the pages of the reference from the code, and from the metrics of running daemons of this tree.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ TOOLS = ROOT / "build" / "docs-tools"
 REQUIREMENTS = ROOT / "scripts" / "docs-tools.txt"
 TIMEOUT_S = 600
 STYLE = ".md-typeset table:not([class]) td:not(:last-child) code { white-space: nowrap; }\n"
-"""Names in tables are in one piece."""
+"""Keeps names in tables in one line."""
 LINK = re.compile(r"(?<!!)\[([^\]\[]+)\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^(`{3,}).*?^\1", re.MULTILINE | re.DOTALL)
 
 
 def main() -> int:
-    """Write the pages, and have the site built."""
+    """Write the pages, and build the site."""
     parser = argparse.ArgumentParser(prog="make docs", description="Build the documentation as a site.")
     parser.add_argument("--pages-only", action="store_true", help="write the pages, and build nothing")
     arguments = parser.parse_args()
@@ -51,8 +51,8 @@ def main() -> int:
 
 
 def build(mkdocs: Path) -> int:
-    """Build the site of the pages that are there. The exit code; what is wrong with them is printed."""
-    # Without --quiet, with which it neither tells warnings nor counts them: --strict ends nothing then.
+    """Build the site from the written pages, print any problems, and return the exit code."""
+    # Without --quiet, which would neither print nor count warnings, so that --strict would have no effect.
     done = subprocess.run(
         [mkdocs, "build", "--strict"],
         cwd=ROOT,
@@ -70,7 +70,7 @@ def build(mkdocs: Path) -> int:
 
 
 def _tools() -> Path:
-    """Programs of the environment that builds the site; made when it is not there, or not of these versions."""
+    """Return the programs of the environment that builds the site; make it if it is missing or has other versions."""
     programs, stamp = TOOLS / "bin", TOOLS / "requirements.txt"
     if not stamp.exists() or stamp.read_text(encoding="utf-8") != REQUIREMENTS.read_text(encoding="utf-8"):
         print("docs: installing what the site is built with", flush=True)
@@ -82,11 +82,11 @@ def _tools() -> Path:
     return programs
 
 
-# -- what is written by hand -----------------------------------------------------------------------------------------
+# -- pages that are written by hand ----------------------------------------------------------------------------------
 
 
 def write_pages(folder: Path) -> None:
-    """All pages, in a folder that is made anew."""
+    """Write all pages into `folder`, which is emptied before."""
     shutil.rmtree(folder, ignore_errors=True)
     places = dict(_places())
     for source, place in places.items():
@@ -115,7 +115,7 @@ def write_pages(folder: Path) -> None:
 
 
 def _places() -> Iterator[tuple[Path, str]]:
-    """The files that are pages, or in them, and where they go."""
+    """Yield the files of pages, and those that pages use, with their places on the site."""
     for path in sorted((ROOT / "docs").rglob("*")):
         if path.is_file():
             yield path, path.relative_to(ROOT / "docs").as_posix()
@@ -133,7 +133,7 @@ def _places() -> Iterator[tuple[Path, str]]:
 
 
 def _relinked(source: Path, place: str, places: dict[Path, str]) -> str:
-    """The text of a page, whose links go to pages; what is none is named, and not linked."""
+    """Return the text of a page with links to pages of the site; other links become plain text."""
 
     def relink(match: re.Match[str]) -> str:
         text, to = match.groups()
@@ -156,7 +156,7 @@ def _relinked(source: Path, place: str, places: dict[Path, str]) -> str:
     return "".join([*pieces, LINK.sub(relink, whole[at:])])
 
 
-# -- what the code says ----------------------------------------------------------------------------------------------
+# -- pages that are made from the code -------------------------------------------------------------------------------
 
 
 def _table(*rows: tuple[str, ...]) -> Iterator[str]:
@@ -259,7 +259,7 @@ def _messages() -> Iterator[str]:
 
 
 def _metrics() -> Iterator[str]:
-    """The metrics of daemons that are started for this."""
+    """Yield the page of metrics, from daemons that are started for this."""
     from kera.local.cluster import LocalCluster
 
     yield "# Metrics"
@@ -269,7 +269,7 @@ def _metrics() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="kera-docs-") as directory, contextlib.ExitStack() as stack:
         secret = Path(directory) / "secret"
         secret.write_text(secrets.token_hex(16))
-        # With security, so that what is measured of it is shown as well.
+        # With security, so that its metrics are shown as well.
         served = {"metrics_port": 0, "security": True, "cluster_secret_file": secret}
         cluster = stack.enter_context(
             LocalCluster.running(
@@ -297,7 +297,7 @@ def _metrics() -> Iterator[str]:
 
 
 async def _token(bootstrap: str, secret: Path) -> str:
-    """A token of a user that may see the metrics of a cluster."""
+    """Return a token of a user that may see the metrics of a cluster."""
     from kera.client import Client, ClientSettings
     from kera.core.credential_settings import as_daemon
     from kera.core.runtime import MACHINE

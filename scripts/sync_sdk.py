@@ -1,6 +1,6 @@
 """Writes the synchronous faces of `Admin` and others: a method for each of theirs, which waits for its result.
 
-``python -m scripts.sync_sdk`` writes them in place; ``--check`` ends with 1 if they are not what it would write.
+``python -m scripts.sync_sdk`` writes them in place; ``--check`` ends with 1 if the files differ from its output.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CLIENT = ROOT / "client/kera/client"
 ARGUMENTS_MAX = 8
-"""More have to be meant (ruff)."""
+"""ruff requires a ``noqa`` for more arguments."""
 FACES = {
     "Admin": ("admin/admin.py", "admin"),
     "Access": ("admin/access.py", "access"),
     "SchemaRegistry": ("schemas/registry.py", "schemas"),
     "Latency": ("admin/latency.py", "latency"),
 }
-"""By class: the module of the asynchronous one, and the attribute of a client that is one."""
+"""By class, the module of the asynchronous class, and the attribute of a client with an instance."""
 
 
 def main() -> int:
-    """Run from a command line."""
+    """Write or check the files, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m scripts.sync_sdk", description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing, and end with 1 if they are not current")
     arguments = parser.parse_args()
@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def face_of(name: str, module: str, attribute: str) -> str:
-    """The text of a module with the synchronous face of a class."""
+    """Return the text of a module with the synchronous face of a class."""
     tree = ast.parse((CLIENT / module).read_text())
     (of,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
     methods = [node for node in of.body if isinstance(node, ast.AsyncFunctionDef) and not node.name.startswith("_")]
@@ -98,7 +98,7 @@ def _method(node: ast.AsyncFunctionDef, attribute: str) -> str:
 
 
 def _types(node: ast.AsyncFunctionDef) -> Iterator[ast.AST]:
-    """The parts of a signature with names that have to be imported."""
+    """Yield the parts of a signature with names that have to be imported."""
     for each in (*node.args.args, *node.args.kwonlyargs):
         if each.annotation is not None:
             yield each.annotation
@@ -108,7 +108,7 @@ def _types(node: ast.AsyncFunctionDef) -> Iterator[ast.AST]:
 
 
 def _imports(tree: ast.Module, used: set[str], source: str) -> Iterator[str]:
-    """Imports of the names that are used, as the module has them, or from it if they are its own."""
+    """Yield imports of the used names: those of the module, or from the module if it defines the names."""
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and node.module != "__future__":
             names = [each.name for each in node.names if (each.asname or each.name) in used]
@@ -123,7 +123,7 @@ def _imports(tree: ast.Module, used: set[str], source: str) -> Iterator[str]:
 
 
 def _defined(node: ast.stmt) -> set[str]:
-    """The names that a statement of a module defines, functions left out."""
+    """Return the names that a statement of a module defines, without functions."""
     if isinstance(node, ast.ClassDef):
         return {node.name}
     if isinstance(node, ast.Assign | ast.AnnAssign):

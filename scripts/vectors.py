@@ -1,7 +1,7 @@
-"""Write docs/vectors.json: chunks, frames, keys and errors to test a client in another language with.
+"""Writes docs/vectors.json: chunks, frames, keys and errors for testing a client in another language.
 
-The bytes of a payload depend on the version of Arrow that wrote them, and are no contract; all the others are. So the
-tests hold the file against the code as it is now, and this is run again only when there is something new to show.
+The bytes of a payload depend on the version of Arrow that wrote them, and are no contract; all other bytes are. So
+tests compare the file with the present code, and this script runs again only when there is something new to show.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ PRODUCERS = (
     "min_timestamp_us", "max_timestamp_us",
 )  # fmt: skip
 BROKERS = ("group_id", "segment_id", "entry", "first_record", "broker_epoch", "durable_head")
-"""Fields of a header, by who fills them in."""
+"""The fields of a header that producers and brokers fill in."""
 Records = list[dict[str, Any]]
 
 
 def main() -> None:
-    """Write the file, or the one that is named."""
+    """Write the file, or the file that the argument names."""
     out = Path(sys.argv[1]) if len(sys.argv) > 1 else OUT
     out.write_text(json.dumps(vectors(), indent=1) + "\n", encoding="utf-8")
 
 
 def vectors() -> dict[str, Any]:
-    """All of the file's lists."""
+    """Return all lists of the file."""
     chunks = [
         chunk("one record", 1, DEFAULT_SCHEMA, [record(0, keys=[b"user-1"], value=b"home")], sequence=0),
         chunk(
@@ -128,14 +128,14 @@ def vectors() -> dict[str, Any]:
 
 
 def punctuation() -> dict[str, Any]:
-    """A chunk without records, as a broker has written it."""
+    """Return a chunk without records, as a broker writes it."""
     chunk = bytearray(encode_punctuation(STREAM_ID, 3, CREATED_US, CREATED_US + 5))
     place_chunk(chunk, 0, Placement(7, 2, 1, 900, 4_000_000_000_000_000, 512))
     return {"timestamp_us": CREATED_US, "chunk": chunk.hex()}
 
 
 def lean_chunks() -> list[dict[str, Any]]:
-    """Chunks of version 2: each encoding is in one of them."""
+    """Return chunks of version 2, which together have each encoding."""
     return [
         chunk(
             "version 2: values of the same length, no keys, one time",
@@ -204,7 +204,7 @@ def lean_chunks() -> list[dict[str, Any]]:
 def record(
     number: int, *, keys: list[bytes | None] | None = None, value: bytes | None = None, headers: Any = None
 ) -> dict[str, Any]:
-    """A record of a stream with the default schema."""
+    """Return a record of a stream with the default schema."""
     return {"timestamp": CREATED_US + number, "keys": keys, "value": value, "headers": headers}
 
 
@@ -219,7 +219,7 @@ def chunk(
     typed: bool = False,
     version: int = ARROW_VERSION,
 ) -> dict[str, Any]:
-    """A chunk as it is sent, and as it is stored."""
+    """Return a chunk as a producer sends it, and as a broker stores it."""
     batch = pa.RecordBatch.from_pylist(records, schema)
     times = [each["time" if typed else "timestamp"] or CREATED_US for each in records]
     encoded = encode_chunk(
@@ -252,12 +252,12 @@ def chunk(
 
 
 def header_fields(header: ChunkHeader) -> dict[str, Any]:
-    """A header's fields but the magic, which JSON has no form for."""
+    """Return a header's fields, without the magic, which JSON cannot represent."""
     return {name: int(value) for name, value in header._asdict().items() if name != "magic"}
 
 
 def damaged(placed: bytes) -> list[dict[str, str]]:
-    """Chunks that are none."""
+    """Return invalid chunks."""
 
     def with_byte(at: int) -> str:
         return (placed[:at] + bytes([placed[at] ^ 1]) + placed[at + 1 :]).hex()
@@ -297,11 +297,11 @@ UNREADABLE = [
     ),
     ("version 2: another length of the body than it has", LEAN_ZSTD, struct.pack("<I", 600), struct.pack("<I", 601)),
 ]
-"""Why, of which chunk, and what of its payload is replaced by what."""
+"""The reason, the original chunk, and the bytes of its payload to replace, with their replacement."""
 
 
 def unreadable(chunks: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
-    """Chunks whose checksums are right, and whose payload is none."""
+    """Return chunks with right checksums and an invalid payload."""
     found = []
     for why, of, old, new in UNREADABLE:
         payload = bytes.fromhex(chunks[of]["payload"])
@@ -319,7 +319,7 @@ def unreadable(chunks: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
 
 
 def placed(payload: bytes, fields: dict[str, int]) -> bytearray:
-    """A chunk with such a header and a payload that need not be one, as a broker has placed it."""
+    """Return a chunk with these header fields, as a broker places it; the payload may be invalid."""
     encoded = encode_chunk(
         pa.py_buffer(payload),
         **{name: fields[name] for name in PRODUCERS},
@@ -333,14 +333,14 @@ def placed(payload: bytes, fields: dict[str, int]) -> bytearray:
 
 
 def key(data: bytes) -> dict[str, Any]:
-    """Where records with a key go."""
+    """Return the streamlets of records with a key."""
     return {"key": data.hex(), "crc32c": crc32c(data), "streamlet": {m: streamlet_of(data, m) for m in (1, 4, 1000)}}
 
 
 def frame(
     method: Method[Any, Any], request_id: int, message: Any, bulk: str = "", *, kind: FrameKind = FrameKind.REQUEST
 ) -> dict[str, Any]:
-    """A request, or the reply to one, as a frame."""
+    """Return a request, or its reply, as a frame."""
     pieces = [bytes.fromhex(bulk)] if bulk else []
     parts = encode_frame(kind, method, request_id, message, pieces, BULK_BYTES_MAX)
     return {
@@ -355,18 +355,18 @@ def frame(
 
 
 def error_frame(method: Method[Any, Any], request_id: int, cause: KeraError) -> dict[str, Any]:
-    """The answer to a request that has failed as a whole."""
+    """Return the answer to a request that has failed as a whole."""
     return frame(method, request_id, error_to_message(cause), kind=FrameKind.ERROR)
 
 
 def write_response() -> broker_pb2.MultiWriteChunksResponse:
-    """One chunk is stored."""
+    """Return the response for one stored chunk."""
     status = broker_pb2.ChunkStatus(group_id=5, segment_id=2, entry=0, position=0, first_record=1000)
     return broker_pb2.MultiWriteChunksResponse(statuses=[status])
 
 
 def read_response(length_bytes: int) -> broker_pb2.MultiReadChunksResponse:
-    """A response about two ranges: the first has a chunk, the second nothing for now."""
+    """Return a response for two ranges: the first has a chunk, the second has no data for now."""
     asked = read_request().ranges
     following = common_pb2.Cursor()
     following.CopyFrom(asked[0].start)
@@ -379,7 +379,7 @@ def read_response(length_bytes: int) -> broker_pb2.MultiReadChunksResponse:
 
 
 def read_request() -> broker_pb2.MultiReadChunksRequest:
-    """Two ranges: one from the oldest record on, one in the middle."""
+    """Return a request for two ranges: one from the oldest record on, one in the middle."""
     ranges = [
         broker_pb2.ReadRange(start=common_pb2.Cursor(stream_id=STREAM_ID, streamlet_id=0, entry=0)),
         broker_pb2.ReadRange(
@@ -392,7 +392,7 @@ def read_request() -> broker_pb2.MultiReadChunksRequest:
 
 
 def error(cause: KeraError) -> dict[str, Any]:
-    """An error as it travels."""
+    """Return an error in its form on the wire."""
     message = error_to_message(cause)
     return {
         "code": message.code,
@@ -404,7 +404,7 @@ def error(cause: KeraError) -> dict[str, Any]:
 
 
 def as_json(value: Any) -> Any:
-    """A value of a record, for JSON."""
+    """Convert a value of a record for JSON."""
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, list | tuple):

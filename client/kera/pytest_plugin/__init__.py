@@ -1,6 +1,6 @@
 """Pytest fixtures with clusters: a fake one in the test's own process, and a real one of several processes.
 
-They are there wherever KerA is installed. Nothing of KerA is imported before a test asks for one of them.
+They are available wherever KerA is installed. KerA is imported only when a test requests one of them.
 
 * `kera_fake_cluster`: a `kera.client.testing.FakeCluster` of one broker, for one test. Needs ``kera[testing]``.
 * `kera_dev`: a real cluster such as ``kera dev`` runs, on free ports and in a temporary directory, for all tests of a
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 try:
     from pytest_asyncio import fixture as async_fixture
-except ImportError:  # without it nobody has a loop in which the fake cluster could run
+except ImportError:  # without pytest-asyncio no test has a loop in which the fake cluster could run
     async_fixture = pytest.fixture  # type: ignore[assignment]
 
 SMALL = {"arena_bytes": 64 << 20, "backup_memory_bytes": 64 << 20, "segment_bytes": 1 << 20}
@@ -31,14 +31,14 @@ SMALL = {"arena_bytes": 64 << 20, "backup_memory_bytes": 64 << 20, "segment_byte
 
 @dataclass(frozen=True)
 class KeraDev:
-    """A cluster that runs."""
+    """A running cluster."""
 
     bootstrap: str
     """The coordinator's address, for `kera.client.Client.connect` and ``KERA_BOOTSTRAP``."""
     settings: ClientSettings
-    """For clients of it, whatever the environment says."""
+    """Settings for clients of the cluster, independent of the environment."""
     cluster: RunningCluster
-    """Its processes, which can be killed, paused and restarted."""
+    """The cluster's processes, which can be killed, paused and restarted."""
 
 
 @async_fixture
@@ -62,7 +62,7 @@ def kera_dev_options() -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def kera_dev(kera_dev_options: dict[str, Any]) -> Iterator[KeraDev]:
-    """A real cluster; streams that a test creates are still there in the next one."""
+    """A real cluster; streams that a test creates still exist in the next test."""
     from kera.client import ClientSettings
 
     try:
