@@ -6,7 +6,7 @@ import org.apache.spark.sql.execution.datasources.v2.python.PythonTable;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
-/** Spark's table of the Python data source; that Python reads is said to it in the options. */
+/** Spark's table of the Python data source. Its options tell the data source that Python is meant to read. */
 final class KeraPythonTable extends PythonTable {
     KeraPythonTable(PythonDataSourceV2 source, String shortName, StructType schema) {
         super(source, shortName, schema);

@@ -27,32 +27,32 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * What {@code format("kera")} means where the jar is loaded: the columnar engine, or the Python data source.
+ * The provider of {@code format("kera")} when the jar is loaded: the columnar engine, or the Python data source.
  *
- * <p>Lists of metadata and {@code engine=python} are the Python data source's, as without the jar, and so are writes
- * unless {@code engine=columnar}. Spark makes one KeraSource per DataFrame. Whether a table is to be read or written it
- * does not say, so the engine is chosen when columns are asked for, or a scan or a write is built.
+ * <p>The Python data source handles metadata listings and {@code engine=python}, as without the jar. It also handles
+ * writes, unless the engine is {@code columnar}. Spark makes one KeraSource per DataFrame, and does not say whether the
+ * table will be read or written. So the engine is chosen when Spark asks for columns, or builds a scan or a write.
  */
 public final class KeraSource implements TableProvider, DataSourceRegister {
     static final String NAME = "kera";
 
-    /** The name of the Python data source where it was registered by hand: Spark refuses one that a jar has. */
+    /** The name of a Python data source that was registered by hand: Spark refuses a name that a jar provides. */
     private static final String REGISTERED_NAME = "kera_python";
     private static final String ENGINE = "engine";
     private static final String PYTHON = "python";
     private static final String AUTO = "auto";
     private static final String COLUMNAR = "columnar";
 
-    /** What {@code auto} means when a stream is written to: {@code columnar} where that can be, or {@code python}. */
+    /** Setting of the engine that {@code auto} writes with: {@code columnar}, where it can run, or {@code python}. */
     private static final String AUTO_WRITES = "spark.kera.autoWrites";
     private static final String AUTO_WRITES_DEFAULT = PYTHON;
 
     private static final Logger LOG = LoggerFactory.getLogger(KeraSource.class);
-    /** The Pythons whose lack of something was said; with {@code auto} they are not tried again. */
+    /** The Pythons for which a warning has named a missing requirement; {@code auto} does not try them again. */
     private static final Set<String> LACKING = ConcurrentHashMap.newKeySet();
 
     private PythonDataSourceV2 pythonSource;
-    /** Its name, once it is there. */
+    /** The name of {@link #pythonSource}, once that exists. */
     private String pythonName;
 
     @Override
@@ -82,7 +82,7 @@ public final class KeraSource implements TableProvider, DataSourceRegister {
         return mayBeColumnar(new CaseInsensitiveStringMap(properties)) ? new KeraTable(schema, python) : python;
     }
 
-    /** Spark's source of Python data sources, which finds the one called {@code kera}. It keeps what Python says. */
+    /** Spark's wrapper of the Python data source called {@code kera}. It caches what Python answers. */
     private PythonDataSourceV2 pythonSource() {
         if (pythonSource == null) {
             DataSourceManager known = SparkSession.active().sessionState().dataSourceManager();
@@ -95,8 +95,8 @@ public final class KeraSource implements TableProvider, DataSourceRegister {
     }
 
     /**
-     * Whether the columnar engine is to read. With {@code auto} it is where nothing is missing here; otherwise Python
-     * reads, and a warning says so once. With {@code columnar} what is missing is an error.
+     * Whether the columnar engine reads. With {@code auto} it does if nothing is missing here; otherwise Python reads,
+     * and a warning is logged once. With {@code columnar} a missing requirement is an error.
      */
     static boolean isColumnar(CaseInsensitiveStringMap options) {
         if (!mayBeColumnar(options)) {
@@ -132,7 +132,7 @@ public final class KeraSource implements TableProvider, DataSourceRegister {
         return false;
     }
 
-    /** Whether the columnar engine is to write, if it can: where it is asked for, or {@code auto} means it. */
+    /** Whether the columnar engine writes: if the user asks for it, or {@code auto} means it and it can run here. */
     static boolean isColumnarWrite(CaseInsensitiveStringMap options) {
         String engine = engine(options);
         if (engine.equals(AUTO)) {
@@ -142,19 +142,19 @@ public final class KeraSource implements TableProvider, DataSourceRegister {
         return engine.equals(COLUMNAR) && isColumnar(options);
     }
 
-    /** Whether nothing but the columnar engine will do. */
+    /** Whether the user requires the columnar engine. */
     static boolean requiresColumnar(CaseInsensitiveStringMap options) {
         return engine(options).equals(COLUMNAR);
     }
 
-    /** Whether the options leave it to the environment: what they say wrongly, Python refuses with its own words. */
+    /** Whether the options allow the columnar engine. Python refuses invalid options, with its own text. */
     private static boolean mayBeColumnar(CaseInsensitiveStringMap options) {
         String engine = engine(options);
         return !options.containsKey("metadata") && !wholeChunks(options)
                 && (engine.equals(AUTO) || engine.equals(COLUMNAR));
     }
 
-    /** Whether chunks of typed streams are wanted as they are, which is for Python to do. */
+    /** Whether the user wants chunks of typed streams as raw bytes, which only Python can read. */
     private static boolean wholeChunks(CaseInsensitiveStringMap options) {
         return options.getOrDefault("onSchemaMismatch", "").strip().equalsIgnoreCase("bytes");
     }
@@ -163,11 +163,11 @@ public final class KeraSource implements TableProvider, DataSourceRegister {
         return options.getOrDefault(ENGINE, AUTO).strip().toLowerCase(Locale.ROOT);
     }
 
-    /** The options with which Python reads: those that say that it is meant to, so that it does not ask for the jar. */
+    /** The options with which Python reads: they say that Python is meant, so that it does not ask for the jar. */
     static CaseInsensitiveStringMap forPython(CaseInsensitiveStringMap options) {
         String engine = engine(options);
         if (!engine.equals(AUTO) && (!engine.equals(COLUMNAR) || wholeChunks(options))) {
-            return options; // what does not go together, Python refuses
+            return options; // Python refuses options that contradict each other
         }
         Map<String, String> changed = new HashMap<>(options);
         changed.put(ENGINE, PYTHON);

@@ -17,7 +17,7 @@ import org.apache.spark.sql.connector.write.WriteBuilder;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
-/** Streams that the columnar engine may read and write; where it cannot run, or is not meant to, the Python table. */
+/** A table that the columnar engine may read and write; if it cannot run, or is not meant to, the Python table does. */
 final class KeraTable implements SupportsRead, SupportsWrite {
     private final StructType columns;
     private final KeraPythonTable pythonTable;

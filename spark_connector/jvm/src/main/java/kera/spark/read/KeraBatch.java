@@ -6,7 +6,7 @@ import org.apache.spark.sql.connector.read.Batch;
 import org.apache.spark.sql.connector.read.InputPartition;
 import org.apache.spark.sql.connector.read.PartitionReaderFactory;
 
-/** A batch of what streams hold when it is planned, which is once. */
+/** A batch with everything that the streams hold when it is planned; it is planned once. */
 final class KeraBatch implements Batch {
     private final KeraQuery query;
     private InputPartition[] planned;

@@ -23,12 +23,12 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * One task's read: a batch per chunk, made where the chunk lies; small chunks at hand become one batch together.
+ * One task's read: a batch per chunk, made in place; small chunks that are already available are joined into one batch.
  *
- * <p>Promises: it gives exactly the records that the piece was planned with, or an error; with
- * {@code failOnDataLoss=false} those that are left, and a warning. Bytes that a broker has used again before Spark got
- * them are read again, from copies; before Spark was through with them, they are an error, {@code MemoryReused}: Spark
- * runs the task again.
+ * <p>Promises: the reader returns exactly the records that the piece was planned with, or fails; with
+ * {@code failOnDataLoss=false} it returns the records that are left, and logs a warning. If a broker reuses the memory
+ * of a chunk before Spark gets the batch, the reader reads the chunk again, as a copy. If the broker reuses it before
+ * Spark is done with the batch, the reader fails with {@code MemoryReused}, and Spark runs the task again.
  */
 final class KeraColumnarReader implements PartitionReader<ColumnarBatch> {
     private static final Logger LOG = LoggerFactory.getLogger(KeraColumnarReader.class);
@@ -38,14 +38,14 @@ final class KeraColumnarReader implements PartitionReader<ColumnarBatch> {
     private final Piece piece;
     private final PieceReader reader;
     private final StructType wanted;
-    /** By versions of the schema, those that have come; none where no column is wanted. */
+    /** The columns by schema version, for the versions read so far; empty if no column is wanted. */
     private final Map<Integer, Columns> columns = new HashMap<>();
-    /** Those that have the batch. */
+    /** The columns that {@link #batch} is made of. */
     private Columns loaded;
-    /** What Spark has in its hands; null before the first and after the last. */
+    /** The chunk whose batch Spark is using; null before the first and after the last. */
     private Chunk taken;
     private ColumnarBatch batch;
-    /** Of the chunks that the batch was made of. */
+    /** The last chunk that the batch was made of. */
     private Chunk last;
     private long records;
     private boolean closed;
@@ -57,7 +57,7 @@ final class KeraColumnarReader implements PartitionReader<ColumnarBatch> {
         this.piece = piece;
         this.wanted = wanted;
         if (!wanted.isEmpty()) {
-            columnsOf(piece.schemaId); // what cannot be read is an error also where there is no chunk
+            columnsOf(piece.schemaId); // an unreadable schema is an error even if the piece has no chunk
         }
         this.reader = new PieceReader(piece, service, !wanted.isEmpty());
     }
@@ -92,15 +92,15 @@ final class KeraColumnarReader implements PartitionReader<ColumnarBatch> {
     }
 
     /**
-     * Of a piece without an end: the next chunk, if it comes in time; {@link #get} gives its records. Whether they are
-     * is to be asked of the chunk; {@link #again} reads it again where they are not.
+     * The next chunk of a piece without an end, or null if none comes in time; {@link #get} has its records. After
+     * using the records, the caller checks that the chunk is intact, and calls {@link #again} if it is not.
      */
     Chunk nextWithin(long timeoutMs) throws IOException {
         Chunk chunk = reader.nextWithin(timeoutMs);
         return chunk == null || take(chunk, alone -> null) ? chunk : nextWithin(0);
     }
 
-    /** What follows begins with `chunk` again, which was given last. */
+    /** Continue with `chunk`, the last one returned, once more. */
     void again(Chunk chunk) {
         records -= batch.numRows();
         reader.again(chunk);
@@ -112,16 +112,16 @@ final class KeraColumnarReader implements PartitionReader<ColumnarBatch> {
         return found;
     }
 
-    /** Make a batch of `chunk`, and of those that `more` gives; false: it was not there any more, and comes again. */
+    /** Make a batch of `chunk` and of those that `more` returns; false: `chunk` was overwritten and will come again. */
     private boolean take(Chunk chunk, UnaryOperator<Chunk> more) {
         last = chunk;
-        boolean first = chunk.start.equals(piece.start); // which may begin with records that are not of this piece
+        boolean first = chunk.start.equals(piece.start); // this chunk may begin with records outside of the piece
         long before = first ? piece.firstRecord - chunk.firstRecord : 0;
         int skip = (int) Math.max(0, Math.min(before, chunk.recordCount));
         try {
             batch = load(chunk, skip, more);
         } catch (RuntimeException error) {
-            if (chunk.intact()) { // or what could not be loaded was not the chunk
+            if (chunk.intact()) { // otherwise the bytes that failed to load were not the chunk's
                 throw atItsPlace(error, chunk);
             }
         }
@@ -129,7 +129,7 @@ final class KeraColumnarReader implements PartitionReader<ColumnarBatch> {
             reader.again(chunk);
             return false;
         }
-        if (last.start.equals(piece.stop)) { // the rest of it is of the next micro-batch
+        if (last.start.equals(piece.stop)) { // the rest of this chunk belongs to the next micro-batch
             long wantedRecords = piece.stopRecord - chunk.firstRecord - skip;
             batch.setNumRows((int) Math.max(0, Math.min(wantedRecords, batch.numRows())));
         }
@@ -137,7 +137,7 @@ final class KeraColumnarReader implements PartitionReader<ColumnarBatch> {
         return true;
     }
 
-    /** `error`, which names the chunk and the way out if that is corrupt; of several, those that were put together. */
+    /** `error`; if a chunk is corrupt, with its place, or that of the joined chunks, and the way out in the message. */
     private RuntimeException atItsPlace(RuntimeException error, Chunk chunk) {
         String type = "CorruptChunk";
         if (!(error instanceof KeraException) || !error.getMessage().startsWith(type + ": ")) {
@@ -171,7 +171,7 @@ final class KeraColumnarReader implements PartitionReader<ColumnarBatch> {
         return KeraMetrics.of(reader.counters());
     }
 
-    /** Releases everything, and fails if the last batch was not what Spark took it for. */
+    /** Release everything, and fail if the memory of the last batch was reused while Spark read it. */
     @Override
     public void close() throws IOException {
         if (closed) {
@@ -196,7 +196,7 @@ final class KeraColumnarReader implements PartitionReader<ColumnarBatch> {
         }
     }
 
-    /** Fails if the records may not be those of the chunk; to be asked after they were looked at. */
+    /** Fail if the records may not be those of the chunk; to be called after they were read. */
     private void requireIntact(Chunk chunk) {
         if (!chunk.intact()) {
             throw new KeraException(

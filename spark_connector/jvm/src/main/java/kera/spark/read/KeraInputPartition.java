@@ -5,8 +5,8 @@ import kera.wire.Token;
 import org.apache.spark.sql.connector.read.InputPartition;
 
 /**
- * What one task reads: a piece of an entry, as the planner has written it, and the hosts where it is in memory; and
- * what shows brokers who the task is, which is nowhere but here: Spark shows nothing of a partition.
+ * The input of one task: a piece of an entry, as the planner wrote it, the hosts that have it in memory, and the token
+ * with which the task authenticates to brokers. The token is kept only here, because Spark never shows a partition.
  */
 final class KeraInputPartition implements InputPartition {
     private static final long serialVersionUID = 1L;
@@ -15,7 +15,7 @@ final class KeraInputPartition implements InputPartition {
     private final Token token;
     private final String[] hosts;
 
-    /** {@code token} or null. */
+    /** {@code token} may be null. */
     KeraInputPartition(String piece, Token token, String[] hosts) {
         this.piece = piece;
         this.token = token;

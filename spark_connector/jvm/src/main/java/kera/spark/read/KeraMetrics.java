@@ -5,11 +5,11 @@ import org.apache.spark.sql.connector.metric.CustomMetric;
 import org.apache.spark.sql.connector.metric.CustomSumMetric;
 import org.apache.spark.sql.connector.metric.CustomTaskMetric;
 
-/** What Spark shows of a scan besides its rows. Public, as Spark makes the metrics by the names of their classes. */
+/** The metrics that Spark shows of a scan. Public, because Spark creates the metrics by their class names. */
 public final class KeraMetrics {
     private KeraMetrics() {}
 
-    /** Chunks that were read. */
+    /** Number of chunks read. */
     public static final class Chunks extends CustomSumMetric {
         @Override
         public String name() {
@@ -22,7 +22,7 @@ public final class KeraMetrics {
         }
     }
 
-    /** Bytes that were read where brokers had put them. */
+    /** Bytes that were read in place, in the memory of brokers. */
     public static final class BytesInPlace extends CustomSumMetric {
         @Override
         public String name() {
@@ -35,7 +35,7 @@ public final class KeraMetrics {
         }
     }
 
-    /** Bytes that brokers have sent. */
+    /** Bytes that brokers sent. */
     public static final class BytesPulled extends CustomSumMetric {
         @Override
         public String name() {
@@ -48,7 +48,7 @@ public final class KeraMetrics {
         }
     }
 
-    /** How often a planner had to say where to go on. */
+    /** How often the planner was asked where to go on. */
     public static final class Routes extends CustomSumMetric {
         @Override
         public String name() {
@@ -61,7 +61,7 @@ public final class KeraMetrics {
         }
     }
 
-    /** What a task reports: a metric by its name. */
+    /** The value of a metric, as a task reports it. */
     private record Measured(String name, long value) implements CustomTaskMetric {}
 
     static CustomMetric[] all() {

@@ -29,22 +29,23 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * Streams as they grow, in micro-batches, or in real-time mode: each question of Spark is handed to the reader that the
- * planner keeps.
+ * Growing streams, in micro-batches or in real-time mode: this class passes each question of Spark on to a reader that
+ * the planner keeps.
  *
- * <p>That reader is opened by the first question. When the planner's process has ended, it is opened anew and asked
- * again: offsets are kept by Spark, and what else matters is kept here. Spark asks from one thread at a time.
+ * <p>The first question opens that reader. If the planner's process has ended, the reader is opened again, and the
+ * question repeated: Spark keeps the offsets, and this object keeps the rest of the state. Spark asks from one thread
+ * at a time.
  */
 final class KeraMicroBatchStream
         implements MicroBatchStream, SupportsTriggerAvailableNow, SupportsRealTimeMode, ReportsSourceMetrics {
-    /** How often a question is asked when process after process ends under it. */
+    /** How often a question is asked if one process after the other ends before it answers. */
     private static final int ATTEMPTS = 3;
-    /** A question that was interrupted may still be answered, and the reader is closed behind it: nobody waits. */
+    /** Short: the planner may still work on an interrupted question, and closes the reader after it anyway. */
     private static final long CLOSE_TIMEOUT_MS = 2_000;
 
     private static final Logger LOG = LoggerFactory.getLogger(KeraMicroBatchStream.class);
 
-    /** A place in every entry of a query's streams: a text of the planner's, which Java does not look into. */
+    /** A place in every entry of a query's streams: text from the planner, which Java does not interpret. */
     private static final class KeraOffset extends Offset {
         private final String json;
 
@@ -65,9 +66,9 @@ final class KeraMicroBatchStream
     private String initial;
     private boolean availableNow;
     private boolean realTime;
-    /** Where the micro-batch in real-time mode has begun. */
+    /** The start of the current micro-batch in real-time mode. */
     private String realTimeStart;
-    /** How many cores were missing when that was last said. */
+    /** The number of missing cores when it was last computed, so that the warning is not repeated. */
     private int coresMissing;
 
     KeraMicroBatchStream(KeraQuery query, KeraScan scan) {
@@ -75,7 +76,7 @@ final class KeraMicroBatchStream
         this.scan = scan;
     }
 
-    // -- where it begins and ends ------------------------------------------------------------------------------
+    // -- start and end -----------------------------------------------------------------------------------------
 
     @Override
     public Offset initialOffset() {
@@ -97,7 +98,7 @@ final class KeraMicroBatchStream
         return switch (limit.path("type").asText()) {
             case "max_rows" -> ReadLimit.maxRows(value);
             case "max_bytes" -> ReadLimit.maxBytes(value);
-            case "min_rows" -> ReadLimit.minRows(value, 0); // how long it waits the planner knows
+            case "min_rows" -> ReadLimit.minRows(value, 0); // the planner knows the maximum wait
             default -> ReadLimit.allAvailable();
         };
     }
@@ -115,7 +116,7 @@ final class KeraMicroBatchStream
 
     @Override
     public Offset latestOffset(Offset start, ReadLimit limit) {
-        if (realTime) { // nobody knows, and Spark asks all the same
+        if (realTime) { // the end is not known yet, but Spark asks anyway
             return start;
         }
         return latest(start, limit);
@@ -144,19 +145,19 @@ final class KeraMicroBatchStream
         throw new IllegalArgumentException("a limit that was not asked for: " + limit);
     }
 
-    /** How far the streams go, whatever a micro-batch takes of it; null while that is not known. */
+    /** The current end of the streams, regardless of read limits; null while it is not known. */
     @Override
     public Offset reportLatestOffset() {
         JsonNode offset = ask("report_latest_offset", params()).path("offset");
         return offset.isTextual() ? new KeraOffset(offset.asText()) : null;
     }
 
-    /** What the query's progress shows. Without an answer it shows nothing: that is not a reason to end the query. */
+    /** The metrics in the query's progress. They are empty if the planner fails: that should not end the query. */
     @Override
     public Map<String, String> metrics(Optional<Offset> consumed) {
         Map<String, String> metrics = new HashMap<>();
         try {
-            if (realTime && consumed.isPresent()) { // the planner has last looked when the micro-batch began
+            if (realTime && consumed.isPresent()) { // the planner last looked when the micro-batch began
                 latest(consumed.get(), ReadLimit.allAvailable());
             }
             JsonNode found = ask("metrics", params().put("consumed", consumed.map(Offset::json).orElse(null)));
@@ -170,7 +171,7 @@ final class KeraMicroBatchStream
         return metrics;
     }
 
-    // -- what is read ------------------------------------------------------------------------------------------
+    // -- reading -----------------------------------------------------------------------------------------------
 
     @Override
     public InputPartition[] planInputPartitions(Offset start, Offset end) {
@@ -190,7 +191,7 @@ final class KeraMicroBatchStream
         scan.prepareForRealTimeMode();
     }
 
-    /** One per entry that there is now, without an end. */
+    /** One partition without an end for each existing entry. */
     @Override
     public InputPartition[] planInputPartitions(Offset start) {
         realTimeStart = start.json();
@@ -200,7 +201,7 @@ final class KeraMicroBatchStream
         return planned;
     }
 
-    /** A task that waits for a core until the time is up reads nothing, and it is always the same ones that wait. */
+    /** Warn if cores are missing: a task that waits for a core until time is up reads nothing, always the same tasks. */
     private void warnOfCores(int entries) {
         int cores = SparkSession.active().sparkContext().defaultParallelism();
         int missing = Math.max(0, entries - cores);
@@ -221,7 +222,7 @@ final class KeraMicroBatchStream
         return new KeraOffset(ask("merge", params).path("offset").asText());
     }
 
-    // -- what is done ------------------------------------------------------------------------------------------
+    // -- commit and stop ---------------------------------------------------------------------------------------
 
     @Override
     public void commit(Offset end) {
@@ -241,7 +242,7 @@ final class KeraMicroBatchStream
         process = null;
     }
 
-    /** How the query's progress names its source. */
+    /** The name of the source in the query's progress. */
     @Override
     public String toString() {
         return "Kera[" + query.streams() + "]";
@@ -282,7 +283,7 @@ final class KeraMicroBatchStream
         long opened = opening.call("open", params).path("stream").asLong();
         handle = opened;
         process = opening;
-        if (availableNow) { // where the query ends is as late as now, but it has an end
+        if (availableNow) { // the new reader takes its end from now, later than the first did, but it has one
             try {
                 process.call("prepare_available_now", params().put("stream", handle));
             } catch (KeraException error) {

@@ -21,12 +21,12 @@ import org.apache.spark.util.Utils;
 import scala.jdk.javaapi.CollectionConverters;
 
 /**
- * What is read, as the planner has to know it.
+ * A read, as the planner has to know it.
  *
- * @param options as the user gave them
- * @param columns of the relation: inferred, or those of {@code .schema(...)}; null while they are asked for
- * @param wanted those of them that the query uses
- * @param python what runs the planner
+ * @param options the options as the user gave them
+ * @param columns the columns of the relation: inferred, or from {@code .schema(...)}; null while they are inferred
+ * @param wanted the columns that the query uses
+ * @param python the Python that runs the planner
  */
 public record KeraQuery(CaseInsensitiveStringMap options, StructType columns, StructType wanted, String python) {
     private static final List<String> WHICH = List.of("path", "subscribe", "subscribepattern", "assign");
@@ -39,7 +39,7 @@ public record KeraQuery(CaseInsensitiveStringMap options, StructType columns, St
         return Service.shared(python);
     }
 
-    /** The parameters of the calls that say what is read. Names are in lower case, as Spark hands them to Python. */
+    /** The parameters of calls that describe the read. Option names are in lower case, as Spark gives them to Python. */
     public ObjectNode params() {
         ObjectNode params = Planner.JSON.createObjectNode();
         options.forEach(params.putObject("options")::put);
@@ -49,7 +49,7 @@ public record KeraQuery(CaseInsensitiveStringMap options, StructType columns, St
         return params;
     }
 
-    /** What the user has said of which streams, in words for a plan. */
+    /** The streams as the user named them, to be shown in a plan. */
     String streams() {
         return WHICH.stream().filter(options::containsKey).map(options::get).findFirst().orElse("");
     }
@@ -58,7 +58,7 @@ public record KeraQuery(CaseInsensitiveStringMap options, StructType columns, St
         return new KeraReaderFactory(wanted, python);
     }
 
-    /** The pieces that the planner has answered with, each for one task. */
+    /** The pieces in the planner's answer, each for one task. */
     static InputPartition[] partitions(JsonNode planned) {
         Token token = Token.parse(planned.path("token"));
         Set<String> hosting = executorHosts(SparkSession.active().sparkContext());
@@ -75,8 +75,8 @@ public record KeraQuery(CaseInsensitiveStringMap options, StructType columns, St
     }
 
     /**
-     * The hosts that have executors; empty: any may come to have some. A task that prefers another one would wait for
-     * it all of {@code spark.locality.wait}, as soon as some task of its job finds the host that it prefers.
+     * The hosts that have executors; empty if executors may be added on any host. A task that prefers a host without
+     * executors would wait for all of {@code spark.locality.wait}, once any task of its job gets the host it prefers.
      */
     private static Set<String> executorHosts(SparkContext spark) {
         Set<String> hosts = new HashSet<>();
@@ -85,7 +85,7 @@ public record KeraQuery(CaseInsensitiveStringMap options, StructType columns, St
         }
         for (ExecutorSummary executor : CollectionConverters.asJava(spark.statusStore().executorList(true))) {
             if (!executor.id().equals("driver")) {
-                hosts.add(Utils.parseHostPort(executor.hostPort())._1()); // one that is just starting has no port
+                hosts.add(Utils.parseHostPort(executor.hostPort())._1()); // a starting executor has no port yet
             }
         }
         return hosts;

@@ -10,7 +10,7 @@ import org.apache.spark.sql.connector.read.PartitionReaderFactory;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.vectorized.ColumnarBatch;
 
-/** Makes the readers of tasks; it goes to the executors. */
+/** Makes the readers of tasks; Spark sends it to the executors. */
 final class KeraReaderFactory implements PartitionReaderFactory {
     private static final long serialVersionUID = 1L;
 
@@ -32,7 +32,7 @@ final class KeraReaderFactory implements PartitionReaderFactory {
         return columnarReader(((KeraInputPartition) partition).piece());
     }
 
-    /** Rows there are in real-time mode only. */
+    /** Make a reader of rows, which only real-time mode uses. */
     @Override
     public PartitionReader<InternalRow> createReader(InputPartition partition) {
         Piece piece = ((KeraInputPartition) partition).piece();

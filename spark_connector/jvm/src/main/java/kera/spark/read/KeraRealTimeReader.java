@@ -13,14 +13,14 @@ import org.apache.spark.sql.connector.read.streaming.SupportsRealTimeRead;
 import org.apache.spark.sql.vectorized.ColumnarBatch;
 
 /**
- * One task's read in real-time mode: the rows of an entry as they come, until Spark's time is up.
+ * One task's read in real-time mode: the rows of an entry as they arrive, until Spark's time is up.
  *
- * <p>Promises: the place it gives then is right behind the last row that Spark has taken, be that within a chunk. Rows
- * may leave Spark as soon as it has them, so none is given that memory might have changed under: each is copied, and
- * only then its chunk is asked whether it is still there. If it is not, it is read again from that row on.
+ * <p>Promises: the offset that it reports then is right after the last row that Spark took, even within a chunk. Spark
+ * may output rows as soon as it has them, so the reader never returns a row whose memory may have changed: it copies
+ * each row, and then checks that the chunk is intact. If it is not, the reader reads the chunk again from that row on.
  */
 final class KeraRealTimeReader implements SupportsRealTimeRead<InternalRow> {
-    // Spark makes nothing of when a record has arrived.
+    // Spark does not use the arrival time of records.
     private static final RecordStatus ROW = RecordStatus.newStatusWithoutArrivalTime(true);
     private static final RecordStatus NOTHING = RecordStatus.newStatusWithoutArrivalTime(false);
 
@@ -29,9 +29,9 @@ final class KeraRealTimeReader implements SupportsRealTimeRead<InternalRow> {
     private final UnsafeProjection copy;
     private Chunk chunk;
     private ColumnarBatch batch;
-    /** How many rows of the batch Spark has not taken yet. */
+    /** The number of rows of the batch that Spark has not taken yet. */
     private int left;
-    /** The chunk that was not there any more before all its rows were taken; null: none, or it has come again. */
+    /** The chunk that was overwritten before all its rows were taken; null if there is none, or it has come again. */
     private Chunk interrupted;
     private InternalRow row;
     private long nextRecord;
@@ -59,7 +59,7 @@ final class KeraRealTimeReader implements SupportsRealTimeRead<InternalRow> {
         return NOTHING;
     }
 
-    /** Whether the next row was copied from what it is. */
+    /** Copy the next row; false if the chunk was overwritten meanwhile. */
     private boolean copied() {
         try {
             row = copy.apply(batch.getRow(batch.numRows() - left));
@@ -81,7 +81,7 @@ final class KeraRealTimeReader implements SupportsRealTimeRead<InternalRow> {
             batch = batches.get();
             left = batch.numRows();
             long first = chunk.firstRecord + chunk.recordCount - left;
-            if (interrupted != null && chunk.start.equals(interrupted.start)) { // some of its rows were given
+            if (interrupted != null && chunk.start.equals(interrupted.start)) { // Spark has taken some rows
                 left -= (int) Math.max(0, Math.min(nextRecord - first, left));
             }
             interrupted = null;
@@ -95,7 +95,7 @@ final class KeraRealTimeReader implements SupportsRealTimeRead<InternalRow> {
         return row;
     }
 
-    /** Asked for when the time is up. */
+    /** The place after the last row taken; Spark asks for it when the time is up. */
     @Override
     public PartitionOffset getOffset() {
         Position place = piece.start;

@@ -26,18 +26,18 @@ final class KeraScan implements Scan {
         return "KeraScan columnar " + query.streams();
     }
 
-    /** Said here, so that Spark does not plan the partitions to ask each of them. Real-time mode takes rows. */
+    /** Answered here, so that Spark does not plan the partitions to ask each of them. Real-time mode needs rows. */
     @Override
     public ColumnarSupportMode columnarSupportMode() {
         return realTime ? ColumnarSupportMode.UNSUPPORTED : ColumnarSupportMode.SUPPORTED;
     }
 
-    /** From now on this scan is for real-time mode. */
+    /** Use this scan for real-time mode from now on. */
     void prepareForRealTimeMode() {
         realTime = true;
     }
 
-    /** Always the same one: copies of a plan read the same records. */
+    /** Always the same batch, so that copies of a plan read the same records. */
     @Override
     public synchronized Batch toBatch() {
         if (batch == null) {

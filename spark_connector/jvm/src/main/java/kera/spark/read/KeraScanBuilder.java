@@ -10,7 +10,7 @@ import org.apache.spark.sql.connector.read.SupportsPushDownRequiredColumns;
 import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 
-/** Takes the columns that a query uses out of those that there are. A column is taken whole, with all its fields. */
+/** Selects the columns that a query uses. A column is read whole, with all its fields. */
 public final class KeraScanBuilder implements SupportsPushDownRequiredColumns {
     private static final String PYTHON_KEEPS_COLUMNS = "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled";
 
@@ -35,9 +35,9 @@ public final class KeraScanBuilder implements SupportsPushDownRequiredColumns {
     }
 
     /**
-     * Has Spark copy rows that Python functions are evaluated on. It would keep their batch instead, until they have
-     * been, and take others meanwhile: but a batch of ours is valid until the next one only. Results would stand beside
-     * the columns of other rows.
+     * Make Spark copy the rows that it passes to Python functions. Otherwise it would keep their batch until the
+     * functions have run, and fetch other batches meanwhile. But a batch is valid only until the next one, so results
+     * would end up next to the columns of other rows.
      */
     private static void copyForPython() {
         SparkSession.active().conf().set(PYTHON_KEEPS_COLUMNS, false);

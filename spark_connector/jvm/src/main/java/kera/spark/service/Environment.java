@@ -9,29 +9,29 @@ import kera.wire.KeraException;
 import org.apache.arrow.memory.util.MemoryUtil;
 import org.apache.spark.package$;
 
-/** What the columnar engine needs where it runs, and what of it is missing. */
+/** Checks whether a JVM has what the columnar engine needs, and names what is missing. */
 public final class Environment {
-    /** How versions of Spark begin that the engine is compiled against and tested with; as in engine.py. */
+    /** Prefixes of the Spark versions that the engine is compiled against and tested with; the same as in engine.py. */
     private static final List<String> VERSIONS = List.of("4.3.");
 
     private Environment() {}
 
     /**
-     * What the driver lacks. It starts the planner, which takes a second when it is the first time. Throws
-     * {@link KeraException} where it did not start in time, and may the next time.
+     * What the driver lacks. This starts the planner, which takes a second the first time. Throws {@link KeraException}
+     * if the planner did not start in time, but may the next time.
      */
     public static Optional<String> missing(String python) {
         return missingVersion(package$.MODULE$.SPARK_VERSION()).or(Environment::missingForReading)
                 .or(() -> missingPlanner(python));
     }
 
-    /** The engine uses classes of Spark that are not its interface: what is not tested may read nonsense. */
+    /** The engine uses internal classes of Spark: with an untested version it may read wrong values. */
     static Optional<String> missingVersion(String version) {
         return VERSIONS.stream().anyMatch(version::startsWith) ? Optional.empty()
                 : Optional.of("it is made for Spark 4.3, and this is " + version);
     }
 
-    /** What a JVM lacks that reads chunks, so an executor. */
+    /** What this JVM lacks for reading chunks; executors need only this. */
     public static Optional<String> missingForReading() {
         if (ByteOrder.nativeOrder() != ByteOrder.LITTLE_ENDIAN) {
             return Optional.of("a little-endian processor");
@@ -43,7 +43,7 @@ public final class Environment {
                 return Optional.empty();
             }
         } catch (ClassNotFoundException | LinkageError error) {
-            // as said below
+            // the reason is returned below
         }
         return Optional.of("java.nio is closed to Arrow: start this JVM with"
                 + " --add-opens=java.base/java.nio=ALL-UNNAMED (spark.driver.extraJavaOptions,"
@@ -56,7 +56,7 @@ public final class Environment {
             return Optional.empty();
         } catch (KeraException error) {
             if (error.retriable()) {
-                throw error; // it was too slow this time
+                throw error; // the planner was too slow this time
             }
             return Optional.of(error.getMessage());
         }

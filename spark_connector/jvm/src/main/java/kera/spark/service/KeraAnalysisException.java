@@ -9,7 +9,7 @@ import org.apache.spark.sql.AnalysisException;
 import scala.Option;
 import scala.collection.immutable.Map$;
 
-/** An error of the driver's side, so that users catch the same exception with both engines: AnalysisException. */
+/** An error on the driver. It is an AnalysisException, so that users catch the same exception with both engines. */
 public final class KeraAnalysisException extends AnalysisException {
     private static final long serialVersionUID = 1L;
 
@@ -24,7 +24,7 @@ public final class KeraAnalysisException extends AnalysisException {
                 new QueryContext[0]);
     }
 
-    /** What {@code call} gives; a {@link KeraException} of it is thrown as a KeraAnalysisException. */
+    /** Return the result of {@code call}; rethrow its {@link KeraException} as a KeraAnalysisException. */
     public static <T> T translating(Supplier<T> call) {
         try {
             return call.get();

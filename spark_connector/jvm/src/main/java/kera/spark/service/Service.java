@@ -8,9 +8,9 @@ import kera.wire.Planner;
 import org.apache.spark.SparkEnv;
 
 /**
- * The planner as a Python program, of which there is one process per JVM and Python.
+ * The planner as a Python program, with one process per JVM and Python.
  *
- * <p>It is started by the first call. When its process has ended, the next call starts another one.
+ * <p>The first call starts the process. If the process has ended, the next call starts another one.
  */
 public final class Service implements Planner {
     private static final String PYTHON = "spark.kera.python";
@@ -23,18 +23,18 @@ public final class Service implements Planner {
         this.python = python;
     }
 
-    /** The service that {@code python} runs, the same for everybody in this JVM. */
+    /** The service that {@code python} runs, which the whole JVM shares. */
     public static Service shared(String python) {
         return SHARED.computeIfAbsent(python, Service::new);
     }
 
-    /** The Python of the driver: what the configuration says, or the one that Spark plans Python data sources with. */
+    /** The Python of the driver: the configured one, or the one with which Spark plans Python data sources. */
     public static String driverPython() {
         String sparks = environment("PYSPARK_DRIVER_PYTHON", environment("PYSPARK_PYTHON", "python3"));
         return SparkEnv.get().conf().get(PYTHON, sparks);
     }
 
-    /** The Python of an executor: its own, or else what the driver has. */
+    /** The Python of an executor: its own, or else the driver's. */
     public static String executorPython(String driverPython) {
         return environment("PYSPARK_PYTHON", driverPython);
     }
@@ -45,9 +45,9 @@ public final class Service implements Planner {
     }
 
     /**
-     * The result of a call. Throws {@link kera.wire.KeraException} for what the service answers with an error, and
-     * InterruptedException where the thread is interrupted. A call whose process ends is made once more, to a new one:
-     * to be asked twice does no harm.
+     * The result of a call. Throws {@link kera.wire.KeraException} if the service answers with an error, and
+     * InterruptedException if the thread is interrupted. If the process ends during a call, the call is repeated once
+     * with a new process: repeating a call does no harm.
      */
     @Override
     public JsonNode call(String method, ObjectNode params) {
@@ -58,7 +58,7 @@ public final class Service implements Planner {
         }
     }
 
-    /** The process that answers now; started where there is none. For those who must know when it is another one. */
+    /** The current process, started if there is none. For callers that must know when the process has changed. */
     public synchronized ServiceProcess process() {
         if (process == null || process.hasEnded()) {
             process = ServiceProcess.start(python);

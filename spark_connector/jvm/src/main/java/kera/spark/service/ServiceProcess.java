@@ -23,10 +23,11 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * One process of the {@link Service}: JSON lines to its standard input, answers from its standard output, in any order.
+ * One process of the {@link Service}: it reads JSON lines on its standard input, and answers on its standard output, in
+ * any order.
  *
- * <p>It ends with this JVM, however that ends, because its standard input does. Once it has ended, every call fails
- * with {@link Ended}, those in flight too.
+ * <p>The process ends with this JVM, however that ends, because its standard input ends. Once the process has ended,
+ * every call fails with {@link Ended}, including those in flight.
  */
 public final class ServiceProcess {
     private static final String MODULE = "kera.spark_connector.service";
@@ -43,7 +44,7 @@ public final class ServiceProcess {
     private final Map<Long, CompletableFuture<JsonNode>> waiting = new ConcurrentHashMap<>();
     private volatile boolean ended;
 
-    /** The process has ended: what it kept is lost, and another one can be asked. */
+    /** The process has ended: its state is lost, and another process can be asked. */
     public static final class Ended extends KeraException {
         private static final long serialVersionUID = 1L;
 
@@ -58,7 +59,7 @@ public final class ServiceProcess {
         this.requests = process.getOutputStream();
     }
 
-    /** A new process that has answered, and is of the jar's version. Throws {@link KeraException} that says why not. */
+    /** Start a process, and check that it answers and has the jar's version. Throws {@link KeraException} if not. */
     static ServiceProcess start(String python) {
         String command = python + " -m " + MODULE;
         ProcessBuilder builder = new ProcessBuilder(python, "-m", MODULE);
@@ -105,17 +106,17 @@ public final class ServiceProcess {
         return new KeraException("ServiceUnavailable", message, false);
     }
 
-    /** Whether it answers no more. */
+    /** Whether the process no longer answers. */
     boolean hasEnded() {
         return ended;
     }
 
-    /** The result of a call, see {@link Service#call}; {@link Ended} where this very process cannot give it. */
+    /** The result of a call, see {@link Service#call}. Throws {@link Ended} if this process cannot answer it. */
     public JsonNode call(String method, ObjectNode params) {
         return call(method, params, CALL_TIMEOUT_MS);
     }
 
-    /** The same with a bound of its own; {@code ServiceTimeout} where it is exceeded. */
+    /** The same with the given timeout. Throws {@code ServiceTimeout} if the answer takes longer. */
     public JsonNode call(String method, ObjectNode params, long timeoutMs) {
         long number = numbers.incrementAndGet();
         CompletableFuture<JsonNode> answer = new CompletableFuture<>();
@@ -135,7 +136,7 @@ public final class ServiceProcess {
             String what = "`" + command + "` was asked for " + method + " and did not answer within ";
             throw new KeraException("ServiceTimeout", what + timeoutMs / 1000 + " s", true);
         } catch (InterruptedException interrupted) {
-            throw Unchecked.thrown(interrupted); // Spark knows by its class that a query or a task is being stopped
+            throw Unchecked.thrown(interrupted); // the class tells Spark that a query or a task is being stopped
         } finally {
             waiting.remove(number);
         }
@@ -153,10 +154,10 @@ public final class ServiceProcess {
         } catch (JsonProcessingException error) {
             throw new IllegalStateException(error);
         } catch (IOException error) {
-            ended = true; // before its answers end: whoever asks again shall get another process
+            ended = true; // the answers may end later, and a repeated call must get another process
             throw new Ended("`" + command + "` has ended and cannot be asked for " + method);
         }
-        if (ended) { // all calls may have been failed before this one was among them
+        if (ended) { // the calls may have been failed before this one was in `waiting`
             failAll();
         }
     }
@@ -171,7 +172,7 @@ public final class ServiceProcess {
         } finally {
             ended = true;
             failAll();
-            process.destroy(); // it may have closed its output only
+            process.destroy(); // the process may have closed only its output
         }
     }
 
@@ -179,11 +180,11 @@ public final class ServiceProcess {
         try {
             JsonNode answer = Planner.JSON.readTree(line);
             CompletableFuture<JsonNode> asked = waiting.get(answer.path("id").asLong());
-            if (asked != null) { // nobody waits any more after a time-out or an interrupt
+            if (asked != null) { // after a timeout or an interrupt the call no longer waits
                 asked.complete(answer);
             }
         } catch (JsonProcessingException error) {
-            // It may be a part of an answer, and so is not shown: there may be a token in it.
+            // The line may be part of an answer and contain a token, so it is not logged.
             LOG.warn("`{}` wrote a line that is not an answer: {} characters", command, line.length());
         }
     }

@@ -1,10 +1,10 @@
 package kera.spark.service;
 
-/** Throws checked exceptions through interfaces of Spark that do not declare them: Scala knows no such difference. */
+/** Throws checked exceptions through Spark interfaces that do not declare them: Scala has no checked exceptions. */
 final class Unchecked {
     private Unchecked() {}
 
-    /** Throws {@code error} as it is. It returns nothing: the type lets callers write {@code throw thrown(error)}. */
+    /** Throws {@code error} unchanged. It never returns: the type lets callers write {@code throw thrown(error)}. */
     static RuntimeException thrown(Throwable error) {
         return Unchecked.<RuntimeException>as(error);
     }
