@@ -201,7 +201,7 @@ final class KeraMicroBatchStream
         return planned;
     }
 
-    /** Warn if cores are missing: a task that waits for a core until time is up reads nothing, always the same tasks. */
+    /** Warn if cores are missing: a task that waits for a core until time is up reads nothing; always the same wait. */
     private void warnOfCores(int entries) {
         int cores = SparkSession.active().sparkContext().defaultParallelism();
         int missing = Math.max(0, entries - cores);

@@ -39,7 +39,7 @@ public record KeraQuery(CaseInsensitiveStringMap options, StructType columns, St
         return Service.shared(python);
     }
 
-    /** The parameters of calls that describe the read. Option names are in lower case, as Spark gives them to Python. */
+    /** The parameters of calls that describe the read. Names are in lower case, as Spark passes them to Python. */
     public ObjectNode params() {
         ObjectNode params = Planner.JSON.createObjectNode();
         options.forEach(params.putObject("options")::put);

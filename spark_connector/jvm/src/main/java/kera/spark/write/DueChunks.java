@@ -3,12 +3,12 @@ package kera.spark.write;
 import java.io.IOException;
 
 /**
- * Sends what is due while a task waits for rows: a thread, which has the task's writer while that waits for nothing
- * else. What goes wrong is told when the task goes on.
+ * A thread that sends due chunks while a task waits for rows. It uses the task's writer whenever the task does not.
+ * {@link #check} raises its errors in the task.
  */
 final class DueChunks {
 
-    /** So often it is looked at what is due: this part of the time that a chunk may fill. */
+    /** The thread looks for due chunks this often within the time that a chunk may fill. */
     private static final int LOOKS = 8;
     private static final long LOOK_MS_MAX = 100;
 
@@ -18,12 +18,12 @@ final class DueChunks {
     private Throwable failed;
     private boolean ended;
 
-    /** What sends the chunks that are due. */
+    /** Sends the chunks that are due. */
     interface Work {
         void sendDue(long dueNanos) throws IOException;
     }
 
-    /** Who calls this has {@code this} as a lock, and holds it whenever the task's writer is used. */
+    /** The caller must hold the lock of {@code this} whenever it uses the task's writer. */
     DueChunks(Filling filling, Work work) {
         this.filling = filling;
         this.work = work;
@@ -39,12 +39,12 @@ final class DueChunks {
                     work.sendDue(filling.dueNanos());
                 }
             }
-        } catch (Throwable error) { // whatever it is, the task is to end with it
+        } catch (Throwable error) { // any error must end the task
             failed = error;
         }
     }
 
-    /** Raises what has gone wrong meanwhile. */
+    /** Raise the error of the thread, if it had one. */
     synchronized void check() throws IOException {
         if (failed instanceof IOException error) {
             throw error;
@@ -57,7 +57,7 @@ final class DueChunks {
         }
     }
 
-    /** Nothing more is sent; what is being sent is given up. */
+    /** Send nothing more, and abandon what is being sent. */
     void end() {
         thread.interrupt();
         synchronized (this) {

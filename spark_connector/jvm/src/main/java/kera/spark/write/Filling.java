@@ -3,8 +3,8 @@ package kera.spark.write;
 import java.util.Arrays;
 
 /**
- * How long a chunk of a task may fill that writes with {@code latencyTarget}: as {@code writing/filling.py} says, where
- * it is explained.
+ * How long a chunk may fill in a task that writes with {@code latencyTarget}: the same as {@code Filling} of
+ * {@code writing/task.py}, which explains it.
  */
 final class Filling {
 
@@ -21,19 +21,19 @@ final class Filling {
         targetNanos = targetMs * 1e6;
     }
 
-    /** A chunk was acknowledged so long after it was closed. */
+    /** Record that a chunk was acknowledged {@code nanos} nanoseconds after it was sent. */
     void stored(long nanos) {
         tookNanos[stored++ % LATEST] = nanos;
         stored %= LATEST;
     }
 
-    /** How long a chunk may fill. */
+    /** How long a chunk may fill, in nanoseconds. */
     long fillsNanos() {
         long worst = Arrays.stream(tookNanos).max().getAsLong();
         return (long) Math.max(targetNanos * (1 - MARGIN) - worst, targetNanos * LEFT);
     }
 
-    /** A chunk goes that has been filled for so long, when it is looked at. */
+    /** A chunk that has been filling for this long is sent when the thread looks for due chunks. */
     long dueNanos() {
         return (long) (fillsNanos() * (1 - SLACK));
     }

@@ -13,29 +13,29 @@ import org.apache.spark.sql.catalyst.expressions.UnsafeRow;
 import org.apache.spark.sql.connector.write.DataWriter;
 
 /**
- * One task's rows on their way: split by streamlet, gathered into chunks, appended.
+ * Writes the rows of one task: splits them by streamlet, gathers them into chunks, and has these appended.
  *
- * <p>When a chunk is full depends on nothing but the rows that came before: so an attempt that gets the same rows in
- * the same order makes the same chunks, and finds them stored without a look at single rows. The streamlets' chunks are
- * under way side by side, one of each. What is gathered is at most {@link #GATHERED_BYTES_MAX} and a row; while more
- * than {@link #WAITING_BYTES_MAX} waits to be stored, nothing is gathered.
+ * <p>When a chunk is full depends only on the rows before. So an attempt that gets the same rows in the same order
+ * makes the same chunks, and finds them stored without comparing single rows. Chunks of different streamlets are in
+ * flight concurrently, one per streamlet. At most {@link #GATHERED_BYTES_MAX} and one row are gathered; while more than
+ * {@link #WAITING_BYTES_MAX} wait to be stored, nothing is gathered.
  *
- * <p>With a latency target chunks also go when they are due, even while the task waits for rows. Then a repeat of the
- * task has to look at rows.
+ * <p>With a latency target, chunks are also sent when they are due, even while the task waits for rows. Then a repeat
+ * of the task has to compare rows.
  */
 final class KeraDataWriter implements DataWriter<InternalRow> {
 
     private static final long GATHERED_BYTES_MAX = 32 << 20;
     private static final long WAITING_BYTES_MAX = 16 << 20;
-    /** So often it is looked for answers. */
+    /** The writer looks for answers each time it has gathered this many bytes. */
     private static final long LOOK_BYTES = 64 << 10;
-    /** Of so many streamlets the memory of rows is used again; of more it would be too much. */
+    /** The number of streamlets whose row memory is reused; for more streamlets that would take too much memory. */
     private static final int REUSING_MAX = 16;
 
     private final WriteTarget target;
     private final RowGatherer gatherer;
     private final ChunkSender sender;
-    /** With a latency target, else null: who sends what is due, and the lock of this writer. */
+    /** The sender of due chunks, and the lock of this writer; null without a latency target. */
     private final DueChunks due;
     private final Outlet[] byStreamlet;
     private final List<Outlet> outlets = new ArrayList<>();
@@ -43,7 +43,7 @@ final class KeraDataWriter implements DataWriter<InternalRow> {
     private long waitingBytes;
     private long unlookedBytes;
 
-    /** {@code filling} or null: how long chunks may fill. */
+    /** {@code filling} says how long chunks may fill; null without a latency target. */
     KeraDataWriter(WriteTarget target, RowGatherer gatherer, ChunkSender sender, Filling filling) {
         this.target = target;
         this.gatherer = gatherer;
@@ -144,7 +144,7 @@ final class KeraDataWriter implements DataWriter<InternalRow> {
         return bytes;
     }
 
-    /** Returns when all rows are stored. */
+    /** Store all rows that are left; return when all are stored. */
     @Override
     public KeraWritten commit() throws IOException {
         if (due == null) {
@@ -174,7 +174,7 @@ final class KeraDataWriter implements DataWriter<InternalRow> {
         return new KeraWritten(appended, found, surplus);
     }
 
-    /** What is stored stays: the repeat finds it. */
+    /** Close the writer. Stored rows stay: a repeat of the task finds them. */
     @Override
     public void abort() {
         close();

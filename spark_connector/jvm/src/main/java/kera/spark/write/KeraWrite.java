@@ -27,14 +27,14 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * A write to a stream by the columnar engine: a batch, or a micro-batch, for each of which Spark makes another one.
+ * A write to a stream by the columnar engine: of a batch, or of one micro-batch (Spark makes one for each).
  *
- * <p>Tasks store rows while they run, each once, so there is nothing to do for a commit but to say what happened, and
- * nothing for an abort: what is stored stays, and the repeat finds it. See {@code writing/writers.py}.
+ * <p>Tasks store rows while they run, each row once. So a commit only reports what happened, and an abort does nothing:
+ * stored rows stay, and a repeat finds them. See {@code writing/writers.py}.
  */
 public final class KeraWrite implements Write {
     private static final Logger LOG = LoggerFactory.getLogger(KeraWrite.class);
-    /** A local property that Spark gives to all jobs of a streaming query. */
+    /** A local property that Spark sets for all jobs of a streaming query. */
     private static final String QUERY_ID = "sql.streaming.queryId";
 
     private final LogicalWriteInfo info;
@@ -47,12 +47,12 @@ public final class KeraWrite implements Write {
         this.python = python;
     }
 
-    /** Makes writes. {@code otherwise} writes what this engine does not; null: that is an error. */
+    /** A builder of writes. {@code otherwise} does the writes that this engine cannot; if it is null, they fail. */
     public static WriteBuilder builder(LogicalWriteInfo info, String python, SupportsWrite otherwise) {
         return new Builder(info, python, otherwise);
     }
 
-    /** What Spark makes writes with. */
+    /** Chooses between this engine and {@code otherwise} when Spark builds a write. */
     private static final class Builder implements SupportsTruncate {
         private final LogicalWriteInfo info;
         private final String python;
@@ -67,7 +67,7 @@ public final class KeraWrite implements Write {
 
         @Override
         public WriteBuilder truncate() {
-            overwrite = true; // which is an error of Python's, with its own words
+            overwrite = true; // Python refuses this, with its own text
             return this;
         }
 
@@ -101,7 +101,7 @@ public final class KeraWrite implements Write {
         return new Streaming();
     }
 
-    /** {@code query}: the id of a streaming query; null: a batch, called {@code name} unless its options say more. */
+    /** {@code query}: the id of a streaming query; null for a batch, named {@code name} unless its options name it. */
     private KeraWriterFactory factory(String query, String name, int partitions) {
         ObjectNode params = params(info).put("overwrite", overwrite).put("query", query).put("name", name)
                 .put("partitions", partitions);
@@ -115,7 +115,7 @@ public final class KeraWrite implements Write {
                 columns, opened.toString(), token, producerIds, opened.get("version").asLong(), python);
     }
 
-    /** The columns as the stream calls them, which may differ in case. */
+    /** The columns with the stream's spelling of their names, which may differ in case. */
     private StructType named(JsonNode names) {
         StructField[] given = info.schema().fields();
         StructField[] fields = new StructField[given.length];
@@ -143,7 +143,7 @@ public final class KeraWrite implements Write {
         }
     }
 
-    /** Of a DataFrame, once. */
+    /** The write of a DataFrame, once. */
     private final class Batch implements BatchWrite {
         private final String name = UUID.randomUUID().toString().replace("-", "");
 
@@ -163,7 +163,7 @@ public final class KeraWrite implements Write {
         }
     }
 
-    /** Of a micro-batch, exactly once. */
+    /** The write of a micro-batch, exactly once. */
     private final class Streaming implements StreamingWrite {
 
         @Override

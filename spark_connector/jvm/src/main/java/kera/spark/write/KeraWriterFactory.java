@@ -12,7 +12,7 @@ import org.apache.spark.sql.connector.write.DataWriterFactory;
 import org.apache.spark.sql.connector.write.streaming.StreamingDataWriterFactory;
 import org.apache.spark.sql.types.StructType;
 
-/** Makes the writers of tasks; it goes to the executors. */
+/** Makes the writers of tasks; Spark sends it to the executors. */
 final class KeraWriterFactory implements DataWriterFactory, StreamingDataWriterFactory {
     private static final long serialVersionUID = 1L;
 
@@ -24,8 +24,8 @@ final class KeraWriterFactory implements DataWriterFactory, StreamingDataWriterF
     private final String driverPython;
 
     /**
-     * {@code version} of a batch; {@code target} is the JSON of a {@link WriteTarget}, {@code token} what is shown
-     * there, or null; ids are by partition.
+     * {@code target} is the JSON of a {@link WriteTarget}, {@code token} the token to authenticate with, or null;
+     * {@code producerIds} has one id per partition; {@code version} is used for batches only.
      */
     KeraWriterFactory(StructType given, String target, Token token, long[] producerIds, long version,
             String driverPython) {
@@ -47,7 +47,7 @@ final class KeraWriterFactory implements DataWriterFactory, StreamingDataWriterF
         return writer(partitionId, epochId);
     }
 
-    /** As {@code task_name} of {@code writing/writers.py} names it. */
+    /** Make a writer under the name that {@code task_name} of {@code writing/writers.py} gives it. */
     private DataWriter<InternalRow> writer(int partitionId, long number) {
         Environment.missingForReading().ifPresent(missing -> {
             throw new KeraException("EngineUnavailable", missing, false);

@@ -3,11 +3,12 @@ package kera.spark.write;
 import org.apache.spark.sql.connector.write.WriterCommitMessage;
 
 /**
- * What a task has done.
+ * The result of a task.
  *
- * @param appended rows that this attempt has stored
- * @param found rows that an earlier one had stored
- * @param surplus rows that an earlier one had stored and this one did not have: the query is not deterministic
+ * @param appended number of rows that this attempt stored
+ * @param found number of rows that an earlier attempt had stored
+ * @param surplus number of rows that an earlier attempt stored and this one does not have: the query is not
+ *     deterministic
  */
 record KeraWritten(long appended, long found, long surplus) implements WriterCommitMessage {
     private static final long serialVersionUID = 1L;

@@ -17,10 +17,10 @@ import org.apache.spark.unsafe.Platform;
 import org.apache.spark.unsafe.types.UTF8String;
 
 /**
- * Takes Spark's rows apart: to which streamlet a row goes, and what of it becomes a record. The columns are those of
- * {@code RECORD_TYPES} of {@code writing/columns.py}, and were checked.
+ * Takes Spark's rows apart: finds the streamlet of a row, and the parts that become a record. The columns are those of
+ * {@code RECORD_TYPES} in {@code writing/columns.py}, and have been checked.
  *
- * <p>Bytes are copied from where Spark has them; no object is made for a row without keys and headers in lists.
+ * <p>Bytes are copied directly from Spark's memory; a row without lists of keys or headers needs no object.
  */
 final class RowGatherer {
 
@@ -58,12 +58,12 @@ final class RowGatherer {
         return given.getFieldIndex(name).isDefined() ? given.fieldIndex(name) : NONE;
     }
 
-    /** Whether rows have times of their own. */
+    /** Whether the rows have a timestamp column. */
     boolean timed() {
         return timestamp != NONE;
     }
 
-    /** The row as the other methods take it. */
+    /** The row in the form that the other methods take. */
     UnsafeRow unsafe(InternalRow row) {
         if (row instanceof UnsafeRow already) {
             return already;
@@ -78,7 +78,7 @@ final class RowGatherer {
         return column != NONE && !row.isNullAt(column);
     }
 
-    // Where a value of a row or an array is: the offset from the base in the upper half, the length in the lower one.
+    // The place of a value in a row or an array: the offset from the base in the upper half, the length in the lower.
 
     private static int offset(long place) {
         return (int) (place >>> Integer.SIZE);
@@ -88,16 +88,16 @@ final class RowGatherer {
         return (int) place;
     }
 
-    /** What the row takes in a chunk, at most. */
+    /** Maximum number of bytes that the row takes in a chunk. */
     long bytes(UnsafeRow row) {
         long bytes = Rows.ROW_BYTES;
         bytes += has(row, value) ? length(row.getLong(value)) : 0;
         bytes += has(row, key) ? length(row.getLong(key)) + Rows.KEY_BYTES : 0;
-        bytes += has(row, keys) ? length(row.getLong(keys)) : 0; // in Spark's memory a key has 8 bytes beside its own,
-        return bytes + (has(row, headers) ? length(row.getLong(headers)) : 0); // and a header 16 or more
+        bytes += has(row, keys) ? length(row.getLong(keys)) : 0; // Spark's memory has 8 extra bytes for each key
+        return bytes + (has(row, headers) ? length(row.getLong(headers)) : 0); // and 16 or more for each header
     }
 
-    /** Where the row goes. */
+    /** The streamlet of the row. Throws StreamletOutOfRange if the row asks for one that the stream does not have. */
     int streamlet(UnsafeRow row) {
         if (has(row, streamlet)) {
             int wanted = row.getInt(streamlet);
@@ -148,14 +148,14 @@ final class RowGatherer {
         return new KeraException("SchemaMismatch", message, false);
     }
 
-    /** Whether the row is of a later epoch than {@code rows}, of which there is one, and none is of a later one. */
+    /** Whether the row has a later epoch than all of {@code rows}, which is not empty and begins with its latest. */
     boolean beginsEpoch(UnsafeRow row, Rows rows) {
         long epochUs = target.epochUs();
         return epochUs > 0 && has(row, timestamp)
                 && Math.floorDiv(row.getLong(timestamp), epochUs) > Math.floorDiv(rows.times()[0], epochUs);
     }
 
-    /** Add the row, of which {@link #bytes} were told. */
+    /** Add the row to {@code to}; {@code bytes} is what {@link #bytes} returned for it. */
     void add(UnsafeRow row, long bytes, Rows to) {
         long timeUs = 0;
         if (timestamp != NONE) {
@@ -191,7 +191,7 @@ final class RowGatherer {
         return true;
     }
 
-    /** With a key, that takes the place of the first one. */
+    /** Add the keys of the row. If it also has a single key, this replaces the first of them. */
     private void addKeys(UnsafeRow row, Rows to) {
         UnsafeArrayData all = has(row, keys) ? row.getArray(keys) : null;
         boolean first = addKey(row, to);
@@ -214,7 +214,7 @@ final class RowGatherer {
         }
     }
 
-    /** Adds {@code length} bytes of an object, or of memory, as Spark names their place. */
+    /** Add {@code length} bytes of an object or of off-heap memory, addressed as in Spark. */
     private static void add(Object base, long offset, int length, Blobs to) {
         if (base instanceof byte[] array) {
             to.add(array, (int) (offset - Platform.BYTE_ARRAY_OFFSET), length);

@@ -1,8 +1,8 @@
 /**
  * Writes rows to a stream through Spark's interfaces for sinks, each row once.
- * On the driver, {@code KeraWrite} opens the write at the planner, and reports what the tasks have done.
- * In a task, {@code KeraDataWriter} gathers rows by streamlet, and has chunks sent when they are full.
- * {@code RowGatherer} takes rows of Spark's apart.
- * {@code Filling} and {@code DueChunks} send chunks earlier where there is a latency target.
+ * On the driver, {@code KeraWrite} opens the write at the planner, and reports the results of the tasks.
+ * In a task, {@code KeraDataWriter} gathers rows by streamlet, and has full chunks sent.
+ * {@code RowGatherer} takes Spark's rows apart.
+ * With a latency target, {@code Filling} and {@code DueChunks} send chunks earlier.
  */
 package kera.spark.write;
