@@ -111,7 +111,7 @@ class Filling:
         self._took_s: deque[float] = deque(maxlen=LATEST)
 
     def stored(self, took_s: float) -> None:
-        """Note that a chunk was acknowledged `took_s` after it was closed."""
+        """Note that a chunk was acknowledged `took_s` after its append began."""
         self._took_s.append(took_s)
 
     @property

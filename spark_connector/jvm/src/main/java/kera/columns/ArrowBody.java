@@ -15,7 +15,7 @@ import org.apache.arrow.memory.ArrowBuf;
 import org.apache.arrow.memory.BufferAllocator;
 import org.apache.spark.unsafe.Platform;
 
-/** The payload of a chunk of version 1: a message of Arrow's. */
+/** The payload of a chunk of version 1: an Arrow message. */
 final class ArrowBody extends Body {
     private static final int PREFIX_BYTES = 8;
     private static final int CONTINUATION = -1;
@@ -162,7 +162,7 @@ final class ArrowBody extends Body {
 
     @Override
     ArrowBuf offsets(int count, int width) {
-        if (count == 0) { // then it may be empty
+        if (count == 0) { // then the buffer may be empty
             ArrowBuf there = data(0);
             if (there.capacity() > 0 && (there.capacity() < width || end(there, 0, width) < 0)) {
                 throw corrupt("no values, and an offset that is none");

@@ -12,20 +12,20 @@ import org.apache.arrow.memory.ForeignAllocation;
 import org.apache.spark.unsafe.Platform;
 
 /**
- * The record batch in a chunk's payload, taken field by field in the order of the schema.
+ * The record batch in a chunk's payload, read field by field in the order of the schema.
  *
- * <p>What says where its values are is read from a private copy, and every buffer that is given is a range of the
- * payload that was checked, or a copy. So whatever happens to the payload's bytes meanwhile, what is read stays inside
- * of it. What does not fit is a {@link KeraException} CorruptChunk, or an exception of flatbuffers, of a codec or of
- * Java's arrays that means the same.
+ * <p>The metadata that locates the values is read from a private copy, and every returned buffer is a checked range of
+ * the payload, or a copy. So reads stay inside the payload, whatever happens to its bytes meanwhile. Invalid data
+ * raises a {@link KeraException} CorruptChunk, or an exception of flatbuffers, of a codec or of Java's arrays that
+ * means the same.
  */
 abstract class Body {
-    /** What the buffers of one chunk may become together, and its values; the same as of the SDK. */
+    /** Maximum size of all decompressed buffers of a chunk together, and of its values; the same as in the SDK. */
     private static final long DECOMPRESSED_BYTES_MAX = 128L << 20;
-    /** How much longer than itself something compressed may say to be; neither codec can do more. */
+    /** Maximum ratio of the stated size to the compressed size; neither codec can compress more. */
     private static final long LZ4_RATIO_MAX = 256;
     private static final long ZSTD_RATIO_MAX = 32768;
-    /** Small copies lie in blocks of so many bytes: to allocate costs more than to write them. */
+    /** Size of the blocks that hold small copies: allocating each copy would cost more than writing it. */
     private static final int BLOCK_BYTES = 4096;
 
     final BufferAllocator allocator;
@@ -40,48 +40,48 @@ abstract class Body {
         this.allocator = allocator;
     }
 
-    /** Begins with the first field of the batch in `chunk`, which must have as many rows as the chunk's header says. */
+    /** Begin with the first field of the batch in `chunk`, which must have as many rows as the chunk's header says. */
     abstract void open(Chunk chunk);
 
-    /** The number of values of the next field, whose buffers are to be taken next. */
+    /** Move on to the next field and return its number of values; its buffers must be taken next. */
     abstract int node();
 
-    /** How many values of the field of the last {@link #node} are null; to be asked after {@link #validity}. */
+    /** The number of nulls in the field of the last {@link #node}; valid after {@link #validity}. */
     abstract int nulls();
 
-    /** The next buffer, the bits that say which of a field's `count` values there are; empty if that is all. */
+    /** The next buffer, the bits that say which of a field's `count` values are not null; empty if none is null. */
     abstract ArrowBuf validity(int count);
 
-    /** The next buffer, which must have `needed` bytes at least. */
+    /** The next buffer, which must have at least `needed` bytes. */
     abstract ArrowBuf data(long needed);
 
     /**
-     * The next buffer, the offsets of `count` values, as a copy that was checked to ascend; see {@link #end}.
+     * The next buffer, the offsets of `count` values, as a copy that is checked to be ascending; see {@link #end}.
      *
-     * @param width of an offset: 4 or 8 bytes
+     * @param width size of an offset: 4 or 8 bytes
      */
     abstract ArrowBuf offsets(int count, int width);
 
-    /** How many buffers of data the next field of views has. */
+    /** The number of data buffers of the next view field. */
     abstract int variadic();
 
-    /** Passes over a field with all in it; returns the number of its values. */
+    /** Skip a field with all nested fields; return the number of its values. */
     abstract int skip(SkippedField field);
 
-    /** What is thrown for bytes that are not a record batch of the stream's schema. */
+    /** The exception for bytes that are not a record batch of the stream's schema. */
     abstract KeraException corrupt(String what);
 
-    /** The last of `count` values' `offsets`. */
+    /** The last of the `offsets` of `count` values, where the last value ends. */
     static long end(ArrowBuf offsets, int count, int width) {
         return width == Integer.BYTES ? offsets.getInt((long) count * width) : offsets.getLong((long) count * width);
     }
 
-    /** Bytes of a bit for each of `count` values. */
+    /** The number of bytes that `count` bits take. */
     static long bits(int count) {
         return (count + 7L) / 8;
     }
 
-    /** How many of the `count` bits at `bits` are 0: values that are null. */
+    /** How many of the `count` bits at `bits` are 0, which means null. */
     static int zeroBits(long bits, int count) {
         int ones = 0;
         int at = 0;
@@ -96,8 +96,9 @@ abstract class Body {
     }
 
     /**
-     * Counts what values take when each is written out, of which this is part: each a byte at least, also where it
-     * takes none in the chunk, and those that lie in the same bytes all that they are. The rule is that of the SDK.
+     * Add `bytes` to the size that the values would have if each were written out; too large a total is an error. Each
+     * value counts as at least one byte, even if it takes none in the chunk, and values that share bytes are counted in
+     * full. The SDK has the same rule.
      */
     final void writeOut(long bytes) {
         writtenOutBytes += bytes;
@@ -106,12 +107,12 @@ abstract class Body {
         }
     }
 
-    /** What has been counted so. */
+    /** The total that {@link #writeOut} has counted. */
     final long writtenOut() {
         return writtenOutBytes;
     }
 
-    /** Lets go of the chunk and of all copies. Columns that were loaded must not be read any more. */
+    /** Release the chunk and all copies. Loaded columns must not be read any more. */
     void release() {
         for (ArrowBuf each : owned) {
             each.close();
@@ -120,20 +121,20 @@ abstract class Body {
         block = null;
     }
 
-    /** The payload of `chunk`, which has a body of so many bytes. */
+    /** The payload of `chunk`, whose body has `bodyBytes` bytes; starts counting as in {@link #beginCounting}. */
     final ArrowBuf begin(Chunk chunk, long bodyBytes, boolean compressed) {
         beginCounting(bodyBytes, compressed);
         return own(allocator.wrapForeignAllocation(new Lent(chunk)));
     }
 
-    /** What is counted from here on is of a body of so many bytes. */
+    /** Reset the counters, for a body of `bodyBytes` bytes. */
     final void beginCounting(long bodyBytes, boolean compressed) {
         decompressedBytes = 0;
         writtenOutBytes = 0;
         room = compressed ? DECOMPRESSED_BYTES_MAX : Math.max(DECOMPRESSED_BYTES_MAX, Byte.SIZE * bodyBytes);
     }
 
-    /** What the `bytes` bytes at `at` become when they are decompressed, which must be `size` bytes. */
+    /** Decompress the `bytes` bytes at `at`; the result must have `size` bytes. */
     final ArrowBuf decompressed(ArrowBuf payload, long at, long bytes, long size, boolean zstd) {
         if (size < 0 || size > Integer.MAX_VALUE || size > bytes * (zstd ? ZSTD_RATIO_MAX : LZ4_RATIO_MAX)) {
             throw corrupt(bytes + " bytes that would be " + size);
@@ -142,7 +143,7 @@ abstract class Body {
         if (decompressedBytes > DECOMPRESSED_BYTES_MAX) {
             throw corrupt("its buffers would become more than " + DECOMPRESSED_BYTES_MAX + " bytes");
         }
-        // Decompressed from a copy: codecs look at some bytes twice, and trust them not to change in between.
+        // Decompress a copy: codecs read some bytes twice, and rely on them not to change in between.
         byte[] copy = new byte[(int) bytes];
         payload.getBytes(at, copy);
         byte[] content = zstd ? unpacked(copy, (int) size) : Lz4Frame.decompressed(copy, (int) size);
@@ -154,13 +155,13 @@ abstract class Body {
     private byte[] unpacked(byte[] frame, int size) {
         byte[] content = new byte[size];
         long found = Zstd.decompress(content, frame);
-        if (found != size) { // an error is a number that no size is
+        if (found != size) { // error codes are never valid sizes
             throw corrupt("a compressed buffer that is not " + size + " bytes");
         }
         return content;
     }
 
-    /** Memory for `bytes` bytes, whatever is in it, that nobody else can change. */
+    /** Uninitialized private memory for `bytes` bytes. */
     final ArrowBuf scratch(long bytes) {
         if (block == null || bytes > block.capacity() - blockUsed) {
             block = own(allocator.buffer(Math.max(bytes, BLOCK_BYTES)));
@@ -171,19 +172,19 @@ abstract class Body {
         return found;
     }
 
-    /** Such memory, with zeros. */
+    /** Private memory for `bytes` bytes, filled with zeros. */
     final ArrowBuf zeros(long bytes) {
         ArrowBuf found = scratch(bytes);
         found.setZero(0, bytes);
         return found;
     }
 
-    /** A copy of the first `bytes` bytes of a buffer, which must be offsets that ascend. */
+    /** A copy of the first `bytes` bytes of a buffer, which must be ascending offsets. */
     final ArrowBuf ascending(ArrowBuf buffer, long bytes, int width) {
         ArrowBuf copy = scratch(bytes);
         copy.setBytes(0, buffer, 0, bytes);
         long address = copy.memoryAddress();
-        // Where one is smaller than the one before, the sign of the difference stays: a loop without branches.
+        // If an offset is smaller than the one before, the sign of the difference remains: a loop without branches.
         long signs = 0;
         if (width == Integer.BYTES) {
             long before = 0;
@@ -196,7 +197,7 @@ abstract class Body {
             long before = 0;
             for (long at = address, until = address + bytes; at < until; at += Long.BYTES) {
                 long offset = Platform.getLong(null, at);
-                signs |= offset | offset - before; // of two that are not negative, the difference does not overflow
+                signs |= offset | offset - before; // the difference of two non-negative numbers cannot overflow
                 before = offset;
             }
         }
@@ -211,7 +212,7 @@ abstract class Body {
         return made;
     }
 
-    /** A chunk's payload as memory of Arrow's: it keeps the chunk's owner reachable, and gives nothing back. */
+    /** A chunk's payload as Arrow memory: it keeps the chunk's owner reachable, and frees nothing. */
     private static final class Lent extends ForeignAllocation {
         private final Object owner;
 

@@ -16,10 +16,10 @@ import org.apache.spark.sql.types.TimeType;
 import org.apache.spark.sql.vectorized.ColumnVector;
 
 /**
- * Which column reads which of Arrow's types.
+ * Makes the column that reads an Arrow type.
  *
- * <p>The types that Spark does not have are widened as {@code kera.spark_connector.columns} does. A type that is not
- * here, or not the wanted one, is an {@link UnsupportedOperationException}.
+ * <p>Types that Spark does not have are widened, as in {@code kera.spark_connector.columns}. An Arrow type that is not
+ * supported, or that does not match the wanted type, raises an {@link UnsupportedOperationException}.
  */
 final class ColumnFactory {
     private static final long DAY_MS = 86_400_000;
@@ -40,7 +40,7 @@ final class ColumnFactory {
         return made;
     }
 
-    /** What passes over `field`. */
+    /** The loader that skips `field`. */
     static SkippedField skipped(Field field) {
         ArrowType type = field.getType();
         if (field.getDictionary() != null) {
@@ -166,7 +166,7 @@ final class ColumnFactory {
         return ListColumn.ofOffsets(type, elements, large ? Long.BYTES : Integer.BYTES);
     }
 
-    /** Maps are lists of structs, and Spark may want them as such. */
+    /** The column of a map: Arrow stores maps as lists of structs, and Spark may want either form. */
     private LoadedColumn map(Field field, DataType type) {
         Field entries = field.getChildren().get(0);
         if (type instanceof ArrayType array && array.elementType() instanceof StructType entry) {
@@ -186,7 +186,7 @@ final class ColumnFactory {
         return ListColumn.ofOffsets(type, NeverNull.unlessNullable(entries, both), Integer.BYTES);
     }
 
-    /** `entries`: of a map, whose first field has its keys. */
+    /** The column of a struct. `entries`: the structs are the entries of a map, and their first field has the keys. */
     private LoadedColumn struct(Field field, StructType type, boolean entries) {
         List<Field> there = field.getChildren();
         FieldLoader[] loaders = there.stream().map(ColumnFactory::skipped).toArray(FieldLoader[]::new);
@@ -204,7 +204,7 @@ final class ColumnFactory {
         return new StructColumn(type, loaders, children);
     }
 
-    /** Where the field called `name` is; of several with that name the one at `index`, if it is one of them. */
+    /** The index of the field `name`, or -1; of several such fields `index` if it is one of them, else the first. */
     private static int place(List<Field> fields, String name, int index) {
         if (index < fields.size() && fields.get(index).getName().equals(name)) {
             return index;

@@ -23,11 +23,11 @@ import org.apache.spark.sql.vectorized.ColumnarBatch;
 import org.apache.spark.unsafe.types.UTF8String;
 
 /**
- * Chunks of one entry as what Spark takes, without a copy of their values.
+ * Chunks of one entry as Spark batches, without copying their values.
  *
- * <p>Of each chunk only the wanted columns are looked at. Where its bytes are not a batch of the schema, loading
- * it is a {@link KeraException} CorruptChunk; what was loaded can be read without leaving the chunk's memory, whatever
- * becomes of its bytes. A batch is valid until the next one is loaded, or until this is closed. Not thread-safe.
+ * <p>Only the wanted columns of each chunk are read. If its bytes are not a batch of the schema, loading it raises a
+ * {@link KeraException} CorruptChunk. Reads of a loaded batch stay within the chunk's memory, whatever happens to its
+ * bytes. A batch is valid until the next one is loaded, or until this object is closed. Not thread-safe.
  */
 public final class Columns implements AutoCloseable {
     private static final String KEYS = "keys";
@@ -45,11 +45,11 @@ public final class Columns implements AutoCloseable {
     private FirstKeyColumn firstKeys;
 
     /**
-     * The columns `wanted`, in that order. Throws UnsupportedOperationException where there cannot be such columns.
+     * The columns `wanted`, in that order. Throws UnsupportedOperationException if there cannot be such columns.
      *
-     * @param arrowSchema of the stream, as an Arrow IPC message
-     * @param typed whether the stream's own columns are the columns, or those of a record
-     * @param epoch of all records, where they are to tell it; or null
+     * @param arrowSchema the stream's schema, as an Arrow IPC message
+     * @param typed whether the columns are those of the stream's own schema, or those of a record
+     * @param epoch the epoch of all records, if an epoch column is to show it; or null
      */
     public Columns(byte[] arrowSchema, boolean typed, StructType wanted, String stream, int streamlet, int entry,
             Long epoch) {
@@ -91,12 +91,12 @@ public final class Columns implements AutoCloseable {
     private static Schema schemaOf(byte[] message) {
         try {
             return Schema.deserializeMessage(ByteBuffer.wrap(message));
-        } catch (IllegalArgumentException error) { // a type that Arrow has, and its Java library does not
+        } catch (IllegalArgumentException error) { // Arrow has this type, but its Java library does not
             throw new UnsupportedOperationException("the stream's schema cannot be read: " + error.getMessage(), error);
         }
     }
 
-    /** The columns that are read from chunks; fills {@link #loaders} in the order of `schema`. */
+    /** Make the columns that are read from chunks, and fill {@link #loaders} in the order of `schema`. */
     private Map<String, LoadedColumn> loaded(Schema schema, boolean typed, StructType wanted) {
         Map<String, DataType> types = new HashMap<>();
         for (StructField field : wanted.fields()) {
@@ -119,7 +119,7 @@ public final class Columns implements AutoCloseable {
                 last = loaders.size();
             }
         }
-        loaders.subList(last, loaders.size()).clear(); // nobody asks what is behind the last one
+        loaders.subList(last, loaders.size()).clear(); // fields after the last wanted one need not be skipped
         return loaded;
     }
 
@@ -138,11 +138,11 @@ public final class Columns implements AutoCloseable {
     }
 
     /**
-     * The columns of `chunk`, in place; the payload is not touched if none of them is in it. If it is a small one,
-     * those of the chunks behind it, too, as a copy.
+     * The columns of `chunk`, in place; the payload is not read if no wanted column is in it. If the chunk is small,
+     * the small chunks after it are joined with it, as a copy.
      *
-     * @param skip how many records to leave out at its beginning
-     * @param more what gives the small chunk behind one, null if there is none
+     * @param skip number of records to leave out at the beginning
+     * @param more returns the small chunk after the given one, or null if there is none
      */
     public ColumnarBatch load(Chunk chunk, int skip, UnaryOperator<Chunk> more) {
         release();
@@ -164,7 +164,7 @@ public final class Columns implements AutoCloseable {
         return new ColumnarBatch(shifted, left);
     }
 
-    /** Returns how many records these are. */
+    /** Load `chunk` and the chunks joined with it; return the number of records. */
     private int loadPayload(Chunk chunk, UnaryOperator<Chunk> more) {
         int rows = chunk.recordCount;
         Chunk behind = chunk.isSmall() ? more.apply(chunk) : null;
@@ -197,7 +197,7 @@ public final class Columns implements AutoCloseable {
         }
     }
 
-    /** What was loaded is not used any more. */
+    /** Release what was loaded; it must not be used any more. */
     public void release() {
         loaders.forEach(FieldLoader::release);
         arrow.release();
@@ -205,7 +205,7 @@ public final class Columns implements AutoCloseable {
         joined.release();
     }
 
-    /** Frees all there is; fails if anything of it is still referred to. */
+    /** Free all memory; fail if any of it is still in use. */
     @Override
     public void close() {
         release();

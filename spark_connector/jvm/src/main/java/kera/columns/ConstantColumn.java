@@ -3,7 +3,7 @@ package kera.columns;
 import org.apache.spark.sql.types.DataType;
 import org.apache.spark.unsafe.types.UTF8String;
 
-/** The same string, the same number or null in each row. (Spark's own forgets its value when a batch is closed.) */
+/** The same string, number or null in each row. (Spark's own class loses its value when a batch is closed.) */
 final class ConstantColumn extends OwnColumn {
     private final Object value;
     private int rows;
@@ -13,7 +13,7 @@ final class ConstantColumn extends OwnColumn {
         this.value = value;
     }
 
-    /** Of a chunk with so many `rows`. */
+    /** Begin a batch of `rows` rows. */
     void begin(int rows) {
         this.rows = rows;
     }

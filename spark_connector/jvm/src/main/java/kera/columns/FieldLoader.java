@@ -1,10 +1,10 @@
 package kera.columns;
 
-/** Takes the nodes and buffers of one field, and of the fields in it, from a record batch. */
+/** Takes the nodes and buffers of one field and its nested fields from a record batch. */
 interface FieldLoader {
-    /** Takes what is the field's from where `body` is, checks all of it, and returns the number of its values. */
+    /** Take the field's nodes and buffers from the current place in `body`, check them, and return its value count. */
     int load(Body body);
 
-    /** Lets go of what was loaded. */
+    /** Release what was loaded. */
     void release();
 }

@@ -3,7 +3,7 @@ package kera.columns;
 import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.sql.vectorized.ColumnVector;
 
-/** The first key of each record, null where it has none. */
+/** The first key of each record, or null if it has none. */
 final class FirstKeyColumn extends OwnColumn {
     private final ListColumn keys;
     private final ColumnVector each;
@@ -15,7 +15,7 @@ final class FirstKeyColumn extends OwnColumn {
         each = keys.getChild(0);
     }
 
-    /** Of a chunk with so many `rows`. */
+    /** Begin a batch of `rows` rows. */
     void begin(int rows) {
         this.rows = rows;
     }

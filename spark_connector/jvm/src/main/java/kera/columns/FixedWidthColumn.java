@@ -11,10 +11,10 @@ import org.apache.spark.sql.types.Decimal;
 import org.apache.spark.sql.types.DecimalType;
 import org.apache.spark.sql.vectorized.ColumnVector;
 
-/** Values that all have the same number of bytes, one behind the other. */
+/** Values of the same number of bytes, stored one after the other. */
 abstract class FixedWidthColumn extends OwnColumn implements LoadedColumn {
     final int width;
-    /** Of the chunk that is loaded. */
+    /** The values of the loaded chunk. */
     ArrowBuf data;
 
     FixedWidthColumn(DataType type, int width) {
@@ -40,7 +40,7 @@ abstract class FixedWidthColumn extends OwnColumn implements LoadedColumn {
         return this;
     }
 
-    /** Values that all have the same number of bytes. */
+    /** Byte strings of a fixed length. */
     static final class Bytes extends FixedWidthColumn {
         Bytes(int width) {
             super(DataTypes.BinaryType, width);

@@ -10,19 +10,19 @@ import org.apache.arrow.vector.types.pojo.Schema;
 import org.apache.spark.unsafe.Platform;
 
 /**
- * The lean payloads of small chunks that follow each other, as one: their values are copied together, field by field.
- * So what a batch costs Spark, and a buffer Arrow, is paid once for them all, as in {@code kera.core.format.joining}.
+ * The lean payloads of consecutive small chunks as one: their values are copied together, field by field. So Spark's
+ * cost per batch and Arrow's cost per buffer are paid once for all of them, as in {@code kera.core.format.joining}.
  */
 final class JoinedBody extends Body {
     private static final int RECORDS_MAX = 1 << 16;
     private static final int WRITTEN_OUT_BYTES_MAX = 256 << 10;
 
-    /** A chunk, which is held as long as its bytes are looked at, with its nodes: as many as there are `fields`. */
+    /** A chunk, kept alive as long as its bytes are read, with its nodes: one for each of `fields`. */
     private record Part(Chunk chunk, long body, List<LeanNode> nodes) {
     }
 
     private final List<LeanField> schema;
-    /** In the order of nodes. */
+    /** All fields, also nested ones, in the order of nodes. */
     private final List<LeanField> fields = new ArrayList<>();
     private final List<Part> parts = new ArrayList<>();
     private int next;
@@ -55,7 +55,7 @@ final class JoinedBody extends Body {
         add(chunk);
     }
 
-    /** Takes on another chunk, before the first field is taken. */
+    /** Add another chunk; to be called before the first field is taken. */
     void add(Chunk chunk) {
         if (!chunk.isSmall()) {
             throw corrupt("it is not of a kind that is joined");
@@ -73,7 +73,7 @@ final class JoinedBody extends Body {
         writtenOutBytes += Chunk.HEADER_BYTES + writtenOut();
     }
 
-    /** Whether the chunks that it has are enough for a batch. */
+    /** Whether the chunks are enough for a batch. */
     boolean isFull() {
         return records >= RECORDS_MAX || writtenOutBytes >= WRITTEN_OUT_BYTES_MAX;
     }
@@ -193,7 +193,7 @@ final class JoinedBody extends Body {
         return found;
     }
 
-    /** Where each of the values of `node` ends, the first of which begins at `base`. */
+    /** Write the end of each value of `node` from `to` on; the first value begins at `base`. */
     private void putEnds(LeanNode node, long from, int width, long base, long to) {
         int count = node.count();
         long same = node.form() == LeanNode.Form.SAME && count > 0 ? node.total() / count : 0;
@@ -248,7 +248,7 @@ final class JoinedBody extends Body {
 
     // -- bits ------------------------------------------------------------------------------------------------------
 
-    /** `count` bits from the bit `at` of `to` on, where there are none yet; `from` 0: all are as those of `same`. */
+    /** Write `count` bits to `to`, which is still 0 there, from bit `at` on; if `from` is 0, use the bits of `same`. */
     private static void putBits(long to, int at, long from, int same, int count) {
         int taken;
         for (int done = 0; done < count; done += taken) {
@@ -260,7 +260,7 @@ final class JoinedBody extends Body {
         }
     }
 
-    /** The eight bits from `at` on, those that there are of `count`. */
+    /** The eight bits from bit `at` on, or fewer at the end of the `count` bits. */
     private static int bitsAt(long from, int at, int count) {
         long place = from + at / Byte.SIZE;
         int shift = at % Byte.SIZE;

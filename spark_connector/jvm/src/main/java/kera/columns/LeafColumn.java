@@ -8,9 +8,9 @@ import org.apache.arrow.vector.ipc.message.ArrowFieldNode;
 import org.apache.spark.sql.vectorized.ArrowColumnVector;
 import org.apache.spark.sql.vectorized.ColumnVector;
 
-/** A column that is read as it lies in the chunk, by Spark's own column over a vector of Arrow's. */
+/** A column that is read in place, by Spark's own column class over an Arrow vector. */
 final class LeafColumn extends ArrowColumnVector implements LoadedColumn {
-    /** Which buffers a vector has, and how long they are. */
+    /** The buffers of a vector, and how their lengths are found. */
     enum Layout { NOTHING, BITS, FIXED, VARIABLE }
 
     private final FieldVector vector;
@@ -19,9 +19,9 @@ final class LeafColumn extends ArrowColumnVector implements LoadedColumn {
     private final List<ArrowBuf> buffers = new ArrayList<>(3);
 
     /**
-     * A column of what `vector` is loaded with.
+     * A column over `vector`.
      *
-     * @param width bytes of a value, or of an offset
+     * @param width bytes per value, or per offset
      */
     LeafColumn(FieldVector vector, Layout layout, int width) {
         super(vector);

@@ -10,8 +10,8 @@ import org.apache.arrow.vector.types.pojo.Schema;
 import org.apache.spark.unsafe.Platform;
 
 /**
- * The payload of a chunk of version 2: a lean one, see {@code kera.core.format.lean}. What is plain in it stays in its
- * place; the rest is written out for those fields that are read.
+ * The payload of a chunk of version 2, which is lean: see {@code kera.core.format.lean}. Plain values stay in place;
+ * other encodings are written out for the fields that are read.
  */
 final class LeanBody extends Body {
     private static final int RECORDS_WITHOUT_BYTES = 1 << 16;
@@ -25,7 +25,7 @@ final class LeanBody extends Body {
     private int next;
     private LeanNode node;
     private int nulls;
-    /** Without compression, if it was compressed. */
+    /** The body, decompressed if it was compressed. */
     private ArrowBuf body;
 
     LeanBody(BufferAllocator allocator, Schema schema) {
@@ -67,7 +67,7 @@ final class LeanBody extends Body {
         next = 0;
     }
 
-    /** Bytes of the nodes, which are behind so many others and before a body that begins within the payload. */
+    /** The size of the nodes after a prefix of `prefixBytes`, checked: the body begins within the payload. */
     static int nodesBytes(Chunk chunk, int prefixBytes) {
         if (chunk.payloadBytes < prefixBytes) {
             throw corruptPayload("it is cut short");
@@ -128,7 +128,7 @@ final class LeanBody extends Body {
         return found;
     }
 
-    /** The one value, again and again. */
+    /** The single value of the node, repeated. */
     private ArrowBuf repeated(long bytes) {
         ArrowBuf found = scratch(bytes);
         if (bytes > 0) {
@@ -146,7 +146,7 @@ final class LeanBody extends Body {
         return found;
     }
 
-    /** Writes the least value of `node`, with what each is more, from `to` on. */
+    /** Write the values of `node` from `to` on: its least value plus each of the deltas at `from`. */
     static void sum(LeanNode node, long from, long to) {
         int width = node.inline().length;
         int deltaBytes = (int) node.total();
@@ -172,7 +172,7 @@ final class LeanBody extends Body {
             case SAME -> multiples(bytes, count, width);
             case LENGTHS_1 -> ends(bytes, count, width, Byte.BYTES);
             case LENGTHS_2 -> ends(bytes, count, width, Short.BYTES);
-            default -> throw corrupt("values where the schema has none"); // which LeanNodes has seen to
+            default -> throw corrupt("values where the schema has none"); // LeanNodes has excluded this
         };
         if (end(found, 0, width) != 0 || end(found, count, width) != node.total()) {
             throw corrupt("offsets that do not go from 0 to " + node.total());
@@ -189,7 +189,7 @@ final class LeanBody extends Body {
         return found;
     }
 
-    /** Where each value ends, after a 0. */
+    /** A 0, then the end of each value. */
     private ArrowBuf ends(long bytes, int count, int width, int lengthBytes) {
         long from = inPlace(node.packedAt(), (long) count * lengthBytes).memoryAddress();
         ArrowBuf found = scratch(bytes);

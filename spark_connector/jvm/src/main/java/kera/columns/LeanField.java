@@ -6,24 +6,24 @@ import org.apache.arrow.vector.types.pojo.ArrowType;
 import org.apache.arrow.vector.types.pojo.Field;
 
 /**
- * Which kind of node a field of a schema is in a lean payload; see {@code kera.core.format.lean.kinds}.
+ * A field of a schema with its kind of node in a lean payload; see {@code kera.core.format.lean.kinds}.
  *
- * @param kind null: of this type a lean payload can only have nulls
- * @param width bytes of a value, of an offset, or values of each list of a fixed size
- * @param neverNull whether it is the entries of a map, or their keys, where Arrow has no nulls; or a column that is not
+ * @param kind kind of node; null if a lean payload can only have nulls of this type
+ * @param width bytes per value or per offset, or the number of values in a list of fixed size
+ * @param neverNull whether the field cannot have nulls: the entries of a map, their keys, or a column that is not
  *     nullable
- * @param fields what is within
+ * @param fields the nested fields
  */
 record LeanField(Kind kind, int width, boolean neverNull, List<LeanField> fields) {
     private static final int VIEW_BYTES = 16;
 
-    /** The place of each is its number in the format. */
+    /** The kinds of nodes; the ordinal of a kind is its number in the format. */
     enum Kind {
         NULL, BITS, FIXED_1, FIXED_2, FIXED_4, FIXED_8, FIXED_16, FIXED, BINARY, TEXT, LARGE_BINARY, LARGE_TEXT, LIST,
         LARGE_LIST, FIXED_LIST, STRUCT
     }
 
-    /** A column. */
+    /** The field of a column. */
     static LeanField ofColumn(Field field) {
         return of(field, !field.isNullable());
     }

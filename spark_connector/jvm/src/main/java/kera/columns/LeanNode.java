@@ -1,23 +1,23 @@
 package kera.columns;
 
 /**
- * A field of a lean payload with its buffers, which lie within the body.
+ * A field of a lean payload, and the places of its buffers in the body.
  *
- * @param count how many values it has
- * @param form how its values are written, or where they are
- * @param validityAt where its bits are; {@link #NOWHERE}: no value is null
- * @param packedAt where its offsets, lengths or deltas are
- * @param dataAt where its values are, or the bytes of all of them
- * @param dataBytes how many bytes these are
- * @param total bytes or values of all together, or bytes of a delta
- * @param inline the one value, or the least one
+ * @param count number of values
+ * @param form encoding of the values, or of their places
+ * @param validityAt place of the validity bits; {@link #NOWHERE} if no value is null
+ * @param packedAt place of the offsets, lengths or deltas
+ * @param dataAt place of the values, or of their bytes
+ * @param dataBytes number of bytes at {@code dataAt}
+ * @param total number of bytes or values of all together, or bytes per delta
+ * @param inline the single value, or the least value
  */
 record LeanNode(int count, Form form, long validityAt, long packedAt, long dataAt, long dataBytes, long total,
         byte[] inline) {
     static final long NOWHERE = -1;
     private static final byte[] NOTHING = {};
 
-    /** Values are NULLS, PLAIN, ONE or DELTAS; where they are is said by NULLS, OFFSETS, SAME or LENGTHS. */
+    /** NULLS, PLAIN, ONE and DELTAS encode values; NULLS, OFFSETS, SAME and LENGTHS encode their places. */
     enum Form { NULLS, PLAIN, ONE, DELTAS, OFFSETS, SAME, LENGTHS_1, LENGTHS_2 }
 
     static LeanNode nulls(int count) {

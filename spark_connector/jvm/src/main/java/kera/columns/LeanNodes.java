@@ -7,9 +7,9 @@ import java.util.List;
 import kera.wire.KeraException;
 
 /**
- * Goes through the nodes of a lean payload once, and gives each its place in the body; see
- * {@code kera.core.format.lean.layout}. Where the payload has one node for nulls, there is one for each field of the
- * schema.
+ * Reads the nodes of a lean payload once, and computes the place of each in the body; see
+ * {@code kera.core.format.lean.layout}. If the payload has a single node for the nulls of nested fields, the result has
+ * a node for each of these fields.
  */
 final class LeanNodes {
     private static final int KIND_MASK = 0x1F;
@@ -36,7 +36,7 @@ final class LeanNodes {
         this.bytes = bytes;
     }
 
-    /** The nodes in `bytes`, which must be those of `schema` and of `bodyBytes`; `body` counts what they take. */
+    /** The nodes in `bytes`, which must match `schema` and `bodyBytes`; `body` counts the size of their values. */
     static List<LeanNode> read(byte[] bytes, List<LeanField> schema, int records, long bodyBytes, Body body) {
         LeanNodes reader = new LeanNodes(body, bytes);
         for (LeanField field : schema) {
@@ -84,7 +84,7 @@ final class LeanNodes {
         }
     }
 
-    /** Of the field and all within it; their values count as what nulls of Arrow's take. */
+    /** Add nodes of nulls for the field and all nested fields; their values count as much as nulls take in Arrow. */
     private void nulls(LeanField field, int count) {
         nodes.add(LeanNode.nulls(count));
         boolean lists = field.kind() == LeanField.Kind.FIXED_LIST;
@@ -113,7 +113,7 @@ final class LeanNodes {
                 if (value[0] >> 1 != 0) {
                     throw body.corrupt("a bit that is " + value[0]);
                 }
-                value[0] = (byte) -value[0]; // eight of them
+                value[0] = (byte) -value[0]; // the bit, eight times
             }
             return LeanNode.one(count, validityAt, value);
         }

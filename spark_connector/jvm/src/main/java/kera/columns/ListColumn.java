@@ -7,7 +7,7 @@ import org.apache.spark.sql.vectorized.ColumnVector;
 import org.apache.spark.sql.vectorized.ColumnarArray;
 import org.apache.spark.sql.vectorized.ColumnarMap;
 
-/** Lists of any of Arrow's kinds, as arrays; and maps, which are lists of entries. */
+/** Arrow lists of any kind, as arrays; and maps, which are lists of entries. */
 final class ListColumn extends OwnColumn implements LoadedColumn {
     private final LoadedColumn elements;
     private final int width;
@@ -58,7 +58,7 @@ final class ListColumn extends OwnColumn implements LoadedColumn {
         return this;
     }
 
-    /** Where the list of `row` begins among the elements; that of the next one is where it ends. */
+    /** The index of the first element of the list in `row`; the list ends where that of the next row begins. */
     int start(int row) {
         return switch (width) {
             case 0 -> row * size;
@@ -86,7 +86,7 @@ final class ListColumn extends OwnColumn implements LoadedColumn {
         return new ColumnarMap(entries.getChild(0), entries.getChild(1), start, start(row + 1) - start);
     }
 
-    /** The elements; of maps the keys and the values. */
+    /** The elements; for maps, the keys or the values. */
     @Override
     public ColumnVector getChild(int ordinal) {
         ColumnVector all = elements.column();

@@ -2,8 +2,8 @@ package kera.columns;
 
 import org.apache.spark.sql.vectorized.ColumnVector;
 
-/** A column that is made of one field of a chunk's record batch, again for every chunk. */
+/** A column that is loaded from one field of a record batch, anew for every chunk. */
 interface LoadedColumn extends FieldLoader {
-    /** The column itself; always the same one. */
+    /** The column, always the same object. */
     ColumnVector column();
 }

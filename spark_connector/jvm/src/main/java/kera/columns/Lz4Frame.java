@@ -4,15 +4,15 @@ import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
 
 /**
- * Decompresses LZ4 frames, as Arrow writes them for each buffer.
+ * Decompresses the LZ4 frame that Arrow writes for each buffer.
  *
  * <p>The classes that Spark ships do not fit: one is some twenty times slower, the other refuses blocks that refer to
- * those before. Checksums are not looked at, as the chunk has its own. What is no frame is an exception, whatever the
- * bytes are.
+ * earlier blocks. Checksums are not verified, because the chunk has its own. Invalid frames of any kind raise an
+ * exception.
  */
 final class Lz4Frame {
     private static final int MAGIC = 0x184D2204;
-    private static final int FIXED_BYTES = 7; // magic, flags, block size, checksum of these
+    private static final int FIXED_BYTES = 7; // magic, flags, block size, checksum of the header
     private static final int CONTENT_SIZE = 1 << 3;
     private static final int DICTIONARY = 1;
     private static final int BLOCK_CHECKSUMS = 1 << 4;
@@ -30,7 +30,7 @@ final class Lz4Frame {
         this.to = to;
     }
 
-    /** The content of the one frame in `from`, which must have `size` bytes. */
+    /** Decompress the single frame in `from`; its content must have `size` bytes. */
     static byte[] decompressed(byte[] from, int size) {
         Lz4Frame frame = new Lz4Frame(from, new byte[size]);
         frame.read();
@@ -52,7 +52,7 @@ final class Lz4Frame {
             if (bytes > from.length - in) {
                 throw new IllegalArgumentException("a block of " + bytes + " bytes");
             }
-            if (head < 0) { // stored as it is
+            if (head < 0) { // not compressed
                 copy(bytes);
             } else {
                 block(in + bytes);
@@ -73,7 +73,7 @@ final class Lz4Frame {
         out += bytes;
     }
 
-    /** A block up to `end`: literals and a match in turn, where the last literals have no match. */
+    /** Decompress a block up to `end`: literals and matches in turn, with no match after the last literals. */
     private void block(int end) {
         while (in < end) {
             int token = from[in++] & 0xFF;
@@ -108,7 +108,7 @@ final class Lz4Frame {
         }
         if (distance >= bytes) {
             System.arraycopy(to, out - distance, to, out, bytes);
-        } else { // it repeats what it has just written
+        } else { // the match overlaps its own output
             for (int at = out; at < out + bytes; at++) {
                 to[at] = to[at - distance];
             }

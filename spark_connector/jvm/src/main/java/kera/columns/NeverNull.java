@@ -4,7 +4,7 @@ import org.apache.arrow.vector.types.pojo.ArrowType;
 import org.apache.arrow.vector.types.pojo.Field;
 import org.apache.spark.sql.vectorized.ColumnVector;
 
-/** Loads a column, and refuses nulls in it: Spark does not look for them where its schema has none, nor in maps. */
+/** Loads a column and refuses nulls: Spark does not check for nulls where its schema excludes them, nor in maps. */
 final class NeverNull implements LoadedColumn {
     private final String name;
     private final LoadedColumn column;
@@ -14,7 +14,7 @@ final class NeverNull implements LoadedColumn {
         this.column = column;
     }
 
-    /** What loads `column`, of which `field` says whether it may have nulls. */
+    /** The loader of `column`, which refuses nulls unless `field` allows them. */
     static LoadedColumn unlessNullable(Field field, LoadedColumn column) {
         boolean anyNulls = field.isNullable() || field.getType() instanceof ArrowType.Null;
         return anyNulls ? column : new NeverNull(field.getName(), column);

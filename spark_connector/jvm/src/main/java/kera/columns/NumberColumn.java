@@ -3,7 +3,7 @@ package kera.columns;
 import kera.wire.KeraException;
 import org.apache.spark.sql.types.DataType;
 
-/** Whole numbers of a type that Spark does not have, as those of one that it has; so are times of another unit. */
+/** Whole numbers of a type that Spark lacks, as a type that it has; also times, converted to another unit. */
 final class NumberColumn extends FixedWidthColumn {
     private final String arrowType;
     private final boolean signed;
@@ -11,9 +11,9 @@ final class NumberColumn extends FixedWidthColumn {
     private final long by;
 
     /**
-     * A column of numbers of `width` bytes, `times` as large and then divided `by`.
+     * A column of numbers of `width` bytes, which are multiplied with `times` and then divided by `by`.
      *
-     * @param arrowType how Arrow calls what they are, for errors
+     * @param arrowType the name of their Arrow type, for errors
      */
     NumberColumn(DataType type, String arrowType, int width, boolean signed, long times, long by) {
         super(type, width);
@@ -57,7 +57,7 @@ final class NumberColumn extends FixedWidthColumn {
         };
     }
 
-    /** What is in the place of a null does not matter; Spark reads it where it takes many at once. */
+    /** Throw SchemaMismatch, except for a null: its stored number does not matter, but Spark reads it in bulk reads. */
     private long unfit(int row, long stored, String why) {
         if (isNullAt(row)) {
             return 0;

@@ -2,7 +2,7 @@ package kera.columns;
 
 import org.apache.spark.sql.types.DataTypes;
 
-/** The ordinals of records in their entry. */
+/** The ordinals of records within their entry. */
 final class OrdinalColumn extends OwnColumn {
     private long first;
 
@@ -10,7 +10,7 @@ final class OrdinalColumn extends OwnColumn {
         super(DataTypes.LongType);
     }
 
-    /** From `first` on. */
+    /** Begin a batch whose first record has the ordinal `first`. */
     void begin(long first) {
         this.first = first;
     }

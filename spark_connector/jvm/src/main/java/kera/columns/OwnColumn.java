@@ -8,7 +8,7 @@ import org.apache.spark.sql.vectorized.ColumnarArray;
 import org.apache.spark.sql.vectorized.ColumnarMap;
 import org.apache.spark.unsafe.types.UTF8String;
 
-/** What all columns of ours share: which values are null, and no values of any type but those that one has. */
+/** The base of this package's columns: it knows which values are null, and refuses getters that are not overridden. */
 abstract class OwnColumn extends ColumnVector {
     private ArrowBuf validity;
     private int nulls;
@@ -17,7 +17,7 @@ abstract class OwnColumn extends ColumnVector {
         super(type);
     }
 
-    /** Takes the next field's node and first buffer, and returns its number of values. */
+    /** Take the next field's node and first buffer, and return its number of values. */
     final int begin(Body body) {
         int count = body.node();
         validity = body.validity(count);
@@ -25,7 +25,7 @@ abstract class OwnColumn extends ColumnVector {
         return count;
     }
 
-    /** Forgets the buffer of {@link #begin}. */
+    /** Drop the buffer of {@link #begin}. */
     final void end() {
         validity = null;
         nulls = 0;
@@ -33,7 +33,7 @@ abstract class OwnColumn extends ColumnVector {
 
     @Override
     public void close() {
-        // The buffers belong to the chunk that was loaded.
+        // The buffers belong to the loaded chunk.
     }
 
     @Override

@@ -12,7 +12,7 @@ final class ShiftedColumn extends OwnColumn {
     private final int skip;
     private final int rows;
 
-    /** The column `all`, which has `skip` and `rows` more. */
+    /** The `rows` rows of `all` after the first `skip`. */
     ShiftedColumn(ColumnVector all, int skip, int rows) {
         super(all.dataType());
         this.all = all;
@@ -94,7 +94,7 @@ final class ShiftedColumn extends OwnColumn {
         return all.getBinary(skip + row);
     }
 
-    /** Of a struct: its fields have a value for each row. */
+    /** The child of a struct, shifted too, because its fields have a value for each row. */
     @Override
     public ColumnVector getChild(int ordinal) {
         return new ShiftedColumn(all.getChild(ordinal), skip, rows);

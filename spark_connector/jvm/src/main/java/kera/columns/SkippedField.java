@@ -1,6 +1,6 @@
 package kera.columns;
 
-/** A field that nobody wants: its buffers are passed over without a look at them. */
+/** A field that is not wanted: its buffers are skipped without reading them. */
 record SkippedField(int nodes, int buffers, int views) implements FieldLoader {
     @Override
     public int load(Body body) {

@@ -3,7 +3,7 @@ package kera.columns;
 import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.vectorized.ColumnVector;
 
-/** Structs, with those of their fields that are wanted. */
+/** Structs with their wanted fields. */
 final class StructColumn extends OwnColumn implements LoadedColumn {
     private final FieldLoader[] fields;
     private final ColumnVector[] children;
@@ -11,8 +11,8 @@ final class StructColumn extends OwnColumn implements LoadedColumn {
     /**
      * A column of structs.
      *
-     * @param fields all of Arrow's, in its order
-     * @param children those that Spark has, in its order
+     * @param fields all fields in Arrow, in Arrow's order
+     * @param children the fields in Spark, in Spark's order
      */
     StructColumn(DataType type, FieldLoader[] fields, ColumnVector[] children) {
         super(type);

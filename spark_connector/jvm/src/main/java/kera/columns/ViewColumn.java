@@ -8,7 +8,7 @@ import org.apache.spark.sql.vectorized.ColumnVector;
 import org.apache.spark.unsafe.Platform;
 import org.apache.spark.unsafe.types.UTF8String;
 
-/** Strings or bytes as views: short ones lie in the views, longer ones in any of several buffers. */
+/** Strings or bytes as views: short values are in the views, longer ones in any of several buffers. */
 final class ViewColumn extends OwnColumn implements LoadedColumn {
     private static final int VIEW_BYTES = 16;
     private static final int INLINE_BYTES_MAX = 12;
@@ -48,7 +48,7 @@ final class ViewColumn extends OwnColumn implements LoadedColumn {
         return count;
     }
 
-    /** That the view lies within its buffer. That of a null may be anything: here it gets the length 0. */
+    /** Check that the view lies within its buffer. The view of a null may be anything, so its length is set to 0. */
     private void check(int row, Body body) {
         int view = row * VIEW_BYTES;
         if (isNullAt(row)) {
