@@ -18,12 +18,12 @@ import java.util.Map;
 import java.util.Set;
 
 /**
- * A broker's memory, mapped for reading only.
+ * A broker's memory, mapped read-only.
  *
- * <p>All readers of this JVM share the mapping, and with it its page tables, which a mapping of their own would have to
- * fill again, page by page. It is never unmapped while anything refers to it, whatever becomes of the broker. A buffer
- * is at most 2 GiB, so the slots are mapped in extents; all of them at once, because a file that is kept open for later
- * would be closed for everybody by the interrupt of one thread.
+ * <p>All readers of this JVM share the mapping and its page tables, which a separate mapping would have to fill again,
+ * page by page. It is never unmapped while anything refers to it, whatever happens to the broker. A buffer has at most
+ * 2 GiB, so the slots are mapped in extents. All extents are mapped at once, because the interrupt of one thread would
+ * close a file that is kept open for later, for all threads.
  */
 final class Arena {
 
@@ -35,13 +35,12 @@ final class Arena {
             MethodHandles.byteBufferViewVarHandle(long[].class, ByteOrder.LITTLE_ENDIAN);
 
     /**
-     * By the broker's push socket and the memory domain: the one that it has now. Weak, as what is mapped stays in
-     * memory even when its broker is gone and its file removed; connections and chunks refer to it for as long as they
-     * need it.
+     * The current arena by push socket and memory domain. Weak, because mapped memory stays in use even if its broker
+     * is gone and its file removed; connections and chunks refer to an arena as long as they need it.
      */
     private static final Map<String, WeakReference<Arena>> MAPPED = new HashMap<>();
 
-    /** Which file it is, and how it is laid out. */
+    /** The identity of the file, and its layout. */
     private record Identity(Object device, Object inode, long bytes, long slots, long slotBytes, long slotsAt,
             long rowsAt, long rowBytes) {
     }
@@ -78,8 +77,8 @@ final class Arena {
     }
 
     /**
-     * The memory of a domain of the broker that pushes at the path {@code socket}. Throws {@link ProtocolException}: it
-     * cannot be as the broker says; another {@link IOException}: it cannot be mapped.
+     * The memory of a domain of the broker whose push socket is {@code socket}. Throws {@link ProtocolException} if the
+     * layout that the broker describes is impossible, another {@link IOException} if the memory cannot be mapped.
      */
     static Arena of(String socket, String domain, Wire.Hello hello) throws IOException {
         requirePossible(hello);
@@ -92,7 +91,7 @@ final class Arena {
                 hello.slotBytes(), hello.slotsAt(), hello.rowsAt(), hello.rowBytes());
         synchronized (MAPPED) {
             WeakReference<Arena> mapped = MAPPED.get(socket + " " + domain);
-            Arena known = mapped == null ? null : mapped.get(); // while it is mapped its inode belongs to no other file
+            Arena known = mapped == null ? null : mapped.get(); // a mapped file's inode is not reused for another file
             if (known == null || !known.identity.equals(identity)) {
                 known = new Arena(identity, hello);
                 MAPPED.put(socket + " " + domain, new WeakReference<>(known));
@@ -101,7 +100,7 @@ final class Arena {
         }
     }
 
-    /** Of the file itself, not of what a link leads to: others may write to the directory that it is in. */
+    /** The attributes of the file itself, not of a link's target: other users may be able to write to its directory. */
     private static Map<String, Object> attributes(String path) throws IOException {
         return Files.readAttributes(Path.of(path), "unix:dev,ino,uid,mode", LinkOption.NOFOLLOW_LINKS);
     }
@@ -124,15 +123,15 @@ final class Arena {
         }
     }
 
-    /** How often a slot has been let go of, as of now; what was read before this call is what it tells about. */
+    /** How often a slot has been released so far; bytes read before this call are valid if the number is unchanged. */
     long generation(int slot) {
         VarHandle.acquireFence();
         return (long) GENERATION.getAcquire(rows, slot * rowBytes);
     }
 
     /**
-     * Bytes of a slot, from {@code at} of the file on, little-endian. Throws {@link ProtocolException} unless they lie
-     * in it.
+     * The bytes of a slot from offset {@code at} of the file on, little-endian. Throws {@link ProtocolException} unless
+     * they lie in the slot.
      */
     ByteBuffer bytes(long slot, long at, long length) throws ProtocolException {
         long within = at - slotsAt - slot * slotBytes;

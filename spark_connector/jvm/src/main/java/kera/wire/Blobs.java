@@ -4,7 +4,7 @@ import java.util.Arrays;
 
 import com.fasterxml.jackson.databind.JsonNode;
 
-/** Values of bytes, one behind the other, that become more; some may be null. */
+/** A growing list of byte strings, stored one after the other; some may be null. */
 public final class Blobs {
 
     public static final int NULL = -1;
@@ -15,7 +15,7 @@ public final class Blobs {
     private int count;
     private int nulls;
 
-    /** From their JSON, see {@code rows_as_json} of {@code service/writes.py}. */
+    /** Parse the JSON form, see {@code rows_as_json} of {@code service/writes.py}. */
     static Blobs parse(JsonNode node) {
         Blobs made = new Blobs();
         made.bytes = Numbers.bytes(node.get("bytes"));
@@ -28,13 +28,13 @@ public final class Blobs {
         return made;
     }
 
-    /** One more, which is {@code length} bytes of {@code from}. */
+    /** Add a value: {@code length} bytes of {@code from}, starting at {@code at}. */
     public void add(byte[] from, int at, int length) {
         int place = add(length);
         System.arraycopy(from, at, bytes, place, length);
     }
 
-    /** One more; its bytes are to be put into {@link #bytes()}, from the returned place on. */
+    /** Add a value of {@code length} bytes, which the caller puts into {@link #bytes()} at the returned place. */
     public int add(int length) {
         grow(length);
         lengths[count++] = length;
@@ -71,7 +71,7 @@ public final class Blobs {
         return nulls;
     }
 
-    /** Of all values together. */
+    /** The number of bytes of all values together. */
     int size() {
         return size;
     }
@@ -80,7 +80,7 @@ public final class Blobs {
         return bytes;
     }
 
-    /** Of each value, {@link #NULL} for none. */
+    /** The length of each value; {@link #NULL} for a null. */
     int[] lengths() {
         return lengths;
     }

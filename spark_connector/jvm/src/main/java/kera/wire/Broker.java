@@ -6,13 +6,13 @@ import java.nio.file.Path;
 
 import com.fasterxml.jackson.databind.JsonNode;
 
-/** A broker, and where it can be reached; an empty address is one that it does not offer. */
+/** A broker and its addresses; an address is empty if the broker does not offer it. */
 record Broker(int brokerId, String nodeId, String framesAddress, String framesUnixPath, String pushUnixPath) {
 
-    /** As {@code kera.core.base.process.node_id} has it. */
+    /** The same as {@code kera.core.base.process.node_id}. */
     private static final String THIS_NODE = kernel("hostname", "") + "/" + kernel("random/boot_id", "unknown-boot");
 
-    /** From its JSON; null of null. */
+    /** Parse the JSON form; null for null. */
     static Broker parse(JsonNode node) {
         return node == null || node.isNull() ? null
                 : new Broker(node.get("broker_id").asInt(), node.path("node_id").asText(),
@@ -20,7 +20,7 @@ record Broker(int brokerId, String nodeId, String framesAddress, String framesUn
                         node.path("push_unix_path").asText());
     }
 
-    /** Whether it can be reached by paths of this one's file system. */
+    /** Whether the broker is on this node, so that its unix sockets can be reached. */
     boolean isOnThisNode() {
         return nodeId.equals(THIS_NODE);
     }

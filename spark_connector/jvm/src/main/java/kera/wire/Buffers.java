@@ -6,8 +6,8 @@ import java.util.Deque;
 import java.util.Iterator;
 
 /**
- * Direct buffers for what is pulled, which are used again: memory outside of the heap is only free when the garbage
- * collector finds that it is, and pieces are many. At most {@link #IDLE_BYTES_MAX} are kept while nobody uses them.
+ * A pool of direct buffers: memory outside of the heap is freed only when the garbage collector finds it unused, and
+ * there are many pieces. At most {@link #IDLE_BYTES_MAX} are kept while unused.
  */
 final class Buffers {
 
@@ -20,7 +20,7 @@ final class Buffers {
     private Buffers() {
     }
 
-    /** One of at least so many bytes, 64-byte aligned. */
+    /** A buffer of at least {@code bytes} bytes, 64-byte aligned. */
     static ByteBuffer take(int bytes) {
         synchronized (IDLE) {
             for (Iterator<ByteBuffer> each = IDLE.iterator(); each.hasNext();) {
@@ -36,7 +36,7 @@ final class Buffers {
         return ByteBuffer.allocateDirect(capacity + ALIGNMENT_BYTES).alignedSlice(ALIGNMENT_BYTES);
     }
 
-    /** Nobody looks at it any more. */
+    /** Give back a buffer that is no longer used. */
     static void give(ByteBuffer buffer) {
         synchronized (IDLE) {
             if (idleBytes + buffer.capacity() <= IDLE_BYTES_MAX) {

@@ -6,11 +6,11 @@ import java.util.zip.CRC32C;
 
 import org.apache.arrow.memory.util.MemoryUtil;
 
-/** One chunk in memory; valid until the reader is asked for the next one or is closed. See {@code docs/format.md}. */
+/** A chunk in memory, valid until the reader is asked for the next one or is closed. See {@code docs/format.md}. */
 public final class Chunk {
 
     public static final int HEADER_BYTES = 128;
-    /** The SDK's, see {@code kera.core.format.joining}. */
+    /** The same limit as the SDK's, see {@code kera.core.format.joining}. */
     private static final int SMALL_PAYLOAD_BYTES_MAX = 16 << 10;
 
     private static final int PAYLOAD_BYTES_MAX = 1 << 30;
@@ -23,26 +23,26 @@ public final class Chunk {
     private static final int PLACEMENT_AT = 88;
     private static final int PLACEMENT_CRC_AT = 124;
 
-    /** Whether its payload is a lean one, and not a message of Arrow's. */
+    /** Whether the payload is lean; otherwise it is an Arrow message. */
     public final boolean lean;
-    /** What the body of a lean payload was compressed with. */
+    /** The codec that compressed the body of a lean payload. */
     public final int codec;
-    /** Header and payload, without padding: direct, little-endian, from 0 to its limit. */
+    /** Header and payload, without padding: a direct, little-endian buffer, from 0 to its limit. */
     final ByteBuffer memory;
-    /** Where the payload begins. */
+    /** Address of the payload. */
     public final long payloadAddress;
     public final int payloadBytes;
     public final int recordCount;
-    /** The version of its stream's schema that it was written with. */
+    /** The version of the stream's schema that the chunk was written with. */
     public final int schemaId;
     /** Ordinal of the first record within its entry. */
     public final long firstRecord;
     public final Position start;
     /** Where the chunk after this one starts. */
     public final Position next;
-    /** Whether it has no records, and only says that nothing older comes behind it. */
+    /** Whether the chunk has no records, and only says that no older records follow. */
     final boolean punctuation;
-    /** Whether it lies in a broker's memory. */
+    /** Whether the chunk lies in a broker's memory. */
     final boolean inPlace;
     /** Keeps the mapping or the buffer reachable. */
     public final Object owner;
@@ -70,16 +70,17 @@ public final class Chunk {
     }
 
     /**
-     * The chunk at {@code at} of a stretch, checked. {@code before}: where the one before it ended, or where the
-     * stretch starts. Throws {@link KeraException}: what is there is no chunk, or one of another schema. In a broker's
-     * memory that can also mean that it is not {@link #intact}: to be asked before anything is made of it.
+     * Check and return the chunk at offset {@code at} of a stretch. {@code before} is the end of the chunk before it,
+     * or the start of the stretch. Throws {@link KeraException} if there is no valid chunk, or one of an unknown
+     * schema. In a broker's memory the reason may be that the stretch is not {@link Stretch#intact}: the caller must
+     * check this before it uses the chunk or the error.
      */
     static Chunk open(Stretch stretch, int at, Position before, Piece piece, boolean verifyPayload) {
         ByteBuffer bytes = stretch.bytes();
         if (bytes.limit() - at < HEADER_BYTES) {
             throw corrupt("chunk header cut short at offset " + at);
         }
-        byte[] copied = new byte[HEADER_BYTES]; // what is checked must be what is used, whatever happens to the memory
+        byte[] copied = new byte[HEADER_BYTES]; // the checked bytes must be the used ones, even if the memory changes
         bytes.get(at, copied);
         ByteBuffer header = ByteBuffer.wrap(copied).order(ByteOrder.LITTLE_ENDIAN);
         if (header.getInt(0) != MAGIC) {
@@ -122,17 +123,17 @@ public final class Chunk {
         return new Chunk(stretch, at, header, before);
     }
 
-    /** Length of the whole chunk: header, payload, padding. */
+    /** Length of the whole chunk: header, payload and padding. */
     int chunkBytes() {
         return chunkBytes(payloadBytes);
     }
 
-    /** Whether it is of the kind that is joined with others: in place, what it costs would be more than a copy does. */
+    /** Whether the chunk may be joined with others: reading it in place would cost more than a copy. */
     public boolean isSmall() {
         return lean && codec == 0 && payloadBytes <= SMALL_PAYLOAD_BYTES_MAX;
     }
 
-    /** Whether what is at {@code at} of its stretch looks like a small chunk that follows this one. */
+    /** Whether the bytes at offset {@code at} of the stretch look like a small chunk that follows this one. */
     boolean isFollowedBySmall(int at) {
         ByteBuffer bytes = stretch.bytes();
         return bytes.limit() - at >= HEADER_BYTES
@@ -145,7 +146,7 @@ public final class Chunk {
                 && bytes.getLong(at + 104) == firstRecord + recordCount;
     }
 
-    /** Whether the bytes are still this chunk's. To be asked after they were looked at; true for copies. */
+    /** Whether the bytes are still this chunk's; always true for copies. To be called after the bytes were read. */
     public boolean intact() {
         return stretch.intact();
     }

@@ -22,11 +22,12 @@ import com.fasterxml.jackson.databind.node.ArrayNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 
 /**
- * Appends the rows of outlets, one chunk of each at a time, at whoever owns their streamlets: compare-and-append, as in
- * {@code client/producing/appender.py}. Whatever fails is told to the service, which waits, and says whom to send it to
- * again, or raises what ends the task.
+ * Appends the rows of outlets, one chunk per outlet at a time, at the brokers that own their streamlets:
+ * compare-and-append, as in {@code client/producing/appender.py}. The sender reports failures to the service, which
+ * waits, and then names the broker to send the chunk to again, or raises the error that ends the task.
  *
- * <p>Belongs to one thread at a time, and has none of its own: answers are taken when it is told to look for them.
+ * <p>Belongs to one thread at a time, and has no thread of its own: it reads answers only in {@link #start},
+ * {@link #look} and {@link #await}.
  */
 public final class ChunkSender implements Closeable {
 
@@ -38,12 +39,12 @@ public final class ChunkSender implements Closeable {
     private static final byte LEAN_VERSION = 2;
     private static final byte COMPRESSED = 1;
     private static final int PAYLOAD_AT = Frames.HEADER_BYTES + Wire.ONE_CHUNK.length + CHUNK_HEADER_BYTES;
-    /** So many chunks are under way at once, of so many bytes, and at least one. */
+    /** Limits of the chunks in flight, in number and in bytes; one chunk is always allowed. */
     private static final int UNDER_WAY_MAX = 64;
     private static final long UNDER_WAY_BYTES_MAX = 16 << 20;
-    /** How long a task waits at a time: between two waits it looks whether Spark still wants it. */
+    /** The maximum of a single wait: between waits a task checks whether Spark has cancelled it. */
     private static final long LOOK_MS = 500;
-    /** A task that was away for longer may be away for very long. */
+    /** A task that spends longer than this between two calls may also stay away for very long. */
     private static final long SLOW_NANOS = Deadline.nanos(100);
 
     private final WriteTarget target;
@@ -55,18 +56,18 @@ public final class ChunkSender implements Closeable {
     private final LeanEncoder encoder = new LeanEncoder();
     private final Map<Integer, WriteConnection> connections = new LinkedHashMap<>();
     private List<Broken> broken = new ArrayList<>();
-    /** Outlets with rows that wait, none of whose chunks is under way. */
+    /** Outlets with waiting rows and no chunk in flight. */
     private final Deque<Outlet> ready = new ArrayDeque<>();
     private int underWay;
     private long underWayBytes;
-    /** When the task went on with its rows last. */
+    /** The time when the task last went on with its rows. */
     private long wentOn = System.nanoTime();
 
     /** A chunk that was not acknowledged, and why. */
     private record Broken(Outlet outlet, Wire.Failure failure) {
     }
 
-    /** {@code stored} takes the nanoseconds between the sending of a chunk and its acknowledgement. */
+    /** {@code stored} gets the nanoseconds between sending a chunk and its acknowledgement. */
     public ChunkSender(WriteTarget target, long producerId, int producerEpoch, Supplier<? extends Planner> service,
             LongConsumer stored) {
         this.target = target;
@@ -76,7 +77,7 @@ public final class ChunkSender implements Closeable {
         this.stored = stored;
     }
 
-    /** Have the rows of {@code outlet} sent that wait, if that is not under way. */
+    /** Send the waiting rows of {@code outlet}, unless they are being sent already. */
     public void start(Outlet outlet) throws IOException {
         if (outlet.idle()) {
             ready.addLast(outlet);
@@ -86,7 +87,7 @@ public final class ChunkSender implements Closeable {
         }
     }
 
-    /** Take the answers that are there, and send what may be sent then. */
+    /** Take the answers that have arrived, and send the chunks that may now be sent. */
     public void look() throws IOException {
         for (int brokerId : new ArrayList<>(connections.keySet())) {
             look(brokerId, Deadline.afterMs(0));
@@ -96,8 +97,8 @@ public final class ChunkSender implements Closeable {
     }
 
     /**
-     * A fast task comes by again at once, and what is not sent yet goes out then. One that was away for long may be so
-     * again, for longer than a broker waits for the rest of a chunk: it stays until all is sent.
+     * A fast task calls again soon, and then sends the unsent bytes. A task that was away for long may stay away again,
+     * for longer than a broker waits for the rest of a chunk. So such a task waits here until all is sent.
      */
     private void goOn() throws IOException {
         boolean slow = System.nanoTime() - wentOn > SLOW_NANOS;
@@ -138,7 +139,7 @@ public final class ChunkSender implements Closeable {
         look();
     }
 
-    /** Take answers of a broker: wait for the first one until then. */
+    /** Take answers of a broker; wait for the first one until {@code until}. */
     private void look(int brokerId, long until) throws IOException {
         WriteConnection connection = connections.get(brokerId);
         if (connection == null || !connection.waits()) {
@@ -164,7 +165,7 @@ public final class ChunkSender implements Closeable {
     private void lost(int brokerId, IOException error) {
         WriteConnection connection = connections.remove(brokerId);
         if (connection == null) {
-            return; // which has been said
+            return; // the loss has been handled
         }
         Wire.Failure failure = new Wire.Failure("uncertain", error.getMessage(), true, Map.of());
         connection.abandon().forEach(outlet -> broken.add(new Broken(outlet, failure)));
@@ -194,7 +195,7 @@ public final class ChunkSender implements Closeable {
         }
     }
 
-    /** There was such a chunk: an earlier attempt's, or this one, after an answer that was lost. */
+    /** Handle a duplicate: an earlier attempt stored the chunk, or this one did and the answer was lost. */
     private void found(Outlet outlet, Wire.ChunkStatus status) {
         ObjectNode params = about(Planner.JSON.createObjectNode()).put("streamlet", outlet.streamlet)
                 .put("entry", status.entry()).put("producer_id", producerId)
@@ -203,7 +204,7 @@ public final class ChunkSender implements Closeable {
         params.set("position", status.position() == null ? null : status.position().toJson());
         params.set("after", outlet.found == null ? null : outlet.found.toJson());
         JsonNode answer = service.get().call("stored_rows", params);
-        if (answer.get("rows").isNull()) { // retention has taken it: what it had is not known any more
+        if (answer.get("rows").isNull()) { // retention has deleted the chunk, so its rows are not known any more
             outlet.stored(true);
         } else {
             outlet.found = Position.parse(answer.get("end"));
@@ -220,7 +221,7 @@ public final class ChunkSender implements Closeable {
 
     // -- sending ---------------------------------------------------------------------------------------------------
 
-    /** Have sent what may be sent, and again all that has failed. */
+    /** Send the chunks that may be sent, and all failed ones again. */
     private void settle() throws IOException {
         while (!broken.isEmpty() || mayBegin()) {
             while (mayBegin()) {
@@ -289,7 +290,7 @@ public final class ChunkSender implements Closeable {
 
     // -- chunks ----------------------------------------------------------------------------------------------------
 
-    /** The frame with the next chunk of {@code outlet}, but for the frame's header, which each sending has anew. */
+    /** The frame with the next chunk of {@code outlet}; each send writes its own frame header into it. */
     private ByteBuffer encoded(Outlet outlet) {
         Rows rows = outlet.first();
         long nowUs = System.currentTimeMillis() * 1000;
@@ -325,7 +326,7 @@ public final class ChunkSender implements Closeable {
         return (int) crc.getValue();
     }
 
-    /** Send nothing more. */
+    /** Send nothing more, and close the connections or return them to the pool. */
     @Override
     public void close() {
         connections.values().forEach(WriteConnection::finish);

@@ -7,29 +7,29 @@ import java.nio.ByteBuffer;
 import com.github.luben.zstd.Zstd;
 import net.jpountz.lz4.LZ4FrameOutputStream;
 
-/** Compresses bodies of lean payloads, with what Spark ships; the numbers of codecs are those of chunk headers. */
+/** Compresses bodies of lean payloads with libraries that Spark ships; codec numbers are those of chunk headers. */
 final class Compression {
 
     static final int NONE = 0;
     static final int LZ4 = 1;
     static final int ZSTD = 2;
 
-    /** As Arrow has it by default. */
+    /** Arrow's default. */
     private static final int ZSTD_LEVEL = 1;
-    /** Of a frame, and of its first block. */
+    /** Overhead of a frame and of its first block. */
     private static final int FRAME_BYTES = 64;
-    /** What cannot be compressed takes no more than that share of it in addition. */
+    /** Incompressible data grows by at most this share of it, as a number of bits to shift by. */
     private static final int EXCESS_SHIFT = 7;
 
     private Compression() {
     }
 
-    /** What so many bytes take at most. */
+    /** The maximum compressed size of {@code bytes} bytes. */
     static long bound(long bytes) {
         return bytes + (bytes >>> EXCESS_SHIFT) + FRAME_BYTES;
     }
 
-    /** Put one frame of some bytes where {@code out} is. */
+    /** Compress the bytes into one frame, at the position of {@code out}. */
     static void compress(int codec, byte[] from, int at, int bytes, ByteBuffer out) {
         if (codec == ZSTD) {
             byte[] frame = new byte[Math.toIntExact(Zstd.compressBound(bytes))];
@@ -43,11 +43,11 @@ final class Compression {
         try (OutputStream frame = new LZ4FrameOutputStream(new Into(out))) {
             frame.write(from, at, bytes);
         } catch (IOException error) {
-            throw new IllegalStateException(error); // nothing of it leaves the memory
+            throw new IllegalStateException(error); // cannot happen: there is no input or output
         }
     }
 
-    /** A buffer to be written to. */
+    /** A stream that writes to a buffer. */
     private static final class Into extends OutputStream {
         private final ByteBuffer out;
 

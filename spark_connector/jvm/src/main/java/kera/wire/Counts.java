@@ -4,7 +4,7 @@ import java.util.Arrays;
 
 import com.fasterxml.jackson.databind.JsonNode;
 
-/** How many each of some rows has of something; {@link Blobs#NULL}: it has no list of them. */
+/** The number of keys or headers of each row; {@link Blobs#NULL} if the row's list is null. */
 public final class Counts {
 
     private int[] counts = new int[1 << 6];

@@ -2,7 +2,7 @@ package kera.wire;
 
 import java.util.concurrent.TimeUnit;
 
-/** Points in time by {@link System#nanoTime}, which may only be compared by their difference. */
+/** Points in time of {@link System#nanoTime}, which must be compared by their difference. */
 public final class Deadline {
 
     private static final long FOREVER_NANOS = 1L << 61;
@@ -10,7 +10,7 @@ public final class Deadline {
     private Deadline() {
     }
 
-    /** So many milliseconds, or for ever. */
+    /** {@code ms} in nanoseconds, or for ever if that is too large. */
     static long nanos(long ms) {
         return Math.min(TimeUnit.MILLISECONDS.toNanos(ms), FOREVER_NANOS);
     }
@@ -23,7 +23,7 @@ public final class Deadline {
         return System.nanoTime() + FOREVER_NANOS;
     }
 
-    /** Until then; 0 or less: it has passed. */
+    /** The time left until {@code deadline}; 0 or less if it has passed. */
     public static long leftNanos(long deadline) {
         return deadline - System.nanoTime();
     }

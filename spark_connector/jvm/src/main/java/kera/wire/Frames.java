@@ -10,7 +10,7 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.zip.CRC32C;
 
-/** The frames in which one talks with a broker, as {@code docs/format.md} has them; and connections for them. */
+/** The frames of requests and replies, as described in {@code docs/format.md}, and connections for them. */
 final class Frames {
 
     static final int HEADER_BYTES = 32;
@@ -36,7 +36,7 @@ final class Frames {
     private Frames() {
     }
 
-    /** The header of a request, put where {@code frame}, which is little-endian, is. */
+    /** Put the header of a request at the position of {@code frame}, which is little-endian. */
     static void putRequest(ByteBuffer frame, int method, long requestId, int headBytes, int bulkBytes) {
         int at = frame.position();
         frame.putShort(MAGIC).put((byte) VERSION).put((byte) REQUEST).putInt(method).putLong(requestId)
@@ -44,7 +44,7 @@ final class Frames {
         frame.putInt(checksum(frame, at));
     }
 
-    /** Fails unless {@code header} is that of a frame which is not too large. */
+    /** Fail unless {@code header} is the header of a frame that is not too large. */
     static void require(ByteBuffer header) throws ProtocolException {
         if (header.getShort(0) != MAGIC) {
             throw new ProtocolException("peer does not speak KerA frames (is this the gRPC port?)");
@@ -71,8 +71,8 @@ final class Frames {
     }
 
     /**
-     * A connection to a broker by the first of its addresses that can be reached, the fastest way first; one that is
-     * idle, if there is one. It is a {@link Refused} if the broker does not take who this is.
+     * A connection to the first reachable address of a broker, the fastest first; an idle connection if there is one.
+     * Throws {@link Refused} if the broker does not accept the client's identity.
      */
     static Link link(String transport, long timeoutMs, Broker broker, boolean local, Access access)
             throws IOException {
@@ -113,7 +113,7 @@ final class Frames {
         return transport.equals("auto") || transport.equals(wanted);
     }
 
-    /** {@code link}, when the broker knows who this is. */
+    /** Authenticate {@code link}, and return it; close it if that fails. */
     private static Link introduced(Link link, Access access, long timeoutMs) throws IOException {
         boolean known = false;
         try {
@@ -142,7 +142,7 @@ final class Frames {
         }
         ByteBuffer answer = received(link, header.getInt(HEAD_BYTES_AT), deadline);
         switch (header.get(KIND_AT)) {
-            case REPLY -> { } // it has what this end need not know
+            case REPLY -> { } // its content is not needed here
             case ERROR -> throw new Refused(Wire.failure(answer.array()));
             default -> throw new ProtocolException("peer sent a frame of kind " + header.get(KIND_AT)
                     + " and no reply");
@@ -159,12 +159,12 @@ final class Frames {
         return part;
     }
 
-    /** Keep a connection on which nothing is under way for the next who wants one. */
+    /** Return a connection with no request in flight to the pool. */
     static void giveBack(Link link) {
         IDLE.give(new Kind(link.address(), link.access()), link);
     }
 
-    /** Who shows something else, or wants to see something else, has connections of its own. */
+    /** The key of the pool: different credentials, or different trusted authorities, use different connections. */
     private record Kind(String address, Access access) {
     }
 }

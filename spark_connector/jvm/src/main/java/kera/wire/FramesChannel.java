@@ -7,31 +7,31 @@ import java.nio.ByteOrder;
 import java.util.Map;
 
 /**
- * A range that is pulled from a broker over framed transport: copies of its chunks, so many bytes at a time.
+ * A range that is pulled from a broker over framed transport: copies of its chunks, a limited size at a time.
  *
- * <p>The next request is sent when an answer has been read, before its chunks are given out: the broker works on it
+ * <p>When an answer has been read, the next request is sent before its chunks are returned, so that the broker works
  * meanwhile. The frames are described in {@code docs/format.md}.
  */
 final class FramesChannel implements Source {
 
-    /** How long a broker holds a request for what may still come. */
+    /** How long a broker holds a request while there are no new chunks. */
     private static final int WAIT_MS = 500;
     private final Piece piece;
     private final Link link;
     private final long until;
     private final int waitMs;
     private final ByteBuffer header = ByteBuffer.allocate(Frames.HEADER_BYTES).order(ByteOrder.LITTLE_ENDIAN);
-    /** Where the next request starts. */
+    /** Start of the next request. */
     private Position next;
     private long requestId;
     private boolean asked;
-    /** When the request was sent, or the last byte of its answer came. */
+    /** The time when the request was sent, or when the last byte of its answer arrived. */
     private long heard;
     private ByteBuffer head;
     private ByteBuffer bulk;
     private boolean closed;
 
-    /** {@code until}: the time from which on no more is asked for this way, see {@link Source.Reason#AGAIN}. */
+    /** No more requests are sent after {@code until}, see {@link Source.Reason#AGAIN}. */
     FramesChannel(Piece piece, Broker broker, boolean local, Position start, long until) throws IOException {
         this.piece = piece;
         this.until = until;
@@ -80,7 +80,7 @@ final class FramesChannel implements Source {
         link.send(frame.flip());
     }
 
-    /** Receive what is missing of an answer; whether it is whole. */
+    /** Receive the rest of an answer; return whether it is complete. */
     private boolean received(long deadline) throws IOException {
         if (!filled(header, deadline)) {
             return false;
@@ -122,7 +122,7 @@ final class FramesChannel implements Source {
         }
     }
 
-    /** What an answer says; null: nothing has come, and something may yet. */
+    /** The event in an answer; null if the answer has no new chunks, but more may come. */
     private Event answered() throws IOException {
         asked = false;
         int kind = header.get(Frames.KIND_AT);
@@ -148,7 +148,7 @@ final class FramesChannel implements Source {
                     + " of them lie between " + next + " and " + response.next());
         }
         if (response.next().equals(next)) {
-            if (piece.end != null) { // a loss, where that may be: the service decides
+            if (piece.end != null) { // the service decides whether this is a permitted loss
                 String message = piece.end + " is beyond the end of streamlet " + piece.streamlet + " of stream '"
                         + piece.stream + "'";
                 return new End(Reason.FAILED, next, new Wire.Failure("invalid_argument", message, false, Map.of()));
@@ -165,7 +165,7 @@ final class FramesChannel implements Source {
         return stretch;
     }
 
-    /** Its memory is used for the next answer, which is only read when that is asked for. */
+    /** Nothing to do: the next answer reuses the memory, and is only read by the next call of {@link #next(long)}. */
     @Override
     public void giveBack(Stretch stretch) {
     }

@@ -1,6 +1,6 @@
 package kera.wire;
 
-/** An error with the name and the text that it has on the Python side; its message is {@code type: message}. */
+/** An error with the type and the text that it has in Python; its message is {@code type: message}. */
 public class KeraException extends RuntimeException {
     private static final long serialVersionUID = 1L;
 
@@ -8,7 +8,7 @@ public class KeraException extends RuntimeException {
 
     /**
      * @param type name of the error's Python class
-     * @param message what has happened, without the type
+     * @param message description of the error, without the type
      * @param retriable whether the same call may succeed later
      */
     public KeraException(String type, String message, boolean retriable) {

@@ -4,14 +4,14 @@ import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
 
 /**
- * Rows as lean payloads, see {@code docs/format.md}: byte for byte those that {@code kera.core.format.lean.encode}
- * makes of the same rows. Belongs to one thread.
+ * Encodes rows as lean payloads, see {@code docs/format.md}: byte for byte the same as those of
+ * {@code kera.core.format.lean.encode}. Belongs to one thread.
  */
 final class LeanEncoder {
 
-    /** A column of more is left as it is, for readers to have it in place. */
+    /** Columns with more values are not packed, so that readers can read them in place. */
     private static final int PACKED_VALUES_MAX = 1024;
-    /** All nodes of the four columns, and what is before and between them. */
+    /** Maximum size of all nodes of the four columns, with everything before and between them. */
     private static final int OVERHEAD_BYTES = 256;
 
     private static final int NULL = 0;
@@ -32,9 +32,9 @@ final class LeanEncoder {
     private final ByteBuffer nodes = ByteBuffer.allocate(OVERHEAD_BYTES).order(ByteOrder.LITTLE_ENDIAN);
     private ByteBuffer out;
     private int bodyAt;
-    /** For payloads that are to be compressed. */
+    /** The uncompressed payload, if it is to be compressed. */
     private ByteBuffer plain = ByteBuffer.allocate(0);
-    /** Of the rows that were encoded last. */
+    /** The range of times of the rows that were encoded last. */
     private long timeMin;
     private long timeMax;
 
@@ -46,13 +46,13 @@ final class LeanEncoder {
         return timeMax;
     }
 
-    /** What the payload of rows of so many bytes takes at most. */
+    /** The maximum size of the payload of rows that have {@code bytes} bytes. */
     static long bound(long bytes, int codec) {
         long plain = bytes + OVERHEAD_BYTES;
         return codec == Compression.NONE ? plain : Compression.bound(plain);
     }
 
-    /** Put the payload of {@code rows} where {@code into} is; rows without a time are of {@code nowUs}. */
+    /** Put the payload of {@code rows} at the position of {@code into}; rows without times get {@code nowUs}. */
     void encode(Rows rows, long nowUs, int codec, ByteBuffer into) {
         if (codec == Compression.NONE) {
             encode(rows, nowUs, into);
@@ -118,7 +118,7 @@ final class LeanEncoder {
         }
     }
 
-    // -- nodes: what each gives is its first byte, by which its buffers are put ------------------------------------
+    // -- nodes: each method returns what selects how the node's buffers are put, mostly the node's first byte ------
 
     private int timesNode(Rows rows) {
         if (timeMin == timeMax) {
@@ -213,7 +213,7 @@ final class LeanEncoder {
         }
     }
 
-    /** Which are there, if not all are, and where they are; of a node that is not {@link #NULL}. */
+    /** Put the validity bits, if the node has any, and the places of the values; nothing for a {@link #NULL} node. */
     private void putPlaces(int[] lengths, int count, int node) {
         if (node == NULL) {
             return;
@@ -242,7 +242,7 @@ final class LeanEncoder {
                     out.putInt(offset);
                 }
             }
-            default -> { } // all have the same, which the sum tells
+            default -> { } // SAME: the total gives the length of each
         }
     }
 

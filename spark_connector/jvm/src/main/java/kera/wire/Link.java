@@ -25,20 +25,20 @@ import javax.net.ssl.SSLException;
 import jdk.net.ExtendedSocketOptions;
 
 /**
- * A connection, of one thread at a time. Every wait has a bound and ends when the thread is interrupted, with an
- * {@link InterruptedIOException} or a {@link ClosedByInterruptException}. Sending never waits: what the peer does not
- * take goes out while something is waited for, so two ends that both send cannot block each other.
+ * A connection that one thread uses at a time. Every wait is bounded, and ends if the thread is interrupted, with an
+ * {@link InterruptedIOException} or a {@link ClosedByInterruptException}. Sending never waits: bytes that the peer does
+ * not take yet are sent during later waits, so two ends that both send cannot block each other.
  */
 final class Link implements Pool.Idle {
 
-    /** Then another socket begins anew: by itself, TCP would wait longer and longer before it asks again. */
+    /** After this time another socket tries: TCP itself would wait longer and longer between its attempts. */
     private static final long CONNECT_ATTEMPT_MS = 1_000;
 
     private final String address;
     private final SocketChannel channel;
-    /** With which it was made. */
+    /** The access with which the connection was made. */
     private Access access = Access.OPEN;
-    /** Null: what is sent is not encrypted. */
+    /** The encrypted channel; null if the connection is not encrypted. */
     private TlsChannel secured;
     private final Selector selector;
     private final SelectionKey key;
@@ -62,7 +62,7 @@ final class Link implements Pool.Idle {
         return connect(path, SocketChannel.open(StandardProtocolFamily.UNIX), to, Deadline.afterMs(timeoutMs), null);
     }
 
-    /** To {@code host:port}, with an IPv6 host in brackets; all addresses of a name are tried. {@code tls} or null. */
+    /** Connect to {@code host:port}, IPv6 hosts in brackets, by any address of the name. {@code tls} may be null. */
     static Link tcp(String address, long timeoutMs, Tls tls) throws IOException {
         int colon = address.lastIndexOf(':');
         String host = address.substring(0, Math.max(colon, 0)).replaceAll("^\\[(.*)]$", "$1");
@@ -98,10 +98,10 @@ final class Link implements Pool.Idle {
     }
 
     /**
-     * A socket whose kernel asks for a sign of life when nothing comes, see {@code kera.core.rpc.sockets}.
+     * A socket with keep-alive probes, which the kernel sends if nothing arrives; see {@code kera.core.rpc.sockets}.
      *
-     * <p>It does not ask while something that was sent is not acknowledged, and Java has no TCP_USER_TIMEOUT: that is
-     * bounded by the deadline that each call of {@link #receive} has.
+     * <p>The kernel does not probe while sent data is not acknowledged, and Java has no TCP_USER_TIMEOUT: the deadline
+     * of each call of {@link #receive} bounds that case.
      */
     private static SocketChannel watched() throws IOException {
         return SocketChannel.open().setOption(StandardSocketOptions.TCP_NODELAY, true)
@@ -148,7 +148,7 @@ final class Link implements Pool.Idle {
         secured = made;
     }
 
-    /** What is wrong with the peer's certificate is said by the innermost of several exceptions. */
+    /** The reason in words; the innermost of nested exceptions says what is wrong with the peer's certificate. */
     private static String reason(IOException error) {
         if (!(error instanceof SSLException)) {
             return error.getMessage();
@@ -173,17 +173,17 @@ final class Link implements Pool.Idle {
         return address;
     }
 
-    /** As what it was made, see {@link #madeAs}. */
+    /** The access with which the connection was made, see {@link #madeAs}. */
     Access access() {
         return access;
     }
 
-    /** The peer knows who this is by that. */
+    /** Note the access by which the peer knows this client. */
     void madeAs(Access shown) {
         access = shown;
     }
 
-    /** Send all that remains of {@code message}, which is not to change, now or while something is waited for. */
+    /** Send the rest of {@code message}, now or during later waits. The caller must not change it. */
     void send(ByteBuffer message) throws IOException {
         unsent.addLast(message);
         flush();
@@ -212,7 +212,7 @@ final class Link implements Pool.Idle {
         }
     }
 
-    /** Wait until all is sent; false: it is not by then. */
+    /** Wait until all is sent; return false if it is not by {@code deadline}. */
     boolean sent(long deadline) throws IOException {
         flush();
         while (sending() && !Deadline.passed(deadline)) {
@@ -234,7 +234,7 @@ final class Link implements Pool.Idle {
         return new IOException("connection to " + address + " was lost: " + reason, cause);
     }
 
-    /** Read something into {@code into}, which has room; 0: nothing has come in time. */
+    /** Read some bytes into {@code into}, which has room; return their number, 0 if none arrive by {@code deadline}. */
     int receive(ByteBuffer into, long deadline) throws IOException {
         while (true) {
             requireUninterrupted();
@@ -287,12 +287,12 @@ final class Link implements Pool.Idle {
         try {
             selector.close();
         } catch (IOException error) {
-            // Nothing is left to be done about it.
+            // Nothing can be done about it.
         }
         try {
             channel.close();
         } catch (IOException error) {
-            // Likewise.
+            // Nothing can be done about it either.
         }
     }
 }

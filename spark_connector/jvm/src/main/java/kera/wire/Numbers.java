@@ -6,7 +6,7 @@ import java.util.Base64;
 
 import com.fasterxml.jackson.databind.JsonNode;
 
-/** Arrays as the service writes them into JSON: little-endian, in base64. */
+/** Decodes arrays from the service's JSON: little-endian, in base64. */
 final class Numbers {
 
     private Numbers() {

@@ -5,30 +5,30 @@ import java.util.ArrayDeque;
 import java.util.Deque;
 
 /**
- * The rows of one attempt for one streamlet, stored once however often the task is run: the same protocol as
- * {@code StreamletWriter} of {@code writing/streamlet_writer.py}, where it is proven.
+ * The rows of one attempt for one streamlet, stored exactly once however often the task runs. The protocol is that of
+ * {@code StreamletWriter} in {@code writing/streamlet_writer.py}, which proves it.
  */
 public final class Outlet {
 
     final int streamlet;
-    /** Whether rows that wait are about to be sent, or under way. */
+    /** Whether waiting rows are queued to be sent, or in flight. */
     boolean begun;
-    /** The chunk that was made of the first rows that wait, in its frame, while it is under way; null: none is. */
+    /** The frame with the chunk in flight, made of the first waiting rows; null if no chunk is in flight. */
     ByteBuffer frame;
-    /** When it was sent. */
+    /** The time when that chunk was last sent. */
     long sent;
-    /** Whether something was acknowledged since a chunk failed. */
+    /** Whether a chunk was acknowledged since the last failure. */
     boolean progressed = true;
-    /** Where the chunk ended that was read back last; null: none was. */
+    /** End of the chunk that was last read back; null if none was. */
     Position found;
 
     private final boolean timed;
     private final boolean reusing;
     private final Deque<Rows> waiting = new ArrayDeque<>();
     private final RowCounts surplus = new RowCounts();
-    /** Rows that are being gathered. */
+    /** The rows being gathered. */
     private Rows open;
-    /** When the first of them came; only with a latency target. */
+    /** The time when the first of them arrived; only with a latency target. */
     private long fillingSince;
     private Rows spare;
     private long waitingBytes;
@@ -36,7 +36,7 @@ public final class Outlet {
     private long rowsAppended;
     private long rowsFound;
 
-    /** {@code timed}: rows have times; {@code reusing}: the memory of rows that are stored is used again. */
+    /** {@code timed}: rows have times; {@code reusing}: the memory of stored rows is reused. */
     public Outlet(int streamlet, boolean timed, boolean reusing) {
         this.streamlet = streamlet;
         this.timed = timed;
@@ -44,22 +44,22 @@ public final class Outlet {
         open = new Rows(timed);
     }
 
-    /** The rows that are being gathered. */
+    /** The rows being gathered. */
     public Rows open() {
         return open;
     }
 
-    /** The first of them comes now. */
+    /** Note that the first row of {@link #open} arrives now. */
     public void startFilling() {
         fillingSince = System.nanoTime();
     }
 
-    /** When the first of them came, if {@link #startFilling} was called; by {@link System#nanoTime}. */
+    /** The time of the last call of {@link #startFilling}, by {@link System#nanoTime}. */
     public long fillingSince() {
         return fillingSince;
     }
 
-    /** The rows that were gathered are to be stored. */
+    /** Queue the gathered rows to be stored. */
     public void close() {
         add(open);
         open = spare != null ? spare : new Rows(timed);
@@ -75,27 +75,27 @@ public final class Outlet {
         }
     }
 
-    /** The rows that the next chunk is made of; null: none wait. */
+    /** The rows that the next chunk is made of; null if no rows wait. */
     public Rows first() {
         return waiting.peekFirst();
     }
 
-    /** Whether rows wait that nobody sends. */
+    /** Whether rows wait, but are neither queued to be sent nor in flight. */
     boolean idle() {
         return !begun && !waiting.isEmpty();
     }
 
-    /** Of the rows that wait. */
+    /** The size of the waiting rows. */
     public long waitingBytes() {
         return waitingBytes;
     }
 
-    /** Of the next chunk. */
+    /** The sequence number of the next chunk. */
     long sequence() {
         return sequence;
     }
 
-    /** The first rows are stored. {@code duplicate}: somebody else had stored the chunk, nobody knows what it was. */
+    /** The first rows are stored. {@code duplicate}: the broker already had the chunk, whose rows are not known. */
     void stored(boolean duplicate) {
         Rows rows = removeFirst();
         if (duplicate) {
@@ -110,7 +110,7 @@ public final class Outlet {
         sequence++;
     }
 
-    /** These rows were stored already as the next chunk. */
+    /** The next chunk is stored already, with {@code rows}. */
     void stored(Rows rows) {
         sequence++;
         if (RowWalk.begins(waiting.peekFirst(), rows)) { // the usual case: the same order as the first time
@@ -149,7 +149,7 @@ public final class Outlet {
         return rowsFound;
     }
 
-    /** Rows that were found, and that this attempt has not had (yet). */
+    /** The number of stored rows that this attempt does not have (yet). */
     public long rowsSurplus() {
         return surplus.total();
     }

@@ -6,12 +6,12 @@ import java.util.Base64;
 import java.util.HashMap;
 import java.util.Map;
 
-/** A range of one entry that a task reads, with all it has to know for that; as the planner has written it. */
+/** A range of one entry that a task reads, with everything that it needs for that, as the planner wrote it. */
 public final class Piece {
 
     private static final String DEFAULT_DOMAIN = "default";
 
-    /** How to read: settings of the client and its consumers. */
+    /** Settings of the client and its consumers for reading. */
     record Settings(int fetchBytesMax, long prefetchBytesMax, long requestTimeoutMs, long connectTimeoutMs,
             boolean verifyChecksums, String transport, String consumerGroup, Access access) {
     }
@@ -21,33 +21,33 @@ public final class Piece {
     public final int streamlet;
     public final int entry;
     public final Position start;
-    /** Null: it never ends. */
+    /** End of the piece; null if it never ends. */
     public final Position end;
-    /** Ordinal of the first record to give. */
+    /** Ordinal of the first record to return. */
     public final long firstRecord;
-    /** How many it has to give; 0 if it never ends. */
+    /** Number of records to return; 0 if the piece never ends. */
     public final long records;
-    /** In whose memory its chunks are, at brokers. */
+    /** The memory domain that has its chunks at brokers. */
     final String memoryDomain;
     public final boolean typed;
-    /** The Arrow IPC schema message of the stream: the newest version when this was planned. */
+    /** The Arrow IPC schema message of the stream, in the newest version when the piece was planned. */
     public final byte[] schema;
     public final int schemaId;
-    /** Where the piece ends within its last chunk: where that one starts. Null: at the end of a chunk. */
+    /** Start of the last chunk, if the piece ends within it; null if the piece ends at the end of a chunk. */
     public final Position stop;
-    /** Ordinal of the first record of that chunk that is not to be given. */
+    /** Ordinal of the first record of that chunk that is not returned. */
     public final long stopRecord;
-    /** The epoch of all of it; null: rows do not tell it. */
+    /** The epoch of all records; null if rows have no epoch column. */
     public final Long epoch;
     final boolean failOnDataLoss;
     final String sharedMemory;
-    /** How the service connects that is asked about it, as it is to be told. */
+    /** The connection settings that requests to the service pass on. */
     final JsonNode connection;
     final Settings settings;
-    /** Who has the start, as far as is known; null: the service has to be asked. */
+    /** The broker that has the start, as far as is known; null if the service has to be asked. */
     final Broker broker;
 
-    /** The versions of the schema before {@link #schema}, by their ids. */
+    /** The versions of the schema before {@link #schema}, by id. */
     private final Map<Integer, byte[]> earlierSchemas = new HashMap<>();
 
     private Piece(JsonNode node, Token token) {
@@ -81,8 +81,8 @@ public final class Piece {
     }
 
     /**
-     * The version of the schema to read chunks with that name `id`; 0: there is none. Of columns that were added since
-     * the piece was planned nothing is known, nor wanted: they come behind those that are known.
+     * The version of the schema to read chunks of version `id` with; 0 if there is none. Columns that were added since
+     * the piece was planned are not known and not wanted: they come after the known columns.
      */
     public int schemaIdFor(int id) {
         if (earlierSchemas.containsKey(id)) {
@@ -91,12 +91,12 @@ public final class Piece {
         return Integer.compareUnsigned(id, schemaId) >= 0 ? schemaId : 0;
     }
 
-    /** The Arrow IPC schema message of a version that {@link #schemaIdFor} has given. */
+    /** The Arrow IPC schema message of a version that {@link #schemaIdFor} returned. */
     public byte[] schemaOf(int id) {
         return earlierSchemas.getOrDefault(id, schema);
     }
 
-    /** From its JSON text. {@code token} or null: what the task shows of who it is. */
+    /** Parse the JSON text of a piece. {@code token} is the token that the task authenticates with, or null. */
     public static Piece parse(String json, Token token) {
         try {
             return new Piece(Planner.JSON.readTree(json), token);

@@ -20,26 +20,26 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * The chunks of a piece, in order, wherever they are: each once, none left out, however they come.
+ * Reads the chunks of a piece in order, wherever they are: each exactly once, whatever way they come.
  *
- * <p>A broker of this host pushes them, that is, they are read where they lie in its memory; from others they are
- * pulled. Whatever fails is told to the service, which waits, and says where to go on or that it is of no use. Belongs
- * to one thread; ends with an {@link InterruptedIOException}, a {@link ClosedByInterruptException} or, while the
- * service is asked, an InterruptedException when that is interrupted.
+ * <p>A broker on this host pushes chunks: they are read in place, in its memory. From other brokers they are pulled.
+ * The reader reports failures to the service, which waits, and then says where to go on, or raises an error. Belongs to
+ * one thread. If this thread is interrupted, the reader throws an {@link InterruptedIOException}, a
+ * {@link ClosedByInterruptException} or, while it asks the service, an InterruptedException.
  */
 public final class PieceReader implements Closeable {
 
-    /** A broker that could not push is asked for copies for so long, unless the piece has an end: then to that. */
+    /** How long chunks are pulled after a broker could not push; a piece with an end is pulled up to its end. */
     private static final long PUSH_AGAIN_MS = 1_000;
     private static final Logger LOG = LoggerFactory.getLogger(PieceReader.class);
-    /** Push sockets that could not be used, and that was said. */
+    /** Push sockets that could not be used and for which this has been logged. */
     private static final Set<String> TOLD = ConcurrentHashMap.newKeySet();
 
     /**
-     * What a reader has done so far.
+     * Counters of what a reader has done so far.
      *
-     * @param bytesInPlace of chunks that were read where they lie in a broker's memory
-     * @param bytesPulled of chunks that came as copies
+     * @param bytesInPlace size of the chunks that were read in place, in a broker's memory
+     * @param bytesPulled size of the chunks that came as copies
      * @param routes how often the planner was asked where to go on
      */
     public record Counters(long chunks, long bytesInPlace, long bytesPulled, long routes) {
@@ -51,13 +51,13 @@ public final class PieceReader implements Closeable {
     private final String reader = UUID.randomUUID().toString();
     private final List<String> losses = new ArrayList<>();
 
-    /** Where the next chunk is, or behind what was given. */
+    /** The place of the next chunk, or the end of the last one returned. */
     private Position next;
-    /** Null: it has to be asked for. */
+    /** The broker to read from; null if the service has to be asked. */
     private Broker broker;
     private Source source;
     private Stretch stretch;
-    /** Where the next chunk is in the stretch. */
+    /** Offset of the next chunk in the stretch. */
     private int at;
     private long chunks;
     private long bytesInPlace;
@@ -66,13 +66,13 @@ public final class PieceReader implements Closeable {
     private boolean done;
     private boolean closed;
     private long pullUntil = Deadline.afterMs(0);
-    /** Whether anything came since the service was asked. */
+    /** Whether anything has arrived since the service was last asked. */
     private boolean progressed;
-    /** What the service is to be told of, and about which broker. */
+    /** The failure to report to the service, and the broker that it is about. */
     private Wire.Failure failure;
     private int failedBrokerId;
 
-    /** {@code payloadWanted} false: nobody looks at payloads, so their checksums are not looked at either. */
+    /** If {@code payloadWanted} is false, payloads are not read, so their checksums are not verified either. */
     public PieceReader(Piece piece, Supplier<? extends Planner> service, boolean payloadWanted) {
         this.piece = piece;
         this.service = service;
@@ -82,22 +82,22 @@ public final class PieceReader implements Closeable {
         done = atEnd();
     }
 
-    /** The next chunk; the one before is given back. Null: the piece has given all. */
+    /** The next chunk, or null at the end of the piece; gives the chunk before back. */
     public Chunk next() throws IOException {
         return next(Deadline.never());
     }
 
     /**
-     * The next chunk if one comes in time; the one before is given back. Null: none did, or the piece {@link #ended}.
-     * It may take longer while the service is asked for a broker.
+     * The next chunk, or null if none arrives in time or the piece has {@link #ended}; gives the chunk before back.
+     * This may take longer if the service has to be asked for a broker.
      */
     public Chunk nextWithin(long timeoutMs) throws IOException {
         return next(Deadline.afterMs(timeoutMs));
     }
 
     /**
-     * The chunk behind {@code last}, which was given last and stays, if it is at hand and both are small; else null. It
-     * must be asked whether it is {@link Chunk#intact}, as the others.
+     * The chunk after {@code last}, the last one returned, if it is already here and both are small; else null.
+     * {@code last} stays valid. The caller must check that the chunk is {@link Chunk#intact}, as for the others.
      */
     public Chunk following(Chunk last) {
         if (stretch == null || at == stretch.bytes().limit() || atEnd() || !last.isFollowedBySmall(at)) {
@@ -110,12 +110,12 @@ public final class PieceReader implements Closeable {
         }
     }
 
-    /** Whether the piece has given all that there will be. */
+    /** Whether the piece has no more chunks. */
     boolean ended() {
         return done && stretch == null;
     }
 
-    /** What was lost of the piece, where that is not an error. */
+    /** Descriptions of the lost parts of the piece, if losses are not an error. */
     public List<String> losses() {
         return List.copyOf(losses);
     }
@@ -171,7 +171,7 @@ public final class PieceReader implements Closeable {
 
     // -- chunks ----------------------------------------------------------------------------------------------------
 
-    /** The next chunk of the stretch; null: ask again, as there is no more of it, or what came has no records. */
+    /** The next chunk of the stretch; null if it has ended, was overwritten, or the next chunk has no records. */
     private Chunk inStretch() throws IOException {
         Position here = at == 0 ? stretch.start() : next;
         if (at == stretch.bytes().limit() || (at > 0 && atEnd())) {
@@ -189,7 +189,7 @@ public final class PieceReader implements Closeable {
             }
             chunk = null;
         }
-        if (chunk == null || !chunk.intact()) { // after the look at the bytes: they may have been others'
+        if (chunk == null || !chunk.intact()) { // checked after reading the bytes: they may have been overwritten
             overwritten();
             return null;
         }
@@ -215,7 +215,7 @@ public final class PieceReader implements Closeable {
         return chunk;
     }
 
-    /** What follows begins with `chunk` again, which was given last: it is not in the broker's memory any more. */
+    /** Continue with `chunk`, the last one returned, once more: the broker's memory no longer has it. */
     public void again(Chunk chunk) {
         next = chunk.start;
         done = false;
@@ -260,7 +260,7 @@ public final class PieceReader implements Closeable {
             case FAILED -> {
                 if (source instanceof PushChannel && end.error().code().equals("invalid_cursor")) {
                     finish();
-                    pull(); // that tells what is wrong, if it is
+                    pull(); // if something is wrong with the cursor, pulling says what
                 } else {
                     failed(end.error());
                 }
@@ -304,7 +304,7 @@ public final class PieceReader implements Closeable {
         return piece.sharedMemory.equals("always");
     }
 
-    /** Whether to have the broker push. Throws {@link KeraException} when that is a must and cannot be. */
+    /** Whether the broker can push. Throws {@link KeraException} if the settings require pushing and it cannot. */
     private boolean canPush(boolean local) {
         if (piece.sharedMemory.equals("never") || !Deadline.passed(pullUntil)) {
             return false;
@@ -335,7 +335,7 @@ public final class PieceReader implements Closeable {
         pull();
     }
 
-    /** Have the piece pulled, for a while or up to its end. */
+    /** Pull from now on, for {@link #PUSH_AGAIN_MS}, or up to the end of the piece if it has one. */
     private void pull() {
         pullUntil = piece.end == null ? Deadline.afterMs(PUSH_AGAIN_MS) : Deadline.never();
     }
@@ -347,7 +347,7 @@ public final class PieceReader implements Closeable {
             try {
                 finished.finish();
             } catch (IOException error) {
-                finished.close(); // nothing more is wanted of it
+                finished.close(); // it cannot be reused
             }
         }
     }
@@ -362,7 +362,7 @@ public final class PieceReader implements Closeable {
     // -- failures --------------------------------------------------------------------------------------------------
 
     private void failed(IOException error) {
-        if (atEnd()) { // only its end was missing
+        if (atEnd()) { // only the source's end message was missing
             stretch = null;
             drop();
             done = true;
@@ -385,7 +385,7 @@ public final class PieceReader implements Closeable {
         broker = null;
     }
 
-    /** Ask the service where to go on; it waits until there is an answer. Throws {@link KeraException}. */
+    /** Ask the service where to go on; it waits until it knows. Throws {@link KeraException} if it raises an error. */
     private void route() {
         ObjectNode params = Planner.JSON.createObjectNode();
         params.set("connection", piece.connection);

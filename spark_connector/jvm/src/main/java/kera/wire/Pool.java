@@ -9,29 +9,29 @@ import java.util.concurrent.ScheduledExecutorService;
 import java.util.concurrent.TimeUnit;
 
 /**
- * Connections that nobody uses now, by where they lead, and as whom: pieces are opened all the time, and most are
- * small. At most {@link #IDLE_MAX} of a kind are kept, and none is used again after {@link #IDLE_MS}.
+ * A pool of idle connections by address and credentials: pieces are opened all the time, and most are small. At most
+ * {@link #IDLE_MAX} connections of a kind are kept, and none is reused after {@link #IDLE_MS}.
  */
 final class Pool<T extends Pool.Idle> {
 
     static final int IDLE_MAX = 8;
     static final long IDLE_MS = 10_000;
 
-    /** What can be kept. */
+    /** A connection that can be kept. */
     interface Idle extends AutoCloseable {
 
-        /** Whether the peer is still there, and has sent nothing that nobody has asked for. */
+        /** Whether the peer is still connected and has sent no unexpected data. */
         boolean usable();
 
         @Override
         void close();
     }
 
-    /** A connection, and when it is too old. */
+    /** A connection, and the time after which it is too old. */
     private record Kept<T>(T connection, long until) {
     }
 
-    /** Closes what is too old where nobody takes or gives any more: a connection keeps a broker's memory mapped. */
+    /** Closes old connections even if the pool is not used: a connection keeps a broker's memory mapped. */
     private static final ScheduledExecutorService SWEEPER = Executors.newSingleThreadScheduledExecutor(work -> {
         Thread thread = new Thread(work, "kera-idle-connections");
         thread.setDaemon(true);
@@ -40,7 +40,7 @@ final class Pool<T extends Pool.Idle> {
 
     private final Map<Object, Deque<Kept<T>>> kept = new HashMap<>();
 
-    /** One that can be used, or null. */
+    /** A usable connection, or null. */
     T take(Object kind) {
         while (true) {
             T found = poll(kind);
@@ -58,7 +58,7 @@ final class Pool<T extends Pool.Idle> {
         return last == null ? null : last.connection;
     }
 
-    /** Keep one, or close it. */
+    /** Keep a connection, or close it if there are enough of its kind. */
     synchronized void give(Object kind, T connection) {
         closeOld();
         Deque<Kept<T>> idle = kept.computeIfAbsent(kind, key -> new ArrayDeque<>());

@@ -5,10 +5,10 @@ import com.fasterxml.jackson.databind.node.ArrayNode;
 import com.fasterxml.jackson.databind.node.JsonNodeFactory;
 import java.io.Serializable;
 
-/** A place in an entry: where a chunk begins, in bytes from the start of a segment of a group. */
+/** A place in an entry: the start of a chunk, in bytes from the start of a segment of a group. */
 public record Position(long group, int segment, int offset) implements Comparable<Position>, Serializable {
 
-    /** From {@code [group, segment, offset]}; null of null. */
+    /** Parse {@code [group, segment, offset]}; null for null. */
     static Position parse(JsonNode node) {
         return node == null || node.isNull() ? null
                 : new Position(node.get(0).asLong(), node.get(1).asInt(), node.get(2).asInt());
@@ -18,7 +18,7 @@ public record Position(long group, int segment, int offset) implements Comparabl
         return JsonNodeFactory.instance.arrayNode().add(group).add(segment).add(offset);
     }
 
-    /** The place so many bytes behind this one, in the same segment. */
+    /** The place {@code bytes} bytes after this one, in the same segment. */
     Position plus(int bytes) {
         return new Position(group, segment, Math.addExact(offset, bytes));
     }
@@ -36,7 +36,7 @@ public record Position(long group, int segment, int offset) implements Comparabl
         return order == 0 ? Integer.compare(offset, other.offset) : order;
     }
 
-    /** As the Python engine writes it in messages. */
+    /** The text that the Python engine also uses in messages. */
     @Override
     public String toString() {
         return "(" + group + ", " + segment + ", " + offset + ")";

@@ -7,14 +7,14 @@ import java.nio.ByteOrder;
 import java.util.ArrayDeque;
 import java.util.Queue;
 
-/** A range that a broker of this host pushes: it tells where the chunks lie in its memory. */
+/** A range that a broker on this host pushes: the broker sends the places of the chunks in its memory. */
 final class PushChannel implements Source {
 
     private static final int RUN_BYTES = 64;
-    /** The window is opened again when so much of it was taken, so that the broker need not wait for it. */
+    /** The window is reopened when 1 / WINDOW_PARTS of it has been taken, so that the broker need not wait. */
     private static final int WINDOW_PARTS = 4;
 
-    /** Chunks in a slot; the numbers are as they came. */
+    /** Consecutive chunks in a slot; the numbers are those of the message, not yet checked. */
     private record Run(long slot, long generation, long at, long length, Position start) {
     }
 
@@ -45,8 +45,8 @@ final class PushChannel implements Source {
     @Override
     public Event next(long deadline) throws IOException {
         while (runs.isEmpty() && end == null) {
-            tell(); // all of it: the broker may wait for it, and who reads may be gone for long
-            // What never ends may have nothing for long. What has an end is there, and the broker only has to find it.
+            tell(); // completely: the broker may wait for it, and the task may be away for long afterwards
+            // A range without an end may have no chunks for long. A range with an end exists: the broker must answer.
             long patience = piece.end == null ? Deadline.never() : Deadline.afterMs(piece.settings.requestTimeoutMs());
             PushConnection.Message message = connection.receive(Deadline.earlier(deadline, patience));
             if (message == null) {
@@ -146,7 +146,7 @@ final class PushChannel implements Source {
         close();
     }
 
-    /** All leases end with the connection. */
+    /** Close the connection, which ends all leases. */
     @Override
     public void close() {
         if (!closed) {

@@ -9,8 +9,8 @@ import java.nio.channels.ClosedByInterruptException;
 import java.util.concurrent.TimeUnit;
 
 /**
- * A connection to a broker's push socket: its messages, and the memory that they are about. See {@code docs/push.md}.
- * Its lanes are used one after the other; between two of them it may be kept for other readers.
+ * A connection to a broker's push socket: its messages, and the memory that they refer to. See {@code docs/push.md}.
+ * Its lanes are used one after the other; between two lanes it may be kept for other readers.
  */
 final class PushConnection implements Pool.Idle {
 
@@ -27,7 +27,7 @@ final class PushConnection implements Pool.Idle {
     private static final int VERSION = 2;
     private static final int HEAD_BYTES = 8;
     private static final int BODY_BYTES_MAX = 1 << 20;
-    /** After so many intervals without a word of a broker, somebody else is asked. */
+    /** After this many intervals without a message, the broker counts as lost. */
     private static final int SILENT_INTERVALS_MAX = 5;
     private static final long WINDOW_BYTES_MAX = 64 << 20;
     private static final int WINDOW_SHARE_MAX = 8;
@@ -35,11 +35,11 @@ final class PushConnection implements Pool.Idle {
 
     private static final Pool<PushConnection> IDLE = new Pool<>();
 
-    /** Where one leads: a broker's socket, and a memory domain there. */
+    /** The key of the pool: a broker's socket, and a memory domain there. */
     private record Place(String path, String domain) {
     }
 
-    /** A message of the broker's. */
+    /** A message from the broker. */
     record Message(int kind, byte[] body) {
     }
 
@@ -47,13 +47,13 @@ final class PushConnection implements Pool.Idle {
     private final Link link;
     private final Place place;
     private final int brokerId;
-    /** How often the broker says that it is there; 0: it does not. */
+    /** Interval of the broker's ALIVE messages; 0 if it sends none. */
     private final long aliveIntervalMs;
-    /** For how long a message has been waited for, since the last one came: who does not wait hears nothing either. */
+    /** Time spent waiting since bytes last arrived. Only waits count: without a wait, nothing is received either. */
     private long waitedNanos;
     private int lanes;
     private ByteBuffer received = ByteBuffer.allocate(1 << 14).order(ByteOrder.LITTLE_ENDIAN);
-    /** How much of what was received has been given out. */
+    /** The number of received bytes that have been returned as messages. */
     private int given;
 
     private PushConnection(Link link, String domain, long timeoutMs) throws IOException {
@@ -62,7 +62,7 @@ final class PushConnection implements Pool.Idle {
         Wire.Hello hello = greeting(timeoutMs);
         brokerId = hello.brokerId();
         aliveIntervalMs = hello.aliveIntervalMs();
-        if (hello.arenaBytes() == 0) { // descriptors do not get here, and files are the broker's own
+        if (hello.arenaBytes() == 0) { // Java cannot receive descriptors, and the files belong to the broker's user
             throw new KeraException("InvalidArgument", "the broker at " + link.address()
                     + " is of another user, whose files cannot be opened; " + WAY_OUT, false);
         }
@@ -87,7 +87,7 @@ final class PushConnection implements Pool.Idle {
             first = receive(Deadline.afterMs(timeoutMs));
         } catch (ProtocolException | InterruptedIOException | ClosedByInterruptException error) {
             throw error;
-        } catch (IOException error) { // it closes the connection of whom it does not know, without a word
+        } catch (IOException error) { // a broker closes connections of unknown users without a message
             throw new IOException(error.getMessage() + ", at once; " + WAY_OUT, error);
         }
         if (first == null) {
@@ -105,9 +105,8 @@ final class PushConnection implements Pool.Idle {
     }
 
     /**
-     * A connection to a broker for what is of a memory domain, perhaps one that was used before. Throws
-     * {@link KeraException} or {@link ProtocolException} when it is of no use to try again, another
-     * {@link IOException} when it is.
+     * A new or kept connection to a broker for a memory domain. Throws {@link KeraException} or
+     * {@link ProtocolException} if a retry would not help, another {@link IOException} if it may.
      */
     static PushConnection to(Broker broker, String domain, long timeoutMs) throws IOException {
         String path = broker.pushUnixPath();
@@ -140,13 +139,13 @@ final class PushConnection implements Pool.Idle {
         }
     }
 
-    /** The window that the broker grants who wants {@code wanted}, see {@code kera.core.push}. */
+    /** The window that the broker grants to a reader that wants {@code wanted} bytes, see {@code kera.core.push}. */
     long window(long wanted) {
         return Math.max(1, Math.min(Math.min(wanted, WINDOW_BYTES_MAX), arena.slots * arena.slotBytes
                 / WINDOW_SHARE_MAX));
     }
 
-    /** Begin a lane; its number. */
+    /** Begin a lane, and return its number. */
     int subscribe(Piece piece, Position start) throws IOException {
         lanes++;
         byte[] body = Wire.subscribe(piece, lanes, start);
@@ -154,7 +153,7 @@ final class PushConnection implements Pool.Idle {
         return lanes;
     }
 
-    /** Tell what was taken, if anything was, and which slots are let go of. */
+    /** Send the number of bytes taken and the slots released, if there are any. */
     void send(long takenBytes, ByteBuffer released) throws IOException {
         ByteBuffer messages = ByteBuffer.allocate(2 * HEAD_BYTES + Long.BYTES + released.remaining())
                 .order(ByteOrder.LITTLE_ENDIAN);
@@ -173,8 +172,8 @@ final class PushConnection implements Pool.Idle {
     }
 
     /**
-     * The next message that says more than that the broker is there; null: none has come in time. Throws an
-     * {@link IOException} when the broker has been silent for too long.
+     * The next message except ALIVE; null if none arrives in time. Throws an {@link IOException} if the broker has been
+     * silent for too long.
      */
     Message receive(long deadline) throws IOException {
         while (true) {
@@ -226,7 +225,7 @@ final class PushConnection implements Pool.Idle {
         }
     }
 
-    /** Whether all that has come since it was kept is that the broker is there. */
+    /** Whether only ALIVE messages have arrived since the connection was kept. */
     private boolean onlyAlive() {
         try {
             while (true) {
@@ -253,7 +252,7 @@ final class PushConnection implements Pool.Idle {
         given = 0;
     }
 
-    /** Leave it to others: no lane is on it any more, and nothing is leased. */
+    /** Keep the connection for other readers; it must have no lane and no leases. */
     void keep() {
         IDLE.give(place, this);
     }

@@ -2,7 +2,7 @@ package kera.wire;
 
 import java.io.IOException;
 
-/** A broker does not take who this is; it says why. */
+/** A broker refuses the client's identity, and says why. */
 final class Refused extends IOException {
     private static final long serialVersionUID = 1L;
 
@@ -13,7 +13,7 @@ final class Refused extends IOException {
         this.failure = failure;
     }
 
-    /** What the service is to be told of an {@code error} that has ended a connection, or has kept it from being. */
+    /** The failure to report to the service for an {@code error} that ended or prevented a connection. */
     static Wire.Failure failureOf(IOException error) {
         return error instanceof Refused refused ? refused.failure
                 : Wire.Failure.unavailable(String.valueOf(error.getMessage()));

@@ -7,8 +7,8 @@ import java.util.HashMap;
 import java.util.Map;
 
 /**
- * Rows as a multiset, for the rare case that an earlier attempt has stored them in another order: each is remembered by
- * 16 bytes of a hash. The same as {@code RowCounts} of {@code writing/rows.py}.
+ * A multiset of rows, for the rare case that an earlier attempt stored them in another order. It remembers 16 bytes of
+ * a hash for each row. The same as {@code RowCounts} of {@code writing/rows.py}.
  */
 final class RowCounts {
 
@@ -19,7 +19,7 @@ final class RowCounts {
     private final MessageDigest digest;
     private long total;
 
-    /** What stands for a row. */
+    /** The first 16 bytes of a row's hash. */
     private record Digest(long high, long low) {
     }
 
@@ -31,12 +31,12 @@ final class RowCounts {
         }
     }
 
-    /** How many rows it has. */
+    /** The number of rows. */
     long total() {
         return total;
     }
 
-    /** Put in all of {@code rows}. */
+    /** Add all of {@code rows}. */
     void add(Rows rows) {
         RowWalk walk = new RowWalk(rows);
         while (walk.next()) {
@@ -45,7 +45,7 @@ final class RowCounts {
         total += rows.count();
     }
 
-    /** Take out those of {@code rows} that are in it; gives the others, in their order. */
+    /** Remove those of {@code rows} that are in the multiset; return the others, in their order. */
     Rows take(Rows rows) {
         if (total == 0) {
             return rows;

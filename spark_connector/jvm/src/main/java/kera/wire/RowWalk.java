@@ -4,7 +4,7 @@ import java.nio.ByteBuffer;
 import java.security.MessageDigest;
 import java.util.Arrays;
 
-/** Goes through {@link Rows} row by row: to compare them, to remember them, to have some of them only. */
+/** Iterates over {@link Rows} row by row, to compare, hash or copy rows. */
 final class RowWalk {
 
     private final Rows rows;
@@ -14,7 +14,7 @@ final class RowWalk {
     private final Place headerValue;
     private int row = -1;
 
-    /** Where a walk is in a column of bytes. */
+    /** The place of a walk in a column of bytes. */
     private static final class Place {
         private final Blobs blobs;
         private int index;
@@ -34,7 +34,7 @@ final class RowWalk {
             }
         }
 
-        /** Whether the next {@code count} are the same as those of another one. */
+        /** Whether the next {@code count} values equal those of another place. */
         boolean isSame(Place other, int count) {
             int bytes = 0;
             for (int each = 0; each < count; each++) {
@@ -57,7 +57,7 @@ final class RowWalk {
             }
         }
 
-        /** Add the next {@code count} to {@code to}; gives their bytes. */
+        /** Add the next {@code count} values to {@code to}; return their size in bytes. */
         int copy(Blobs to, int count) {
             int from = at;
             for (int each = 0; each < count; each++) {
@@ -81,7 +81,7 @@ final class RowWalk {
         headerValue = new Place(rows.headerValues);
     }
 
-    /** On to the next row, at first to the first one; whether there is one. */
+    /** Move to the next row, initially to the first; return whether there is one. */
     boolean next() {
         if (row >= 0) {
             value.pass(1);
@@ -104,7 +104,7 @@ final class RowWalk {
         return counts.rows() == 0 ? Blobs.NULL : counts.counts()[row];
     }
 
-    /** Whether two rows are the same. */
+    /** Whether the current rows of both walks are equal. */
     boolean isSame(RowWalk other) {
         return (!rows.timed() || rows.times()[row] == other.rows.times()[other.row])
                 && keys() == other.keys()
@@ -115,7 +115,7 @@ final class RowWalk {
                 && headerValue.isSame(other.headerValue, Math.max(0, headers()));
     }
 
-    /** All that makes the row. */
+    /** Put everything in the row into a hash. */
     void digest(MessageDigest into) {
         if (rows.timed()) {
             into.update(ByteBuffer.allocate(Long.BYTES).putLong(0, rows.times()[row]));

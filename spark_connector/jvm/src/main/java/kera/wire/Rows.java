@@ -5,14 +5,14 @@ import java.util.Arrays;
 import com.fasterxml.jackson.databind.JsonNode;
 
 /**
- * Rows of a stream without a schema of its own, column by column, until they are a chunk.
+ * Rows of a stream without its own schema, column by column, until they become a chunk.
  *
- * <p>Who adds a row adds a value, then, where rows have them at all, a number of keys and so many keys, a number of
- * headers and so many names and values, and ends it with {@link #endRow}. What is cleared can be filled again.
+ * <p>To add a row, add a value; then, if rows have keys, the number of keys and the keys; then, if rows have headers,
+ * the number of headers and their names and values; then call {@link #endRow}. Cleared rows can be filled again.
  */
 public final class Rows {
 
-    /** What a row takes in a chunk beside its bytes, at most: time, places, and whether it is there. */
+    /** Maximum size of a row in a chunk besides its bytes: time, places and validity. */
     public static final int ROW_BYTES = 24;
     public static final int KEY_BYTES = 4;
     static final int HEADER_BYTES = 9;
@@ -28,7 +28,7 @@ public final class Rows {
     private int count;
     private long bytes;
 
-    /** {@code timed}: rows have times; else they are of the time when they are written. */
+    /** {@code timed}: rows have their own times; otherwise they get the time when they are written. */
     Rows(boolean timed) {
         this.timed = timed;
         times = new long[timed ? 1 << 6 : 0];
@@ -52,12 +52,12 @@ public final class Rows {
         count = node.get("count").asInt();
     }
 
-    /** From their JSON, see {@code rows_as_json} of {@code service/writes.py}. */
+    /** Parse the JSON form, see {@code rows_as_json} of {@code service/writes.py}. */
     static Rows parse(JsonNode node) {
         return new Rows(node);
     }
 
-    /** The row that was added last is complete. {@code rowBytes} is what it takes in a chunk, at most. */
+    /** Complete the row being added. {@code rowBytes} is its maximum size in a chunk. */
     public void endRow(long timeUs, long rowBytes) {
         if (timed) {
             if (count == times.length) {
@@ -84,7 +84,7 @@ public final class Rows {
         return count;
     }
 
-    /** What the rows take in a chunk, at most. */
+    /** The maximum size of the rows in a chunk. */
     public long bytes() {
         return bytes;
     }
@@ -93,7 +93,7 @@ public final class Rows {
         return timed;
     }
 
-    /** Of each row, if they are {@link #timed}. */
+    /** The time of each row, if the rows are {@link #timed}. */
     public long[] times() {
         return times;
     }

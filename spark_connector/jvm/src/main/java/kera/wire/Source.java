@@ -3,41 +3,41 @@ package kera.wire;
 import java.io.Closeable;
 import java.io.IOException;
 
-/** What one broker gives of a range of an entry, from a position on, in order. */
+/** Reads a range of an entry from one broker, in order, from a position on. */
 interface Source extends Closeable {
 
-    /** What has come: chunks, or why no more of them come. */
+    /** What has arrived: chunks, or the end of the source. */
     sealed interface Event permits Stretch, End {
     }
 
-    /** Why no more comes this way. */
+    /** The reason why a source has ended. */
     enum Reason {
-        /** All up to the end of the range has come. */
+        /** The whole range has arrived. */
         REACHED,
-        /** The entry goes on at another broker. */
+        /** The entry continues at another broker. */
         MOVED,
-        /** There is an error. */
+        /** An error occurred. */
         FAILED,
-        /** Readers hold too much of the broker's memory: it has to be asked for copies. */
+        /** Readers hold too much of the broker's memory: copies have to be requested. */
         PULL,
-        /** Copies have been asked for long enough: there may be a better way again. */
+        /** Copies have been requested for long enough: pushing may be possible again. */
         AGAIN
     }
 
-    /** No more comes this way; the range goes on at {@code next}. There is an error if it is FAILED. */
+    /** The end of the source; the range continues at {@code next}. There is an error if the reason is FAILED. */
     record End(Reason reason, Position next, Wire.Failure error) implements Event {
     }
 
-    /** The next that has come; null: nothing did in time. The stretch before it has been given back. */
+    /** The next event; null if none arrives in time. The caller has given back the stretch before it. */
     Event next(long deadline) throws IOException;
 
-    /** Nothing refers to its bytes any more. */
+    /** Give back a stretch whose bytes are not used any more. */
     void giveBack(Stretch stretch);
 
-    /** Nothing more is wanted, and every stretch was given back: what can be used again is kept for others. */
+    /** End after every stretch was given back: keep the connection for others if it can be reused, or close it. */
     void finish() throws IOException;
 
-    /** Nothing more is wanted: all that is held is let go of. May be repeated. */
+    /** End and release everything. May be called repeatedly. */
     @Override
     void close();
 }

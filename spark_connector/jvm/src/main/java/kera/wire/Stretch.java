@@ -3,15 +3,14 @@ package kera.wire;
 import java.nio.ByteBuffer;
 
 /**
- * Whole chunks of an entry that follow each other, in memory: in {@code slot} of a broker's arena, or, where that is
- * null, copies.
+ * Whole consecutive chunks of an entry, in {@code slot} of a broker's arena, or copies if {@code arena} is null.
  *
- * @param bytes direct, little-endian, from 0 to its limit
+ * @param bytes a direct, little-endian buffer, from 0 to its limit
  */
 record Stretch(ByteBuffer bytes, Position start, Position next, Arena arena, int slot, long generation)
         implements Source.Event {
 
-    /** Whether the bytes are still what they were when they came. To be asked after they were looked at. */
+    /** Whether the bytes have not changed since they arrived. To be called after they were read. */
     boolean intact() {
         return arena == null || arena.generation(slot) == generation;
     }

@@ -31,29 +31,29 @@ import javax.net.ssl.TrustManagerFactory;
 import com.fasterxml.jackson.databind.JsonNode;
 
 /**
- * Certificates of a client, as the settings {@code tls_ca}, {@code tls_cert} and {@code tls_key} name them: the files
- * are of the host where the connection is made. They are read anew when they have changed.
+ * The certificates of a client, from the settings {@code tls_ca}, {@code tls_cert} and {@code tls_key}: files on the
+ * host where the connection is made. Changed files are used from the next connection on.
  *
  * @param ca a file of authorities, or {@code system}
- * @param cert empty: there is none
- * @param key empty: likewise
+ * @param cert a file with the client's certificate; empty if there is none
+ * @param key a file with its key; empty if there is none
  */
 record Tls(String ca, String cert, String key) {
 
-    /** Instead of a file: the authorities that Java knows. */
+    /** The value of {@code ca} that means the authorities that Java knows. */
     private static final String SYSTEM = "system";
     private static final Pattern KEY = Pattern.compile(
             "-----BEGIN PRIVATE KEY-----([A-Za-z0-9+/=\\s]+)-----END PRIVATE KEY-----");
     private static final List<String> ALGORITHMS = List.of("EC", "RSA", "EdDSA");
     private static final char[] NO_PASSWORD = new char[0];
 
-    /** What the files held, and what was made of that. */
+    /** The contents of the files, and the context made of them. */
     private record Loaded(List<byte[]> files, SSLContext context) {
     }
 
     private static final Map<Tls, Loaded> LOADED = new HashMap<>();
 
-    /** From the settings that the service has written; null: connections are not encrypted. */
+    /** Parse the settings from the service; null if connections are not encrypted. */
     static Tls parse(JsonNode node) {
         if (node == null || node.isNull()) {
             return null;
@@ -61,7 +61,7 @@ record Tls(String ca, String cert, String key) {
         return new Tls(node.get("ca").asText(), node.get("cert").asText(), node.get("key").asText());
     }
 
-    /** The calling end of a connection to {@code host}, which has to show a certificate of that name or address. */
+    /** The client's engine for a connection to {@code host}, which must have a certificate for that name or address. */
     SSLEngine engine(String host, int port) throws IOException {
         SSLEngine engine = context().createSSLEngine(host, port);
         engine.setUseClientMode(true);
@@ -159,7 +159,7 @@ record Tls(String ca, String cert, String key) {
             try {
                 return KeyFactory.getInstance(algorithm).generatePrivate(spec);
             } catch (InvalidKeySpecException error) {
-                continue; // it is of another kind
+                continue; // the key has another algorithm
             }
         }
         throw new IllegalArgumentException("the key is of no kind that is known here: " + ALGORITHMS);

@@ -10,18 +10,18 @@ import javax.net.ssl.SSLEngineResult;
 import javax.net.ssl.SSLEngineResult.HandshakeStatus;
 import javax.net.ssl.SSLException;
 
-/** A connection over TLS that never waits: a read or a write that has to wait for the peer gives 0. */
+/** A TLS connection that never waits: a read or a write that would have to wait for the peer returns 0. */
 final class TlsChannel implements ByteChannel {
 
     private static final ByteBuffer NOTHING = ByteBuffer.allocate(0);
 
     private final SocketChannel channel;
     private final SSLEngine engine;
-    /** What has come, encrypted; from its position on to be read. */
+    /** Received, encrypted bytes, from the position to the limit. */
     private ByteBuffer arrived;
-    /** What is to go out, encrypted; likewise. */
+    /** Encrypted bytes to be sent, from the position to the limit. */
     private ByteBuffer leaving;
-    /** What was decrypted and not taken; likewise. */
+    /** Decrypted bytes that have not been read, from the position to the limit. */
     private ByteBuffer plain;
     private boolean ended;
 
@@ -34,7 +34,7 @@ final class TlsChannel implements ByteChannel {
         engine.beginHandshake();
     }
 
-    /** Go on with the handshake, as far as that needs no waiting; whether it is over. */
+    /** Continue the handshake as far as possible without waiting; return whether it is complete. */
     boolean shakeHands() throws IOException {
         while (true) {
             if (!flush()) {
@@ -58,12 +58,12 @@ final class TlsChannel implements ByteChannel {
         }
     }
 
-    /** Whether something waits to be sent. */
+    /** Whether bytes wait to be sent. */
     boolean pending() {
         return leaving.hasRemaining();
     }
 
-    /** Send what waits, as far as the peer takes it; whether all is sent. */
+    /** Send waiting bytes as far as the peer takes them; return whether all are sent. */
     boolean flush() throws IOException {
         while (leaving.hasRemaining()) {
             if (channel.write(leaving) == 0) {
@@ -99,7 +99,7 @@ final class TlsChannel implements ByteChannel {
         return count;
     }
 
-    /** After the handshake: keys are renewed in between. False: what that needs has to be sent first. */
+    /** Handle a key renewal after the handshake; return false if bytes for it have to be sent first. */
     private boolean settled() throws IOException {
         while (true) {
             HandshakeStatus status = engine.getHandshakeStatus();
@@ -121,7 +121,7 @@ final class TlsChannel implements ByteChannel {
         }
     }
 
-    /** Encrypt one record; {@code leaving} is empty. */
+    /** Encrypt one record into {@code leaving}, which must be empty. */
     private void wrap(ByteBuffer from) throws IOException {
         leaving.clear();
         SSLEngineResult result = engine.wrap(from, leaving);
@@ -135,7 +135,7 @@ final class TlsChannel implements ByteChannel {
         }
     }
 
-    /** Decrypt one record, or do what the handshake has it for; false: more has to come first, or nothing will. */
+    /** Decrypt one record, or process a handshake record; false if more bytes must arrive first, or the peer ended. */
     private boolean unwrap() throws IOException {
         while (true) {
             plain.clear();
@@ -164,7 +164,7 @@ final class TlsChannel implements ByteChannel {
         }
     }
 
-    /** Whether more has come. */
+    /** Read more encrypted bytes; return whether any have arrived. */
     private boolean more() throws IOException {
         if (arrived.capacity() - arrived.remaining() == 0) {
             arrived = ByteBuffer.allocate(2 * arrived.capacity()).put(arrived).flip();
@@ -185,7 +185,7 @@ final class TlsChannel implements ByteChannel {
         return channel.isOpen();
     }
 
-    /** Without a farewell: frames have an end of their own, so nobody can cut one short unnoticed. */
+    /** Close without a TLS close message: frames have lengths, so a truncated frame is noticed anyway. */
     @Override
     public void close() throws IOException {
         channel.close();

@@ -5,8 +5,9 @@ import java.io.Serializable;
 import com.fasterxml.jackson.databind.JsonNode;
 
 /**
- * What shows the cluster whose rights a task has: the driver has got it, and it comes with what tasks are made from.
- * Who prints it, or what it is in, does not see it. See {@code kera.spark_connector.delegation}.
+ * The token by which the cluster knows whose rights a task has. The driver obtains it, and it reaches tasks with their
+ * other data. Printing a token, or an object that contains it, does not show the text. See
+ * {@code kera.spark_connector.delegation}.
  */
 public final class Token implements Serializable {
     private static final long serialVersionUID = 1L;
@@ -17,12 +18,12 @@ public final class Token implements Serializable {
         this.text = text;
     }
 
-    /** Null of null, or of nothing. */
+    /** Parse the JSON form; null if it is null or missing. */
     public static Token parse(JsonNode node) {
         return node == null || node.isNull() || node.isMissingNode() ? null : new Token(node.asText());
     }
 
-    /** For whom it is to be shown to, and for nobody else. */
+    /** The secret text: only to be sent to brokers and to the service that the token is meant for. */
     String text() {
         return text;
     }

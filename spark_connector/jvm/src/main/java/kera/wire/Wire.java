@@ -7,8 +7,8 @@ import java.util.LinkedHashMap;
 import java.util.Map;
 
 /**
- * The few protobuf messages that a reader sends and gets, by hand: see {@code proto/kera/v1}. What is no such message
- * is a {@link ProtocolException}; unknown fields are skipped.
+ * Hand-written encoding of the few protobuf messages that readers and writers use: see {@code proto/kera/v1}. Invalid
+ * messages raise a {@link ProtocolException}; unknown fields are skipped.
  */
 final class Wire {
 
@@ -18,16 +18,16 @@ final class Wire {
     private static final int FIXED32 = 5;
     private static final int VARINT_BITS_MAX = 64;
 
-    /** A request to write one chunk, at the level of its stream: {@code MultiWriteChunksRequest}. */
+    /** A request to write one chunk, with the stream's durability: {@code MultiWriteChunksRequest}. */
     static final byte[] ONE_CHUNK = new Writer().varint(3, 1).done();
 
     private Wire() {
     }
 
-    /** An error of a broker, {@code kera.v1.Error}. The values of its attributes are JSON text. */
+    /** An error from a broker, {@code kera.v1.Error}. The values of its attributes are JSON text. */
     record Failure(String code, String message, boolean retriable, Map<String, String> attributes) {
 
-        /** Something that may pass, as this end has seen it. */
+        /** A failure that this client has seen itself, and that may be temporary. */
         static Failure unavailable(String message) {
             return new Failure("unavailable", message, true, Map.of());
         }
@@ -64,7 +64,7 @@ final class Wire {
                 .varint(2, piece.settings.prefetchBytesMax()).bytes(3, row.done()).done();
     }
 
-    /** Two fields, the first with the number {@code field}: where a range starts, and where it ends, if it does. */
+    /** Write the start of a range as field {@code field}, and its end, if it has one, as the field after that. */
     private static void writeRange(Writer out, int field, Piece piece, Position start) {
         out.bytes(field, cursor(piece, start));
         if (piece.end != null) {
@@ -172,7 +172,7 @@ final class Wire {
         return new ReadResponse(next, lengthBytes, error);
     }
 
-    /** The status of the one chunk that was sent. What failed as a whole is a status with an error. */
+    /** The status of the one chunk that was sent; a failure of the whole request becomes a status with an error. */
     static ChunkStatus writeResponse(byte[] data) throws ProtocolException {
         Reader in = new Reader(data, 0, data.length);
         Failure whole = null;

@@ -9,7 +9,7 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 
-/** A connection to a broker on which chunks are sent, at most one of each streamlet; answers come in any order. */
+/** A connection to a broker that sends chunks, at most one per streamlet at a time; answers come in any order. */
 final class WriteConnection {
 
     private final Link link;
@@ -17,10 +17,10 @@ final class WriteConnection {
     private final ByteBuffer header = ByteBuffer.allocate(Frames.HEADER_BYTES).order(ByteOrder.LITTLE_ENDIAN);
     private ByteBuffer head;
     private long requestId;
-    /** By the ids of requests, in the order in which they were sent. */
+    /** The outlets with a chunk in flight, by request id, in the order of sending. */
     private final Map<Long, Outlet> asked = new LinkedHashMap<>();
 
-    /** What became of a chunk. */
+    /** The outcome of a chunk. */
     record Answer(Outlet outlet, Wire.ChunkStatus status) {
     }
 
@@ -30,7 +30,7 @@ final class WriteConnection {
                 target.access());
     }
 
-    /** Send the chunk of {@code outlet}, whose frame is complete but for its header. */
+    /** Send the chunk of {@code outlet}, whose frame is complete except for its header. */
     void send(Outlet outlet) throws IOException {
         ByteBuffer frame = outlet.frame.duplicate().order(ByteOrder.LITTLE_ENDIAN);
         int headBytes = Wire.ONE_CHUNK.length;
@@ -54,12 +54,12 @@ final class WriteConnection {
         return !asked.isEmpty();
     }
 
-    /** By then the answer to what was sent first has to be there. */
+    /** The deadline of the oldest outstanding answer. */
     long deadline() {
         return asked.values().iterator().next().sent + Deadline.nanos(timeoutMs);
     }
 
-    /** The next answer; null: there is none by then. */
+    /** The next answer; null if none arrives by {@code deadline}. */
     Answer receive(long deadline) throws IOException {
         if (!filled(header, deadline)) {
             return null;
@@ -92,7 +92,7 @@ final class WriteConnection {
         try {
             return new Answer(outlet, Wire.writeResponse(message));
         } catch (ProtocolException error) {
-            asked.put(-1L, outlet); // it is among those whose fate nobody knows
+            asked.put(-1L, outlet); // the fate of its chunk is unknown, so `abandon` must return it
             throw error;
         }
     }
@@ -106,7 +106,7 @@ final class WriteConnection {
         return true;
     }
 
-    /** Close it; gives those whose answers have not come. */
+    /** Close the connection; return the outlets whose answers have not arrived. */
     List<Outlet> abandon() {
         link.close();
         List<Outlet> outlets = new ArrayList<>(asked.values());
@@ -114,7 +114,7 @@ final class WriteConnection {
         return outlets;
     }
 
-    /** Close it, or, if all is answered, keep it for others. */
+    /** Close the connection, or, if all requests are answered, keep it for others. */
     void finish() {
         if (asked.isEmpty() && head == null && header.position() == 0) {
             Frames.giveBack(link);

@@ -9,19 +9,20 @@ import com.fasterxml.jackson.databind.JsonNode;
 /**
  * The stream that rows are written to, as {@code open_write} of {@code service/writes.py} describes it.
  *
- * @param connection how the service connects that is asked about it, as it is to be told
- * @param chunkBytes rows are gathered until they are so many; a chunk of several is at most twice as large
- * @param chunkBytesMax no chunk can be larger
- * @param epochUs how long its epochs are; 0: it has none
- * @param latencyTargetMs so late a row is stored after its task has it; 0: when its chunk is full, or the task ends
- * @param room what a record has to fit into, in words
- * @param owners the broker of each streamlet, as far as is known; it changes
+ * @param connection the connection settings that requests to the service pass on
+ * @param chunkBytes size up to which rows are gathered; a chunk of several rows is at most twice as large
+ * @param chunkBytesMax maximum size of a chunk
+ * @param epochUs duration of the stream's epochs; 0 if it has none
+ * @param latencyTargetMs maximum time until a row is stored after its task has it; 0 if rows are only stored when their
+ *     chunk is full or the task ends
+ * @param room the limit that a record has to fit into, in words
+ * @param owners the broker of each streamlet, as far as is known; updated in place
  */
 public record WriteTarget(JsonNode connection, String stream, long streamId, int schemaId, int codec, int streamlets,
         int chunkBytes, long chunkBytesMax, long epochUs, long latencyTargetMs, String room, long requestTimeoutMs,
         long connectTimeoutMs, String transport, Access access, Map<Integer, Broker> brokers, int[] owners) {
 
-    /** From its JSON text. {@code token} or null: what the task shows of who it is. */
+    /** Parse the JSON text. {@code token} is the token that the task authenticates with, or null. */
     public static WriteTarget parse(String json, Token token) {
         try {
             JsonNode node = Planner.JSON.readTree(json);
@@ -44,7 +45,7 @@ public record WriteTarget(JsonNode connection, String stream, long streamId, int
         }
     }
 
-    /** The brokers that an answer of the service names can be reached as it says. */
+    /** Remember the addresses of the brokers in an answer of the service. */
     void learn(JsonNode answer) {
         for (JsonNode each : answer.get("brokers")) {
             Broker broker = Broker.parse(each);

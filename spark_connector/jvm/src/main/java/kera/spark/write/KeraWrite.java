@@ -159,7 +159,7 @@ public final class KeraWrite implements Write {
 
         @Override
         public void abort(WriterCommitMessage[] messages) {
-            // What is stored stays.
+            // Stored rows stay.
         }
     }
 
@@ -182,7 +182,7 @@ public final class KeraWrite implements Write {
 
         @Override
         public void abort(long epochId, WriterCommitMessage[] messages) {
-            // What is stored stays.
+            // Stored rows stay.
         }
     }
 }
