@@ -16,11 +16,11 @@ import fcntl
 import json
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from kera.cli._paths import written_for_owner
 from kera.cli._run import UsageError
 from kera.core.base.home import expanded
 from kera.core.base.spelling import hint
@@ -169,17 +169,10 @@ def _save(contexts: Contexts, file: Path) -> None:
     by_name = {name: _said(each) for name, each in sorted(contexts.by_name.items())}
     text = json.dumps({"current": contexts.current, "contexts": by_name}, indent=2)
     place = Path(os.path.realpath(file))  # a link is kept, and its target replaced
-    new = None
     try:
-        descriptor, new = tempfile.mkstemp(prefix=".contexts-", dir=place.parent)  # mode 0600
-        with os.fdopen(descriptor, "w") as written:
-            written.write(text + "\n")
-            written.flush()
-            os.fsync(written.fileno())
-        Path(new).replace(place)
+        with written_for_owner(place) as written:
+            written.write(f"{text}\n".encode())
     except OSError as error:
-        if new is not None:
-            Path(new).unlink(missing_ok=True)
         raise UsageError(f"cannot keep contexts in {file}: {error.strerror}") from error
 
 

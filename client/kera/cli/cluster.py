@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
 import re
 import sys
 from pathlib import Path
@@ -15,7 +13,7 @@ import typer
 from kera.cli._client import BOOTSTRAP_OPTION, connected
 from kera.cli._commands import Commands
 from kera.cli._output import OUTPUT_OPTION, Output, show_document, show_result
-from kera.cli._paths import file_to_replace, path_of
+from kera.cli._paths import file_to_replace, path_of, written_for_owner
 from kera.cli._run import UsageError, extra, run_async
 from kera.cli._table import fields, format_time, table
 from kera.core.base.sizes import format_size
@@ -335,27 +333,12 @@ async def backup(
     target = file_to_replace(file)  # fails before the cluster is asked
     async with connected(bootstrap) as client:
         copy = await client.admin.backup_metadata()
-    temporary = target.with_name(target.name + ".part")
     try:
-        with temporary.open("wb") as written:
+        with written_for_owner(target) as written:  # the copy has what proves passwords and tokens
             written.write(copy)
-            written.flush()
-            os.fsync(written.fileno())
-        temporary.replace(target)
-        _sync(target.parent)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)  # half a copy is useless, and takes room on a full disk
         raise UsageError(f"cannot write {file}: {error.strerror}") from error
     print(f"backed up the metadata to {file}, {format_size(len(copy))}")
-
-
-def _sync(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 @app.command()

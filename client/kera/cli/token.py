@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -16,13 +13,13 @@ from kera.cli._client import BOOTSTRAP_OPTION
 from kera.cli._commands import Commands
 from kera.cli._durations import parse_duration_ms
 from kera.cli._output import OUTPUT_OPTION, Output, show_document, show_list
-from kera.cli._paths import expanded_path, file_to_replace, path_of
+from kera.cli._paths import expanded_path, file_to_replace, path_of, written_for_owner
 from kera.cli._run import UsageError, command_line
 from kera.cli._streams import warn
 from kera.core.base.spans import format_ms
 
 if TYPE_CHECKING:
-    from kera.client.admin.access import Token
+    from kera.client.admin.access import Access, Token
 
 app = Commands(help="Issue, list, renew and revoke delegation tokens.", no_args_is_help=True)
 
@@ -67,10 +64,10 @@ async def issue(
             check_resource(each)
     file = None if out is None else file_to_replace(expanded_path("--out", out))
     async with changing(bootstrap, None) as access:
-        with _file_for(file) as written:  # opened first: without a place to store it, no token is issued
+        if file is None:
             token = await access.issue_token(resources, lifetime_ms=lifetime_ms)
-            if written is not None:
-                written.write(f"{token.secret}\n")
+        else:
+            token = await _issued_into(file, access, resources, lifetime_ms)
         _print_issued(token, out, output)
         if lifetime_ms > token.expires_in_ms:
             warn(f"it is valid for {format_ms(token.expires_in_ms)} only, the maximum; renew it before it expires")
@@ -102,23 +99,21 @@ def _print_issued(token: Token, out: Path | None, output: Output) -> None:
         print(text, file=sys.stderr)
 
 
-@contextlib.contextmanager
-def _file_for(file: Path | None) -> Iterator[IO[str] | None]:
-    """Context manager that yields a new file, for the owner only, which replaces `file` if the block succeeds."""
-    if file is None:
-        yield None
-        return
-    new = file.with_name(f".{file.name}.{os.getpid()}")
+async def _issued_into(file: Path, access: Access, resources: list[str], lifetime_ms: int) -> Token:
+    """Issue a token, and write its secret into `file`; without a place for the file, no token is issued."""
+    token: Token | None = None
     try:
-        with open(new, "w", opener=lambda path, flags: os.open(path, flags | os.O_EXCL, 0o600)) as written:
-            yield written
-            written.flush()
-            os.fsync(written.fileno())
-        new.replace(file)
+        with written_for_owner(file) as written:
+            token = await access.issue_token(resources, lifetime_ms=lifetime_ms)
+            written.write(f"{token.secret}\n".encode())
     except OSError as error:
-        raise UsageError(f"cannot write {file}: {error.strerror}") from error
-    finally:
-        new.unlink(missing_ok=True)
+        reason = f"cannot write {file}: {error.strerror}"
+        if token is None:
+            raise UsageError(reason) from error
+        raise UsageError(
+            f"{reason}; the token was issued, and its secret may be lost: kera token revoke {token.token_id} ends it"
+        ) from error
+    return token
 
 
 @app.command("list")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import io
 import json
+import os
 import stat
 import sys
 from collections.abc import Iterator
@@ -416,6 +418,26 @@ def test_no_token_is_issued_that_cannot_be_kept(
     cluster.answers["issue_token"] = Unavailable("nobody is there")
     assert kera(capsys, "token", "issue", "--out", str(tmp_path / "token"))[0] == 1
     assert not cluster.asked
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_token_that_cannot_be_kept_after_all_is_named_so_that_it_can_be_revoked(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    file = tmp_path / "token"
+
+    code, output, errors = kera(capsys, "token", "issue", "--out", str(file))
+
+    assert (code, output) == (2, "")
+    assert errors == (
+        f"kera: error: cannot write {file}: No space left on device; the token was issued, and its secret may be lost:"
+        " kera token revoke 17ab ends it\n"
+    )
     assert not list(tmp_path.iterdir())
 
 

@@ -1,8 +1,10 @@
 """`kera cluster` and the welcome of `kera dev`: what is printed. Against real daemons they are in tests/integration."""
 
 import dataclasses
+import errno
 import json
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -217,7 +219,9 @@ def test_who_waits_for_a_drain_hears_that_it_was_taken_back(
     assert "the drain of broker 1 was cancelled" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("wrong", [["1"], ["node-1"], ["broker-x"], ["broker-1", "--undo", "--wait"]])
+@pytest.mark.parametrize(
+    "wrong", [["1"], ["node-1"], ["broker-x"], ["broker-" + "9" * 5000], ["broker-1", "--undo", "--wait"]]
+)
 def test_a_drain_that_makes_no_sense_is_refused(client: FakeClient, wrong: list[str]) -> None:
     assert run_app(app, ["cluster", "drain", *wrong]) == 2
     assert client.asked == []
@@ -242,6 +246,37 @@ def test_a_copy_is_written_to_the_file_that_a_link_leads_to(
     assert link.is_symlink()
     assert link.read_bytes() == b"third"
     assert sorted(each.name for each in tmp_path.rglob("*")) == ["copy", "link", "there"]
+
+
+def test_a_copy_is_for_its_owner_alone_and_has_the_data_of_one_run(
+    client: FakeClient, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file, at_once = tmp_path / "copy", tmp_path / "copy.part"
+    at_once.write_bytes(b"of another run")  # in the way of a run that would take this name
+    file.touch(0o644)
+    client.in_turn = [b"whole"]
+
+    run(capsys, "backup", str(file))
+
+    assert (file.read_bytes(), stat.S_IMODE(file.stat().st_mode)) == (b"whole", 0o600)
+    assert at_once.read_bytes() == b"of another run"
+
+
+def test_a_copy_that_cannot_be_written_leaves_the_one_before_and_nothing_else(
+    client: FakeClient, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "copy").write_bytes(b"before")
+    client.in_turn = [b"whole"]
+    monkeypatch.setattr(os, "fsync", full)
+
+    assert run_app(app, ["cluster", "backup", str(tmp_path / "copy")]) == 2
+
+    assert capsys.readouterr().err == f"kera: error: cannot write {tmp_path}/copy: No space left on device\n"
+    assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [("copy", b"before")]
+
+
+def full(_: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_a_copy_replaces_nothing_but_files(
