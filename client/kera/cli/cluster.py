@@ -259,7 +259,7 @@ async def drain(
 
 
 def _member(text: str) -> tuple[str, int]:
-    match = re.fullmatch(r"(broker|backup)-(\d+)", text)
+    match = re.fullmatch(r"(broker|backup)-([0-9]{1,19})", text)
     if match is None:
         raise UsageError(f"{text!r} is neither broker-ID nor backup-ID; see kera cluster describe")
     return match[1], int(match[2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,8 @@ LENGTH_OPTION = typer.Option(
     None, "--epoch", metavar="TIME", help="Epochs of this length, a multiple of the stream's. Default: the stream's."
 )
 EPOCHS_MAX = 1000
+_NUMBER = re.compile(r"-?[0-9]{1,18}")
+"""Epochs are numbered from 1970 on, so epochs before it have negative numbers."""
 
 
 @app.command("list")
@@ -43,10 +46,8 @@ async def list_(
     output: Output = OUTPUT_OPTION,
 ) -> None:
     """List the epochs that are closed and have records. This reads all their records."""
-    if start != "earliest" and not start.lstrip("-").isdigit():
-        raise UsageError(f"--from: {start!r} is neither the number of an epoch nor earliest")
+    first = _first(start)
     length_ms = None if epoch is None else parse_duration_ms(epoch, name="--epoch")
-    first: Any = "earliest" if start == "earliest" else int(start)
     found: list[dict[str, Any]] = []
     async with (
         connected(bootstrap) as client,
@@ -66,6 +67,14 @@ async def list_(
         for each in found
     ]
     show_list(found, heading, rows, output)
+
+
+def _first(text: str) -> Any:
+    if text == "earliest":
+        return text
+    if not _NUMBER.fullmatch(text):
+        raise UsageError(f"--from: {text!r} is neither the number of an epoch nor earliest")
+    return int(text)
 
 
 def _to_json(epoch: Epoch, *, digest: bool) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ NONE = "none"
 """Given in place of a number: no limit."""
 SIZES = frozenset({"bytes_in_per_s", "bytes_out_per_s", "stored_bytes"})
 HEADING = ("USER", "BYTES IN/S", "BYTES OUT/S", "REQUESTS/S", "CONNECTIONS", "STREAMS", "STORED")
+_NUMBER = re.compile(r"[0-9]{1,20}")
 DEFAULT = "(default)"
 """Shown in place of a user's name for the default quota."""
 
@@ -160,7 +162,7 @@ def _parsed(limit: str, text: str) -> int | None:
         return None
     if limit in SIZES:
         return parse_size(text, name=_flag(limit))
-    if not text.isdecimal():
+    if not _NUMBER.fullmatch(text):
         raise UsageError(f"{_flag(limit)}: {text!r} is not a number, and not {NONE}")
     return int(text)
 

@@ -217,7 +217,7 @@ def _table(text: str) -> TableEnd:
             "a query needs a key: columns that order its rows and are unique together: …?query=…&key=id"
         )
     settle = ours.get("settle", "")
-    if settle and not settle.isdecimal():
+    if settle and not re.fullmatch(r"[0-9]{1,9}", settle):
         raise InvalidArgument(f"settle={settle}: write a whole number of seconds")
     where = f"postgresql://{parts.netloc}{parts.path}"
     uri = f"{where}?{urlencode(rest, quote_via=quote)}" if rest else where

@@ -92,6 +92,12 @@ def test_an_order_is_for_who_reads_all(
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("number", ["--5", "²", "-", "", "latest", "9" * 40])
+def test_an_epoch_to_begin_with_has_a_number(number: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_app(app, ["epochs", "list", "s", f"--from={number}"]) == 2
+    assert f"--from: {number!r} is neither the number of an epoch nor earliest" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("offset", "warning"),
     [

@@ -112,6 +112,7 @@ def test_show(capsys: pytest.CaptureFixture[str]) -> None:
         (("set", "--streams", "1"), "give either the NAME of a user, or --default"),
         (("set", "alice", "--default", "--streams", "1"), "give either the NAME of a user, or --default"),
         (("set", "alice", "--streams", "many"), "--streams: 'many' is not a number, and not none"),
+        (("set", "alice", "--streams", "9" * 5000), "--streams: '9999"),
         (("set", "alice", "--bytes-in-per-s", "fast"), "--bytes-in-per-s: 'fast' is not a size"),
         (("clear",), "give either the NAME of a user, or --default"),
     ],

@@ -72,6 +72,8 @@ def test_a_directory_needs_a_format() -> None:
         ("postgresql://db/shop?table=a&anything=1", "there are table, query, key, settle, changes, .* and libpq's"),
         ("postgresql://db/shop?table=a&table=b", "table is there twice"),
         ("postgresql://db/shop?table=a#b", "%23"),
+        ("postgresql://db/shop?table=a&settle=1.5", "settle=1.5: write a whole number of seconds"),
+        (f"postgresql://db/shop?table=a&settle={'9' * 12}", "9: write a whole number of seconds"),
     ],
 )
 def test_an_address_that_says_nothing_is_refused_with_what_to_write(text: str, said: str) -> None:
