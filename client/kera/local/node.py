@@ -103,7 +103,10 @@ class LocalNode:
         self._say = say
         self._stop_grace_s = stop_grace_s
         self._directory: ClusterDirectory | None = None
-        self._restarting: set[asyncio.Task[None]] = set()
+        self._restarting: dict[asyncio.Task[None], Child] = {}
+        """The tasks that start brokers again, each with its broker."""
+        self._stopping = False
+        """Whether `stop` has been called, so that no broker is started again."""
         self.log_dir = log_dir or data_dir / "logs"
         self._children = {
             one.name: Child(
@@ -133,20 +136,28 @@ class LocalNode:
 
     async def stop(self) -> list[str]:
         """Stop all brokers; return the names of those that had to be killed. May be called again."""
-        for task in self._restarting:
-            task.cancel()
-        if self._restarting:
-            await asyncio.wait(self._restarting)
+        self._stopping = True
         children = list(self._children.values())
-        obeyed = await asyncio.gather(*(child.stop(grace_s=self._stop_grace_s) for child in children))
+        obeyed = await asyncio.gather(*map(self._stop, children))
         if self._directory is not None:
             self._directory.release()
         return [child.name for child, ok in zip(children, obeyed, strict=True) if not ok]
 
+    async def _stop(self, child: Child) -> bool:
+        restarts = [task for task, restarted in self._restarting.items() if restarted is child]
+        for task in restarts:
+            task.cancel()
+        if restarts:
+            await asyncio.wait(restarts)
+        return await child.stop(grace_s=self._stop_grace_s)
+
     def _died(self, child: Child) -> None:
+        if self._stopping:
+            return
         self._say(f"{child.name} {child.describe_exit()}, and is started again; its log is {child.log_path}")
-        self._restarting.add(task := asyncio.create_task(self._restart(child)))
-        task.add_done_callback(self._restarting.discard)
+        task = asyncio.create_task(self._restart(child))
+        self._restarting[task] = child
+        task.add_done_callback(self._restarting.pop)
 
     async def _restart(self, child: Child) -> None:
         while True:

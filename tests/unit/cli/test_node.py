@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kera.broker.registration import BrokerDirectory
 from kera.core.errors import InvalidArgument, PathNotWritable
-from kera.local.node import BROKERS_MAX, planned
+from kera.local.node import BROKERS_MAX, LocalNode, planned
 from tests.integration.command_line import run_kera
 
 GROUPS = [frozenset({0, 4}), frozenset({1, 5}), frozenset({2, 6})]
@@ -91,3 +95,60 @@ def test_brokers_do_not_nest_in_the_directory_of_one(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert f"{tmp_path} has the data of broker 3; choose the directory that holds" in done.stderr.decode()
     assert not list(tmp_path.glob("broker-*"))
+
+
+class Stub:
+    """A broker that starts at once the first time, and never again; it takes as long to clear up as the test says."""
+
+    def __init__(self, name: str, *_: object, on_death: Callable[[Stub], None], **__: object) -> None:
+        self.name = self.log_path = name
+        self.die = functools.partial(on_death, self)
+        self.starts = 0
+        self.starts_again, self.stops, self.may_end = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    def describe_exit(self) -> str:
+        return "is gone"
+
+    async def start(self, **_: object) -> None:
+        self.starts += 1
+        if self.starts > 1:
+            self.starts_again.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await self.may_end.wait()
+
+    async def stop(self, **_: object) -> bool:
+        self.stops.set()
+        await self.may_end.wait()
+        return True
+
+
+async def test_all_brokers_are_stopped_at_once_and_none_that_ends_meanwhile_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stubs: list[Stub] = []
+
+    def make(*arguments: Any, **named: Any) -> Stub:
+        stubs.append(Stub(*arguments, **named))
+        return stubs[-1]
+
+    monkeypatch.setattr("kera.local.node.Child", make)
+    monkeypatch.setattr("kera.local.node.RESTART_S", 0)
+    said: list[str] = []
+    running = LocalNode(planned(GROUPS, 0, tmp_path), tmp_path, env={}, say=said.append, stop_grace_s=1)
+    await running.start()
+    first, second, third = stubs
+    first.die()
+    await first.starts_again.wait()
+
+    stopping = asyncio.create_task(running.stop())
+    async with asyncio.timeout(5):
+        await second.stops.wait()  # though the first one takes its time to clear up
+    third.die()
+    for each in stubs:
+        each.may_end.set()
+
+    assert await stopping == []
+    assert [each.starts for each in stubs] == [2, 1, 1]
+    assert said == ["broker-1 is gone, and is started again; its log is broker-1"]
