@@ -51,25 +51,33 @@ class ClusterDirectory:
             )
         try:
             path.mkdir(parents=True, exist_ok=True)
-            fd = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise PathNotWritable(f"cannot write to {path}: {error.strerror}", path=str(path)) from error
-        if not _try_lock(fd):
-            os.close(fd)
+            fd = _locked(path / _LOCK)
+        except BlockingIOError as error:
             message = f"another local cluster uses {path}; stop it or choose another directory"
-            raise DirectoryInUse(message, path=str(path))
+            raise DirectoryInUse(message, path=str(path)) from error
+        except OSError as error:
+            raise PathNotWritable(
+                f"cannot use {path}: {error.strerror}; choose another directory", path=str(path)
+            ) from error
         return cls(path, fd, temporary=False)
 
     @classmethod
     def make_temporary(cls, parent: Path | None = None) -> ClusterDirectory:
-        """Make a directory that `release` removes; also remove the directories of killed supervisors."""
-        remove_abandoned(parent)
-        path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-        # The lock file gets its name once it is locked, so that another process never takes it for abandoned.
-        unnamed = path / (_LOCK + ".new")
-        fd = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        unnamed.rename(path / _LOCK)
+        """Make a directory that `release` removes; also remove the directories of killed supervisors.
+
+        Raises `PathNotWritable`.
+        """
+        try:
+            remove_abandoned(parent)
+            path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+            # The lock file gets its name once it is locked, so that another process never takes it for abandoned.
+            unnamed = path / (_LOCK + ".new")
+            fd = _locked(unnamed)
+            unnamed.rename(path / _LOCK)
+        except OSError as error:
+            raise PathNotWritable(
+                f"cannot make a temporary directory: {error.strerror}; the variable TMPDIR can name another place"
+            ) from error
         return cls(path, fd, temporary=True)
 
     def release(self) -> None:
@@ -91,15 +99,18 @@ def remove_abandoned(parent: Path | None = None) -> list[Path]:
             stack.callback(os.close, directory)
             fd = os.open(_LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
             stack.callback(os.close, fd)
-            if _try_lock(fd):
-                shutil.rmtree(path, ignore_errors=True)
-                removed.append(path)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # an error if its supervisor lives
+            shutil.rmtree(path, ignore_errors=True)
+            removed.append(path)
     return removed
 
 
-def _try_lock(fd: int) -> bool:
+def _locked(path: Path) -> int:
+    """Open and lock a file; return its descriptor. Raises `OSError`: `BlockingIOError` if another process locks it."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd

@@ -1,7 +1,11 @@
 """`kera.local.directory`: one supervisor per directory, nothing left of killed ones."""
 
+import errno
+import fcntl
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,6 +31,26 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(PathNotWritable, match="file/data"):
         ClusterDirectory.open(tmp_path / "file" / "data")
+
+
+@pytest.mark.parametrize("make", [ClusterDirectory.open, ClusterDirectory.make_temporary])
+def test_a_directory_that_cannot_be_locked_is_refused_and_left_closed(
+    make: Callable[[Path], ClusterDirectory], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(*_: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    before = open_files()
+
+    with pytest.raises(PathNotWritable, match="No locks available"):
+        make(tmp_path)
+
+    assert open_files() == before
+
+
+def open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 def test_a_temporary_directory_goes_with_its_release(tmp_path: Path) -> None:
