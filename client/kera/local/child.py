@@ -190,8 +190,9 @@ class Child:
         try:
             await asyncio.wait_for(self._wait(), grace_s)
         except TimeoutError:
+            obeyed = self.pid is None  # only a process that it has started holds its output open
             await self.kill()
-            return False
+            return obeyed
         return True
 
     async def kill(self) -> None:

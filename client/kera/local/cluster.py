@@ -210,6 +210,9 @@ class LocalCluster:
                 grace_s = self._stop_grace_s(kind)
                 obeyed = await asyncio.gather(*(child.stop(grace_s=grace_s) for child in generation))
                 disobedient += [child.name for child, ok in zip(generation, obeyed, strict=True) if not ok]
+        except BaseException:  # cancelled: the caller does not wait for the grace periods
+            await asyncio.gather(*(child.kill() for child in self._children.values()))
+            raise
         finally:
             self._remove_temporary()
         for name in disobedient:

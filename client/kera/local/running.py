@@ -79,8 +79,28 @@ class RunningCluster:
         self.run(self._cluster.restart(name, **settings))
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run `coroutine` on the cluster's loop, and return its result."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        """Run `coroutine` on the cluster's loop, and return its result.
+
+        If this thread is interrupted, as by Ctrl-C, cancel the coroutine, and wait until it has cleaned up.
+        """
+        tasks: list[asyncio.Task[T]] = []
+        ended = threading.Event()
+
+        def begin() -> None:
+            tasks.append(self._loop.create_task(coroutine))
+            tasks[0].add_done_callback(lambda _: ended.set())
+
+        def cancel() -> None:
+            tasks[0].cancel()
+
+        self._loop.call_soon_threadsafe(begin)
+        try:
+            ended.wait()
+        except BaseException:
+            self._loop.call_soon_threadsafe(cancel)
+            ended.wait()
+            raise
+        return tasks[0].result()
 
 
 @contextlib.contextmanager
@@ -91,11 +111,11 @@ def run_in_thread(cluster: _Cluster) -> Iterator[RunningCluster]:
     thread.start()
     running = RunningCluster(cluster, loop)
     try:
-        running.run(cluster.start())
         try:
+            running.run(cluster.start())
             yield running
         finally:
-            running.run(cluster.stop())
+            running.run(cluster.stop())  # also if the thread is interrupted when the start is just done
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()

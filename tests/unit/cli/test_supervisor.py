@@ -7,14 +7,19 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from kera.core.errors import InternalError, PathNotWritable
 from kera.local.child import Child, ChildStartError, log_tail
+from kera.local.cluster import LocalCluster
+from kera.local.running import run_in_thread
 
 READY = """
 import json, os, sys
@@ -135,6 +140,27 @@ async def test_a_child_that_holds_the_pipe_open_in_a_grandchild_is_ended_with_it
     assert not await child.stop(grace_s=0.05)
 
     assert child.pid is None
+
+
+async def test_a_child_that_has_obeyed_was_not_killed_though_another_process_holds_its_pipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = asyncio.StreamReader()
+    output.feed_data(b'{"ready": "stub"}\n')  # and it never ends
+    process = SimpleNamespace(pid=0, returncode=None, stdout=output)
+
+    async def started(*_: object, **__: object) -> SimpleNamespace:
+        return process
+
+    def obey(_: int, number: int) -> None:
+        process.returncode = -number
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", started)
+    monkeypatch.setattr(os, "kill", obey)
+    child = Child("stub", [], env={}, log_path=tmp_path / "stub.log")
+    await child.start(ready_timeout_s=30)
+
+    assert await child.stop(grace_s=0)
 
 
 async def test_a_child_that_prints_a_lot_is_not_held_up(make_child: MakeChild, tmp_path: Path) -> None:
@@ -274,6 +300,79 @@ async def test_a_child_that_is_starting_and_ignores_sigterm_is_killed(
         await start
 
     assert child.returncode == -signal.SIGKILL
+
+
+class Interrupted:
+    """A cluster whose start or stop goes on until it is cancelled, as the main thread gets Ctrl-C meanwhile."""
+
+    def __init__(self, at: str) -> None:
+        self._at = at
+        self._thread = threading.get_ident()
+        self.done: list[str] = []
+
+    async def start(self) -> None:
+        await self._do("start")
+
+    async def stop(self) -> list[str]:
+        await self._do("stop")
+        return []
+
+    async def _do(self, what: str) -> None:
+        try:
+            if what == self._at:
+                signal.pthread_kill(self._thread, signal.SIGINT)
+                await asyncio.Event().wait()
+            self.done.append(what)
+        except asyncio.CancelledError:
+            self.done.append(f"cancelled {what}")
+            raise
+
+
+@pytest.mark.parametrize(
+    ("at", "done"), [("start", ["cancelled start", "stop"]), ("stop", ["start", "cancelled stop"])]
+)
+def test_ctrl_c_ends_what_a_cluster_does_in_a_thread_once_it_has_cleared_up(at: str, done: list[str]) -> None:
+    cluster = Interrupted(at)
+
+    with pytest.raises(KeyboardInterrupt), run_in_thread(cast("Any", cluster)):
+        pass
+
+    assert cluster.done == done
+
+
+async def test_a_stop_that_is_cancelled_kills_all_children_before_their_directory_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[str] = []
+    stops = asyncio.Event()
+
+    class Stub:
+        def __init__(self, name: str, *_: object, **__: object) -> None:
+            self.name = name
+            self.ready = {"grpc_address": "h:1"}
+
+        async def start(self, **_: object) -> None: ...
+
+        async def stop(self, **_: object) -> bool:
+            stops.set()
+            return await asyncio.Event().wait()
+
+        async def kill(self) -> None:
+            assert cluster.directory.is_dir()
+            told.append(self.name)
+
+    monkeypatch.setattr("kera.local.cluster.Child", Stub)
+    cluster = LocalCluster(backups=1)
+    await cluster.start()
+    stopping = asyncio.create_task(cluster.stop())
+    await stops.wait()
+
+    stopping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
+
+    assert told == ["coordinator", "backup-1", "broker-1"]
+    assert not cluster.directory.exists()
 
 
 def test_a_child_goes_when_its_supervisor_is_killed(tmp_path: Path) -> None:
