@@ -345,7 +345,7 @@ async def _print_batches(
             if not batch.num_rows:
                 continue
             origin = RecordOrigin(chunk.entry.streamlet_id, chunk.entry.entry, chunk.header.first_record + skipped)
-            _write_all(formatter(batch, origin))
+            await _write_all(sys.stdout.fileno(), formatter(batch, origin))
             if remaining is not None:
                 remaining -= batch.num_rows
                 if remaining == 0:
@@ -371,18 +371,55 @@ async def _print_ordered(consumer: OrderedConsumer, count: int | None, shape: _S
             if formatter is None:
                 formatter = formatters[ordered.stream.name] = shape.formatter(ordered.stream)
             if batch.num_rows:
-                _write_all(formatter(batch, origins))
+                await _write_all(sys.stdout.fileno(), formatter(batch, origins))
             if remaining is not None:
                 remaining -= batch.num_rows
                 if remaining == 0:
                     return
 
 
-def _write_all(data: Any) -> None:
-    # A slow reader blocks this command on purpose: records must not pile up here.
-    view = memoryview(data)
-    while view:
-        view = view[os.write(sys.stdout.fileno(), view) :]
+async def _write_all(fd: int, data: Any) -> None:
+    """Write `data` to standard output.
+
+    A slow reader holds up the caller on purpose, as records must not pile up here. It does not hold up the event loop,
+    which ends the command at a signal, and keeps a consumer in its group.
+    """
+    view, poll = memoryview(data), select.poll()
+    poll.register(fd, select.POLLOUT)
+    while view and poll.poll(0):  # then a pipe has room for this much, or an error to raise
+        view = view[os.write(fd, view[: select.PIPE_BUF]) :]
+    if view:
+        await _write_in_thread(fd, view)
+
+
+async def _write_in_thread(fd: int, view: memoryview) -> None:
+    """Write in a thread that a command does not wait for when it ends, unlike those of the event loop."""
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    written: asyncio.Future[None] = loop.create_future()
+
+    def settle(error: OSError | None) -> None:
+        if written.cancelled():
+            return
+        if error is None:
+            written.set_result(None)
+        else:
+            written.set_exception(error)
+
+    def write() -> None:
+        rest = view
+        error: OSError | None = None
+        try:
+            while rest:
+                rest = rest[os.write(fd, rest) :]
+        except OSError as failure:
+            error = failure
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(settle, error)
+
+    threading.Thread(target=write, name="kera-output", daemon=True).start()
+    await written
 
 
 @contextlib.contextmanager

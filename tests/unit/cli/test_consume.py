@@ -1,13 +1,16 @@
 """`kera consume`: times, and what does not go together."""
 
+import asyncio
 import datetime
+import os
+import threading
 
 import pytest
 
 from kera.cli._run import UsageError, run_app
 from kera.cli._times import parse_time_us
 from kera.cli.app import app
-from kera.cli.consume import _Begin
+from kera.cli.consume import _Begin, _write_all
 
 NOW_US = 1_800_000_000_000_000
 
@@ -111,3 +114,37 @@ def test_an_offset_that_was_removed_is_warned_of(
 ) -> None:
     _Begin("earliest", None, offset, None, None)._warn_of_removed("orders", [0, 7])
     assert capsys.readouterr().err == (f"kera: warning: {warning}\n" if warning else "")
+
+
+async def test_a_reader_that_stands_still_holds_up_neither_the_loop_nor_the_end() -> None:
+    reader, writer = os.pipe()
+    data = bytes(1 << 20)  # more than a pipe has room for
+
+    stuck = asyncio.create_task(_write_all(writer, data))
+    await asyncio.sleep(0)
+    stuck.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stuck
+
+    os.close(reader)
+    for thread in threading.enumerate():
+        if thread.name == "kera-output":
+            await asyncio.to_thread(thread.join)
+    with pytest.raises(BrokenPipeError):
+        await _write_all(writer, data)
+    os.close(writer)
+
+
+async def test_a_slow_reader_gets_everything() -> None:
+    reader, writer = os.pipe()
+    data = os.urandom(1 << 20)
+
+    def read() -> bytes:
+        with os.fdopen(reader, "rb") as file:
+            return file.read()
+
+    reading = asyncio.create_task(asyncio.to_thread(read))
+    await _write_all(writer, data)
+    await _write_all(writer, b"end")
+    os.close(writer)
+    assert await reading == data + b"end"
