@@ -147,6 +147,16 @@ async def test_a_filter_is_typed_stays_and_goes() -> None:
         assert screen.column() == ["gamma[red]"]
 
 
+async def test_a_filter_that_is_being_typed_stays_with_its_view() -> None:
+    async with running(view="streams") as screen:
+        await screen.press("slash", "b", "e")
+        await screen.press("tab", "z")  # z would go to the field
+        assert screen.column() == ["readers"]
+        assert "filter" not in screen.text("tabs")
+        await screen.press("shift+tab")
+        assert screen.column() == ["beta"]
+
+
 async def test_a_row_is_opened_followed_and_left() -> None:
     async with running(view="streams") as screen:
         await screen.press("down", "enter")

@@ -297,6 +297,16 @@ async def test_more_groups_than_are_looked_at_take_turns_and_the_one_that_is_ope
     assert set(found.lags) == {"g000", "g001", "g002"}  # and what was seen of g001 gets older
 
 
+async def test_groups_that_cannot_be_looked_at_leave_the_others_their_turn(
+    collector: Collector, watch: FakeWatch, now: Now
+) -> None:
+    failing = [group(f"g{number:03}") for number in range(GROUPS_LOOKED_AT)]
+    watch.gone, watch.listed = {each.consumer_group for each in failing}, [*failing, group("last")]
+    await collector.sample()
+    now.s += 1
+    assert set((await collector.sample()).lags) == {"last"}
+
+
 @pytest.mark.parametrize(("internal", "shown"), [(False, ["s"]), (True, ["_connect.s", "s"])])
 async def test_internal_streams_and_groups_are_shown_if_they_are_wanted(
     internal: bool, shown: list[str], watch: FakeWatch, now: Now

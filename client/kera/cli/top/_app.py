@@ -296,6 +296,7 @@ class Top(App[None]):
 
     def action_view(self, name: str) -> None:
         """Show another view."""
+        self._end_filter()  # what is typed there is for the view before
         self._view, self._at = BY_NAME[name], ""
         self.show()
 

@@ -86,6 +86,8 @@ class Collector:
         self._changed_s = float("-inf")
         """When that set changed last."""
         self._lags: dict[str, TwoLags] = {}
+        self._looked_s: dict[str, float] = {}
+        """When each consumer group was looked at last, also in vain: a group that fails does not go before others."""
         self.wanted_group = ""
         """A consumer group that each sample measures; empty: none."""
         self.wanted_constraint = ""
@@ -205,16 +207,15 @@ class Collector:
 
     async def _look_at_groups(self) -> None:
         names = [each.consumer_group for each in self._groups.answer or () if self._shows(each.consumer_group)]
-        for gone in self._lags.keys() - set(names):
-            del self._lags[gone]
-        chosen = sorted(names, key=lambda name: (name != self.wanted_group, self._looked_s(name)))[:GROUPS_LOOKED_AT]
-        await asyncio.gather(*map(self._look_at, chosen))
-
-    def _looked_s(self, name: str) -> float:
-        return self._lags[name].now.at_s if name in self._lags else float("-inf")
+        for gone in self._looked_s.keys() - set(names):
+            del self._looked_s[gone]
+            self._lags.pop(gone, None)
+        chosen = sorted(names, key=lambda name: (name != self.wanted_group, self._looked_s.get(name, float("-inf"))))
+        await asyncio.gather(*map(self._look_at, chosen[:GROUPS_LOOKED_AT]))
 
     async def _look_at(self, name: str) -> None:
         async with self._group_room:
+            self._looked_s[name] = self._clock.monotonic_s()
             try:
                 async with asyncio.timeout(DAEMON_TIMEOUT_S):
                     found = await self._watch.group(name)

@@ -6,12 +6,12 @@ import dataclasses
 from typing import Any
 
 from kera.cli._table import table
+from kera.cli.top import ROWS
 from kera.cli.top._rows import Snapshot
 from kera.cli.top._text import count_text, per_s, size_text
 from kera.cli.top._views import FILTERED, VIEWS, Order, shown
 from kera.client.diagnosis import findings
 
-ROWS_PRINTED = 20
 ID_DIGITS = 8
 """Digits of a cluster's id: enough to tell clusters apart."""
 
@@ -38,7 +38,7 @@ def heading(snapshot: Snapshot) -> tuple[str, str]:
     return first, second
 
 
-def tables(snapshot: Snapshot, wanted: str = "", rows_max: int = ROWS_PRINTED) -> str:
+def tables(snapshot: Snapshot, wanted: str = "", rows_max: int = ROWS) -> str:
     """Return every view that has rows, as text. `wanted`: the filter of the views that have one."""
     blocks = ["\n".join((*heading(snapshot), *(f"! {note}" for note in snapshot.notes)))]
     for view in VIEWS:
