@@ -113,6 +113,15 @@ def test_the_file_system_is_that_of_the_innermost_mount(tmp_path: Path) -> None:
     assert not host.file_system_of(Path("/"), tmp_path / "none")
 
 
+def test_the_file_system_behind_a_link_is_that_of_its_target(tmp_path: Path) -> None:
+    mounts, disk, link = tmp_path / "mountinfo", tmp_path / "disk", tmp_path / "link"
+    mounts.write_text(f"1 0 0:5 / / rw - tmpfs none rw\n2 1 8:2 / {disk.resolve()} rw - xfs /dev/sdb rw\n")
+    disk.mkdir()
+    link.symlink_to(disk)
+
+    assert host.file_system_of(link, mounts) == "xfs"
+
+
 def test_the_command_says_all_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = run_app(app, ["doctor", "--data-dir", str(tmp_path), "--arena-bytes", "1MiB", "--json"])
     told = json.loads(capsys.readouterr().out)

@@ -27,8 +27,10 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_secret_that_is_kept_is_well(file: Path) -> None:
-    assert told(secret(file)) == [("ok", f"{file} has one, and nobody else can read it")]
+@pytest.mark.parametrize(("mode", "readers"), [(0o600, "its owner"), (0o640, "its owner and its group")])
+def test_a_secret_that_is_kept_is_well(file: Path, mode: int, readers: str) -> None:
+    file.chmod(mode)
+    assert told(secret(file)) == [("ok", f"{file} has one, and only {readers} can read it")]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +111,7 @@ def given(tmp_path: Path, file: Path) -> Settings:
 
 def test_settings_that_fit_together_are_well(given: Settings, file: Path) -> None:
     assert given.found() == [
-        ("ok", f"{file} has one, and nobody else can read it"),
+        ("ok", f"{file} has one, and only its owner and its group can read it"),
         ("ok", "those of coordinator, broker, backup fit together: security is on"),
     ]
     given.common = []

@@ -171,6 +171,7 @@ def file_system_of(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> s
         lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return ""
+    path = path.resolve()  # mount points are named without symbolic links
     best, kind = "", ""
     for line in lines:
         left, _, right = line.partition(" - ")

@@ -38,15 +38,16 @@ def secret(path: Path) -> list[Finding]:
         found = ClusterSecret(path)
     except KeraError as error:
         return [problem(SUBJECT, error.message, "see docs/security.md, cluster secret")]
-    told = [*_mode(path)]
+    mode = stat.S_IMODE(expanded(path).stat().st_mode)
+    told = [*_mode(path, mode)]
     if len(found.shown()) > 1:
         text = f"{path} also has the previous secret, which daemons still accept"
         told.append(warning(SUBJECT, text, "once all daemons have the new one, remove the second line"))
-    return told or [ok(SUBJECT, f"{path} has one, and nobody else can read it")]
+    readers = "its owner and its group" if mode & stat.S_IRGRP else "its owner"
+    return told or [ok(SUBJECT, f"{path} has one, and only {readers} can read it")]
 
 
-def _mode(path: Path) -> Iterator[Finding]:
-    mode = stat.S_IMODE(expanded(path).stat().st_mode)
+def _mode(path: Path, mode: int) -> Iterator[Finding]:
     if mode & stat.S_IRWXO:
         text = f"{path} can be read by everybody on this host (mode {mode:o}): whoever has it may do everything"
         yield problem(SUBJECT, text, f"chmod 600 {path}, as the user that runs the daemons; then put another one there")
