@@ -19,6 +19,7 @@ from typing import Self
 from kera.client import Client, ClientSettings, ProducerSettings
 from kera.core.access.audit_events import AuditEvent
 from kera.core.base.health import Observation, State
+from kera.core.base.repeated import Repeated
 from kera.core.base.telemetry import get_logger
 from kera.core.errors import KeraError, StreamExists
 from kera.core.runtime import Runtime
@@ -46,6 +47,8 @@ class StreamOfEvents:
         self._lost = 0
         """Number of events dropped since the last one that found room."""
         self._error = ""
+        """Why the last attempt to write failed; empty: it did not."""
+        self._failing = Repeated(log, runtime.clock)
         self._writing: asyncio.Task[None] | None = None
 
     def __enter__(self) -> Self:
@@ -87,11 +90,10 @@ class StreamOfEvents:
                 async with await Client.connect(self._bootstrap(), CLIENT, runtime=self._runtime) as client:
                     await self._write_with(client)
             except KeraError as error:
-                if not self._error:
-                    log.warning("events do not get into their stream", stream=self._stream, error=error.message)
+                self._failing.goes_on("events do not get into their stream", stream=self._stream, error=error.message)
                 self._error = error.message
-            except Exception as error:  # an unexpected error must not end this task
-                log.exception("events do not get into their stream", stream=self._stream)
+            except Exception as error:  # noqa: BLE001 - an unexpected error must not end this task
+                self._failing.goes_on("events do not get into their stream", level="exception", stream=self._stream)
                 self._error = repr(error)
             await asyncio.sleep(RETRY_S)
 
@@ -112,5 +114,6 @@ class StreamOfEvents:
                 for _ in batch:
                     self._waiting.popleft()
                 self._error = ""
+                self._failing.over("events get into their stream again", stream=self._stream)
                 if not self._waiting:
                     self._come.clear()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 
 import pytest
+from structlog.testing import capture_logs
 
 from kera.cli._audit_stream import EVENTS_MAX, StreamOfEvents
+from kera.client import Client
 from kera.core.access.audit_events import AuditEvent
+from kera.core.base.clock import FakeClock
 from kera.core.base.health import State
 from kera.core.runtime import MACHINE
 
@@ -47,3 +51,25 @@ async def test_health_says_why_events_do_not_get_into_their_stream(
                 await asyncio.sleep(0.01)
         assert "1 events wait for stream 'audit'" in stream.look().text
         assert "not an address" in stream.look().text
+
+
+async def test_an_unexpected_error_that_lasts_is_not_logged_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries, several = 0, asyncio.Event()
+
+    async def connect(*_: object, **__: object) -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 3:
+            several.set()
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(Client, "connect", connect)
+    monkeypatch.setattr("kera.cli._audit_stream.RETRY_S", 0)
+    stream = StreamOfEvents("audit", lambda: "h:1", "broker", dataclasses.replace(MACHINE, clock=FakeClock()))
+    with capture_logs() as lines, stream:
+        stream.put(EVENT)
+        async with asyncio.timeout(5):
+            await several.wait()
+
+    assert [(each["log_level"], each["stream"]) for each in lines] == [("error", "audit")]
+    assert "a bug" in stream.look().text
