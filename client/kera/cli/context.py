@@ -160,8 +160,9 @@ def use(
         chosen = None if name is None else contexts.get(name)
         contexts.current = name or ""
     print("commands that name none use no context" if chosen is None else f"using {name}: {_in_words(chosen)}")
-    if os.environ.get(CONTEXT_VARIABLE, name) != name:
-        warn(f"{CONTEXT_VARIABLE}={os.environ[CONTEXT_VARIABLE]} is set, and overrides it")
+    variable = os.environ.get(CONTEXT_VARIABLE, "")
+    if variable not in {"", name}:
+        warn(f"{CONTEXT_VARIABLE}={variable} is set, and overrides it")
 
 
 @app.command("list")

@@ -201,6 +201,7 @@ def welcome(cluster: LocalCluster) -> str:
 def _elsewhere() -> bool:
     """Whether commands would use another cluster by default."""
     try:
-        return BOOTSTRAP_VARIABLE in os.environ or CONTEXT_VARIABLE in os.environ or current_context()[1] is not None
+        variables = any(os.environ.get(each) for each in (BOOTSTRAP_VARIABLE, CONTEXT_VARIABLE))
+        return variables or current_context()[1] is not None
     except UsageError:
         return True

@@ -229,10 +229,7 @@ def _chunk_row(chunk: ChunkRow) -> tuple[object, ...]:
 
 
 def _time(time_us: int | None) -> str | None:
-    try:
-        return None if time_us is None else format_time(time_us)
-    except (OverflowError, ValueError, OSError):
-        return str(time_us)  # a producer may send any number as a time
+    return None if time_us is None else format_time(time_us)
 
 
 def _to_json(segment: SegmentRow, chunks: list[ChunkRow] | None) -> dict[str, Any]:

@@ -120,6 +120,18 @@ def test_contexts_are_listed_shown_used_and_deleted(home: Path, kera: Run) -> No
     assert (home / "alice.pw").exists()
 
 
+@pytest.mark.parametrize(
+    ("variable", "warning"),
+    [("", ""), ("prod", ""), ("dev", "kera: warning: KERA_CONTEXT=dev is set, and overrides it\n")],
+)
+def test_a_variable_that_overrides_the_current_context_is_told(
+    kera: Run, monkeypatch: pytest.MonkeyPatch, variable: str, warning: str
+) -> None:
+    set_prod(kera)
+    monkeypatch.setenv("KERA_CONTEXT", variable)
+    assert kera("context", "use", "prod") == (0, "using prod: h:7400 as alice\n", warning)
+
+
 def test_the_current_context_says_where_and_who(home: Path, kera: Run, asked: list[Asked]) -> None:
     set_prod(kera)
     kera("stream", "list")
@@ -373,6 +385,7 @@ def test_a_look_at_this_machine_is_none_at_a_cluster(kera: Run, asked: list[Aske
 def test_kera_dev_says_where_it_is_if_commands_would_go_elsewhere(kera: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not _elsewhere()
     set_prod(kera)
+    monkeypatch.setenv("KERA_CONTEXT", "")
     assert not _elsewhere()
     kera("context", "use", "prod")
     assert _elsewhere()
