@@ -13,6 +13,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from kera.cli._run import run_app
@@ -21,9 +23,10 @@ from kera.cli.check._kills import Kill, Kills, moments
 from kera.cli.check._options import Options
 from kera.cli.check._report import EXIT_CODES, to_json, to_text
 from kera.cli.check._run import SLICE_S, Outcome, while_running
-from kera.cli.check._workload import Acknowledgements, Shared
-from kera.client import StreamConfig, StreamDescription
+from kera.cli.check._workload import Acknowledgements, MemoryReused, Shared
+from kera.client import ChunkBatch, StreamConfig, StreamDescription
 from kera.client.checking.findings import Violation
+from kera.client.checking.numbers import VALUE_BYTES, Values
 from kera.core.errors import Unavailable
 from tests.unit.cli.fake_client import FakeClient
 
@@ -338,3 +341,22 @@ async def test_other_failures_of_the_system_are_told_as_they_are() -> None:
     with pytest.raises(OSError, match="a module that is imported late"):
         await shared.with_descriptors(partial(fails_with, errno.EIO))
     assert shared.impossible is None
+
+
+async def test_data_that_are_in_the_place_of_a_chunk_are_no_values_and_no_error() -> None:
+    """The memory of a broker that was killed may have any bytes, also where a column has the places of its values."""
+    shared = Shared(Options(1.0), "there:1", STREAM, "checking")
+    values = Values("0" * 8, VALUE_BYTES)
+    places = np.array([0, VALUE_BYTES], np.int32)
+    reused = pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(places), pa.py_buffer(bytes(VALUE_BYTES))])
+    other = pa.array([Values("f" * 8, VALUE_BYTES).make(3, 7)], pa.binary())
+    chunks = [SimpleNamespace(batch=pa.record_batch([each], ["value"]), intact=False) for each in (reused, other)]
+    places += 1 << 20  # beyond the memory of the values
+    for chunk in chunks:
+        with pytest.raises(MemoryReused):
+            shared.recognize(values, cast("ChunkBatch", chunk))
+    assert shared.impossible is None
+
+    chunks[1].intact = True
+    shared.recognize(values, cast("ChunkBatch", chunks[1]))
+    assert shared.impossible == "another check writes to stream 'checked'"

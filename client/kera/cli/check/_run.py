@@ -250,7 +250,7 @@ class Check:
                     if pass_unreadable(self.ledger, LAST_READER, chunk):
                         continue
                     column, entry = chunk.batch.column("value"), (chunk.entry.streamlet_id, chunk.entry.entry)
-                    values = self.shared.recognize(self._values, column)
+                    values = self.shared.recognize(self._values, chunk)
                     self.ledger.store(entry, chunk.header.first_record, values, partial(strange, column))
                 self._is_read_back = True
                 return

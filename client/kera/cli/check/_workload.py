@@ -49,6 +49,10 @@ STRANGE_BYTES_MAX = 40
 """How many bytes are shown of a value that another program has written."""
 
 
+class MemoryReused(Exception):
+    """A chunk was in the memory of a broker that has died, and other data are there now: read the chunk again."""
+
+
 class Shared:
     """The state that all clients of the workload share."""
 
@@ -120,11 +124,24 @@ class Shared:
             gone=True,
         )
 
-    def recognize(self, values: Values, column: Any) -> Numbers:
-        """Return the values of a chunk as numbers; end the load if another check has written them."""
-        found = values.recognize(column)
-        others = np.flatnonzero(found == STRANGE)
-        if len(others) and values.is_of_another(column[int(others[0])].as_py()):
+    def recognize(self, values: Values, chunk: ChunkBatch) -> Numbers:
+        """Return the values of a chunk as numbers; end the load if another check has written them.
+
+        Raises `MemoryReused`.
+        """
+        column = chunk.batch.column("value")
+        try:
+            found = values.recognize(column)
+            others = np.flatnonzero(found == STRANGE)
+            # A single value of other data is not looked at: Arrow trusts where the column says that it is.
+            of_another = chunk.intact and len(others) and values.is_of_another(column[int(others[0])].as_py())
+        except Exception as error:
+            if chunk.intact:
+                raise
+            raise MemoryReused from error
+        if not chunk.intact:
+            raise MemoryReused
+        if of_another:
             self.give_up(f"another check writes to stream {self.stream!r}")
         return found
 
@@ -331,8 +348,9 @@ class Reading:
     def _take(self, chunk: ChunkBatch) -> bool:
         """Give the records of a chunk to the ledger; False: the broker has reused its memory meanwhile."""
         column, entry = chunk.batch.column("value"), (chunk.entry.streamlet_id, chunk.entry.entry)
-        values = self._shared.recognize(self._values, column)
-        if not chunk.intact:
+        try:
+            values = self._shared.recognize(self._values, chunk)
+        except MemoryReused:
             return False
         self.pushed |= chunk.pushed
         if not pass_unreadable(self._ledger, self.name, chunk):
@@ -366,11 +384,11 @@ class Member:
                 shared.member_ids.add(consumer.member_id)
                 try:
                     async for chunk in consumer.batches():
-                        values = shared.recognize(self._values, chunk.batch.column("value"))
-                        if chunk.intact:
-                            self._ledger.process(values)
-                        else:  # the chunk is not committed, so the group gets it again
+                        try:
+                            values = shared.recognize(self._values, chunk)
+                        except MemoryReused:  # the chunk is not committed, so the group gets it again
                             break
+                        self._ledger.process(values)
                         del chunk
                 except KeraError as error:
                     await shared.failed(self._name, error)
