@@ -63,11 +63,13 @@ def test_a_launch_that_registers_again_keeps_its_epoch(kind: AnyKind) -> None:
 
 
 @EACH
-def test_a_new_member_whose_answer_was_lost_does_not_become_two(kind: AnyKind) -> None:
-    members = membership(FakeClock(), kind)
-    admit(members, decide(members, new_registration(kind, "a")))
+@pytest.mark.parametrize("directory_id", ["", "directory"])
+def test_a_new_member_whose_answer_was_lost_does_not_become_two(kind: AnyKind, directory_id: str) -> None:
+    members, request = membership(FakeClock(), kind), new_registration(kind, "a")
+    request.directory_id = directory_id
+    admit(members, decide(members, request))
 
-    again = decide_admission(members, new_registration(kind, "a"), next_id=8, next_epoch=2)
+    again = decide_admission(members, request, next_id=8, next_epoch=2)
 
     assert (again.new_member, again.member_id, again.epoch) == (False, 7, 1)
     assert kind.id_and_epoch(again.record) == (7, 1)

@@ -92,25 +92,23 @@ def _known(members: Membership[RecordT, InfoT], request: RecordT) -> RecordT | N
     member_id, _ = members.kind.id_and_epoch(request)
     if request.chosen_id:
         return _chosen(members, member_id, request.launch_id)
-    record = members.record(member_id)
+    if not member_id:  # a new member repeats its registration when the answer is lost; it must not become two
+        names = {request.launch_id, FENCED + request.launch_id}
+        records = (members.record(one) for one in members.ids())
+        return next((record for record in records if record is not None and record.launch_id in names), None)
+    noun, record = members.kind.noun, members.record(member_id)
     if record is not None:
-        _check_same(members.kind.noun, member_id, record, request)
+        _check_same(noun, member_id, record, request)
         return record
     was_forgotten = members.forgotten.get(member_id) in {"", request.directory_id}
     if request.directory_id and member_id <= CHOSEN_ID_MAX and not was_forgotten:
         return None  # our metadata were restored from a copy that is older than this member: it keeps its id
-    if member_id:
-        noun = members.kind.noun
-        raise InvalidArgument(
-            f"no {noun} of this cluster has id {member_id}: it was forgotten, or the {noun}'s data directory"
-            f" belongs to another cluster; name that cluster's coordinator, or start the {noun} with an empty data"
-            " directory",
-            **{f"{noun}_id": member_id},
-        )
-    # A new member repeats its registration when the answer is lost; it must not become two.
-    names = {request.launch_id, FENCED + request.launch_id}
-    records = (members.record(one) for one in members.ids())
-    return next((record for record in records if record is not None and record.launch_id in names), None)
+    raise InvalidArgument(
+        f"no {noun} of this cluster has id {member_id}: it was forgotten, or the {noun}'s data directory"
+        f" belongs to another cluster; name that cluster's coordinator, or start the {noun} with an empty data"
+        " directory",
+        **{f"{noun}_id": member_id},
+    )
 
 
 def _check_same(noun: str, member_id: int, record: RecordT, request: RecordT) -> None:
