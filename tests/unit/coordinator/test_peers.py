@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -111,6 +112,20 @@ async def test_an_address_where_nobody_listens_refuses_and_one_that_is_silent_do
     assert await brokers.refuses(daemon.broker)
     with pytest.raises(InvalidArgument):
         await brokers.refuses(common_pb2.BrokerInfo(grpc_address="nowhere"))
+
+
+async def test_a_host_with_several_addresses_refuses_when_all_of_them_do(
+    brokers: GrpcBrokerCalls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def both(_: str, port: int, **__: Any) -> list[Any]:
+        kind = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
+        return [(*kind, (host, port)) for host in ("127.0.0.2", "127.0.0.1")]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", both)
+    async with running(api.DROP_STREAM) as daemon:
+        named = common_pb2.BrokerInfo(grpc_address=daemon.address.replace("127.0.0.1", "broker"))
+        assert not await brokers.refuses(named)  # one of the two listens
+    assert await brokers.refuses(named)
 
 
 async def test_backups_are_fenced_freed_and_counted() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -85,7 +86,10 @@ class BrokerCalls(Protocol):
         ...
 
     async def refuses(self, broker: common_pb2.BrokerInfo) -> bool:
-        """Whether the broker's address refuses connections. A timeout does not count: the broker may be slow."""
+        """Whether the broker's address refuses connections: all addresses of its host do.
+
+        A timeout does not count: the broker may be slow.
+        """
         ...
 
 
@@ -174,14 +178,24 @@ class GrpcBrokerCalls:
         host, port = split_address(broker.grpc_address)
         try:
             async with asyncio.timeout(self._timeout_s):
-                _, writer = await asyncio.open_connection(host, port)
-        except ConnectionRefusedError:
-            return True
+                found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                for *_, address in found:  # one by one: of several errors asyncio makes one without a kind
+                    if not await _refuses(*address[:2]):
+                        return False
         except OSError:  # TimeoutError is one
             return False
-        writer.close()
-        return False
+        return True
 
     async def close(self) -> None:
         """Close the connections."""
         await self._peers.close()
+
+
+async def _refuses(host: str, port: int) -> bool:
+    """Whether one address of a host refuses connections. Raises `OSError` if it cannot be reached otherwise."""
+    try:
+        _, writer = await asyncio.open_connection(host, port)
+    except ConnectionRefusedError:
+        return True
+    writer.close()
+    return False
