@@ -435,6 +435,20 @@ async def test_so_many_moves_wait_and_no_more(two: Cluster) -> None:
     assert (owner(two, 0), owner(two, 1)) == (2, 2)
 
 
+async def test_of_a_stream_that_is_deleted_before_its_move_is_written_nothing_stays(two: Cluster) -> None:
+    async with two.coordinator.state.changing:
+        deletion = asyncio.create_task(two.coordinator.streams.delete("orders"))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        move = asyncio.create_task(two.coordinator.migration.move("orders", 0, 2))
+        for _ in range(5):
+            await asyncio.sleep(0)
+    await deletion
+    with pytest.raises(UnknownStream):
+        await move
+    assert await moves(two) == []
+
+
 async def test_a_broker_that_is_to_be_emptied_meanwhile_does_not_get_it(two: Cluster) -> None:
     two.brokers.answering.clear()
     two.brokers.asked.clear()

@@ -30,7 +30,7 @@ from kera.coordinator.cluster.keys import HANDOVERS, STARTS, streamlet_key
 from kera.coordinator.cluster.starts import without_interval
 from kera.coordinator.cluster.state import State
 from kera.coordinator.ids import StreamletId
-from kera.coordinator.operations.moves import UnresolvedMoves, move_key
+from kera.coordinator.operations.moves import UnresolvedMoves, move_record
 from kera.coordinator.recovery.records import RecoveryRecords
 from kera.coordinator.store.metadata import VALUE_BYTES_MAX
 from kera.core.base.telemetry import get_logger
@@ -200,7 +200,7 @@ class Migration:
         streamlets = [StreamletId(stream.stream_id, streamlet_id) for streamlet_id in before]
         self._moving.update(streamlets)
         try:
-            await state.change(state.write(self._moves(name, before, targets, streamlets, reason)))
+            await state.change(self._write_moves(stream.stream_id, before, targets, reason))
             self._unresolved.add(streamlets)
             async with state.gate(stream.stream_id):
                 stream, stall_us = await self._carry_out(stream.stream_id, before, targets)
@@ -212,25 +212,28 @@ class Migration:
             log.info("streamlet moved", stream=name, streamlet_id=streamlet_id, to=to, stall_us=stall_us)
         return MoveResult(stream, stall_us)
 
-    @staticmethod
-    def _moves(
-        name: str,
+    async def _write_moves(
+        self,
+        stream_id: int,
         before: Mapping[int, common_pb2.StreamletAssignment],
         targets: Mapping[int, int],
-        streamlets: Iterable[StreamletId],
         reason: str,
-    ) -> dict[str, bytes | None]:
-        """Return the records of moves that begin."""
-        return {
-            move_key(streamlet): coordinator_pb2.Move(
-                stream=name,
-                streamlet_id=streamlet.streamlet_id,
-                from_broker_id=before[streamlet.streamlet_id].broker_id,
-                to_broker_id=targets[streamlet.streamlet_id],
+    ) -> None:
+        """Write the records of moves that begin, unless something has changed since `_check`."""
+        stream = self._state.catalog.with_id(stream_id)
+        records: dict[str, bytes | None] = {}
+        for streamlet_id, old in before.items():
+            self._check_unchanged(old, stream.assignments[streamlet_id], targets[streamlet_id], back=False)
+            move = coordinator_pb2.Move(
+                stream=stream.name,
+                streamlet_id=streamlet_id,
+                from_broker_id=old.broker_id,
+                to_broker_id=targets[streamlet_id],
                 reason=reason,
-            ).SerializeToString()
-            for streamlet in streamlets
-        }
+            )
+            key, value = move_record(StreamletId(stream_id, streamlet_id), move)
+            records[key] = value
+        await self._state.write(records)
 
     async def _carry_out(
         self, stream_id: int, before: Mapping[int, common_pb2.StreamletAssignment], targets: Mapping[int, int]

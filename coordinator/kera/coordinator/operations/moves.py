@@ -153,8 +153,12 @@ class UnresolvedMoves:
         told = await state.broker_calls.where_ended(
             state.brokers.describe(before.broker_id), *streamlet, coordinator_epoch=state.coordinator_epoch
         )
-        await state.change(state.write({streamlet_key(HANDOVERS, *streamlet): told.SerializeToString()}))
+        await state.change(self._write_end(streamlet, told))
         return told
+
+    async def _write_end(self, streamlet: StreamletId, told: common_pb2.StreamletState) -> None:
+        self._state.catalog.with_id(streamlet.stream_id)  # else the record of a deleted stream would stay for ever
+        await self._state.write({streamlet_key(HANDOVERS, *streamlet): told.SerializeToString()})
 
     def _has_moved(self, streamlet: StreamletId, move: coordinator_pb2.Move) -> bool:
         stream = self._state.catalog.with_id(streamlet.stream_id)
