@@ -155,6 +155,21 @@ async def test_a_streamlet_that_cannot_move_keeps_no_other(three: Cluster) -> No
     assert owners(three)[stuck] == 1
 
 
+async def test_a_stream_that_is_deleted_meanwhile_keeps_no_other(three: Cluster) -> None:
+    await three.create("other", streamlets=3)
+    async with three.coordinator.state.changing:
+        deletion = asyncio.create_task(three.coordinator.streams.delete("other"))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        preparing = asyncio.create_task(prepare(three, 1))
+        for _ in range(5):
+            await asyncio.sleep(0)
+    answer = await preparing
+    await deletion
+    assert answer.streamlets_left == 0
+    assert 1 not in owners(three)
+
+
 async def test_brokers_that_stop_at_the_same_time_give_each_other_nothing(three: Cluster) -> None:
     answers = await asyncio.gather(*(prepare(three, broker_id) for broker_id in (1, 2, 3)))
     for broker_id in (1, 2, 3):

@@ -178,8 +178,9 @@ class Restarts:
         """Move streamlets, up to `together` of a stream and an owner as one; return the errors."""
         groups: defaultdict[tuple[int, int], list[StreamletId]] = defaultdict(list)
         for streamlet in targets:
-            stream = self._state.catalog.with_id(streamlet.stream_id)
-            groups[streamlet.stream_id, stream.assignments[streamlet.streamlet_id].broker_id].append(streamlet)
+            stream = self._state.catalog.find(streamlet.stream_id)
+            if stream is not None:  # else it was deleted a moment ago
+                groups[streamlet.stream_id, stream.assignments[streamlet.streamlet_id].broker_id].append(streamlet)
         moves = [each for group in groups.values() for each in _batches(group, together)]
         errors: list[KeraError] = []
         for some in _batches(moves, SCATTERED_MAX):
