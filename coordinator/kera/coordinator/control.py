@@ -130,8 +130,8 @@ class Control:
         await asyncio.sleep(max(state.settings.report_grace_ms / 1000, due_s - state.clock.monotonic_s()))
         if not await state.broker_calls.refuses(broker):
             return
-        if (brokers.epoch(broker_id), brokers.heard_s(broker_id)) != (broker.broker_epoch, heard_s):
-            return  # it has sent a heartbeat since, or another launch of it has registered
+        if brokers.epoch(broker_id) != broker.broker_epoch or brokers.heard_s(broker_id) != heard_s:
+            return  # it has sent a heartbeat since, another launch of it has registered, or it was forgotten
         log.warning("broker is gone: its address refuses connections", broker_id=broker_id, reason=reason)
         brokers.declare_dead(broker_id)
         await self._recover(broker_id, REPORTED)

@@ -1,6 +1,7 @@
 import asyncio
 
 import pytest
+import structlog
 
 from kera.coordinator.store.metadata import VersionConflict
 from kera.core.errors import InvalidArgument, StreamExists, Unavailable, Uncertain
@@ -95,6 +96,17 @@ async def test_a_broker_that_registers_anew_between_two_looks_lives(two: Cluster
     await two.coordinator.idle()
 
     assert two.coordinator.recoveries.describe_all() == []
+
+
+async def test_a_broker_that_is_forgotten_between_two_looks_is_no_defect(two: Cluster) -> None:
+    two.brokers.refused = {1}
+    two.coordinator.control.report(coordinator_pb2.ReportBrokerRequest(broker_id=1))
+    await asyncio.sleep(0)
+    two.coordinator.state.brokers.forget(1)
+    with structlog.testing.capture_logs() as logs:
+        await two.coordinator.idle()
+
+    assert logs == []
 
 
 async def test_a_coordinator_that_has_started_looks_by_itself(two: Cluster) -> None:
