@@ -470,6 +470,17 @@ async def test_a_stream_that_is_deleted_meanwhile_is_no_hindrance(three: Cluster
     assert phase(three) == "DONE"
 
 
+async def test_a_recovery_that_has_ended_is_told_without_a_look_at_its_streams(
+    three: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await three.silence(1)
+    await three.coordinator.streams.delete("copied")
+    await three.settle()
+    monkeypatch.delattr(type(three.coordinator.state.catalog), "concerning")
+
+    assert phase(three) == "DONE"
+
+
 async def test_recoveries_that_ended_are_kept_up_to_a_number(three: Cluster) -> None:
     ended = [
         coordinator_pb2.RecoveryInfo(

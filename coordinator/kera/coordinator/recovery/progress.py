@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from kera.coordinator.ids import Launch, StreamletId
-from kera.coordinator.recovery.decide import ENDED, is_lost, is_taken_over, source_of
+from kera.coordinator.recovery.decide import is_lost, is_taken_over, source_of
 from kera.v1 import common_pb2
 from kera.v1.coordinator_pb2 import RecoveryInfo, RecoveryProgress
 
@@ -72,11 +72,12 @@ def gather(
 def with_progress(
     recovery: RecoveryInfo, streams: Iterable[common_pb2.StreamInfo], reports: Reports, waits_for: Iterable[str]
 ) -> RecoveryInfo:
-    """Return `recovery` with its known progress. Numbers do not go back: an owner may die with its results."""
+    """Return `recovery`, which has not ended, with its known progress.
+
+    Numbers do not go back: an owner may die with its results.
+    """
     shown = RecoveryInfo()
     shown.CopyFrom(recovery)
-    if recovery.phase in ENDED:
-        return shown
     taken = [one for stream in streams for one in stream.assignments if is_taken_over(recovery, one)]
     lost = [one for stream in streams for one in stream.assignments if is_lost(recovery, stream, one)]
     shown.bytes_total = max(shown.bytes_total, reports.bytes_total)

@@ -24,7 +24,7 @@ from kera.coordinator.recovery.decide import (
     is_taken_over,
     key_of,
 )
-from kera.coordinator.recovery.progress import Reports, gather, with_progress
+from kera.coordinator.recovery.progress import gather, with_progress
 from kera.v1 import common_pb2, coordinator_pb2
 from kera.v1.coordinator_pb2 import RECOVERY_PHASE_CANCELLED
 
@@ -110,15 +110,16 @@ class RecoveryRecords:
 
     def shown(self, run: Run, failures: Iterable[str]) -> coordinator_pb2.RecoveryInfo:
         """Return a recovery with its present progress. `failures`: the errors of its work so far."""
-        return with_progress(run.info, self.streams(run), self._reports(run), (*run.waits_for, *failures))
+        if run.info.phase in ENDED:
+            return run.info  # a look at all streams would change nothing
+        streams = self.streams(run)
+        reports = gather(run.info, streams, self._progress)
+        return with_progress(run.info, streams, reports, (*run.waits_for, *failures))
 
     def streams(self, run: Run) -> list[common_pb2.StreamInfo]:
         """Return the replicated streams that a recovery may concern."""
         concerned = self._state.catalog.concerning(run.info.broker_id)
         return [stream for stream in concerned if stream.config.replication]
-
-    def _reports(self, run: Run) -> Reports:
-        return gather(run.info, self.streams(run), dict(self._progress))
 
     def has_lost(self, broker_id: int, before_epoch: int, cause: str) -> bool:
         """Whether launches of a broker before an epoch had anything that has to be recovered."""
