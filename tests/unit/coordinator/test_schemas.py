@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import threading
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -38,6 +40,7 @@ from kera.core.schemas import DEFINITION_BYTES_MAX, Compatibility, SchemaType
 from kera.server.access.audit import Audit
 from kera.server.access.authenticator import Authenticator
 from kera.server.access.guard import CALLER, Guard
+from kera.server.schemas.compatibility import Definition
 from kera.v1 import common_pb2
 from kera.v1 import schema_pb2 as messages
 from tests.unit.coordinator.fake_cluster import Cluster, config
@@ -437,6 +440,32 @@ async def test_who_gives_up_leaves_the_turn_to_others(registry: SchemaService) -
         each.cancel()
     assert (await asked[4]).version == 1
     assert registry._checking._waiting == 0
+
+
+async def test_a_comparison_whose_caller_is_gone_keeps_its_place_until_it_ends(
+    registry: SchemaService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = list[str](), threading.Event()
+
+    def compare(new: Definition, *_: Any) -> list[str]:
+        begun.append(new.text)
+        assert go_on.wait(10)
+        return []
+
+    monkeypatch.setattr(checking, "incompatibilities", compare)
+    monkeypatch.setattr(checking, "WAITING_MAX", 2)
+    request = messages.CheckSchemaRequest(subject=SUBJECT, schema=avro("a"))
+    gone = asyncio.create_task(registry.check(request))
+    while not begun:
+        await asyncio.sleep(0)
+    gone.cancel()
+    waiting = asyncio.create_task(registry.check(request))
+    await asyncio.wait([gone])
+    with pytest.raises(Unavailable, match="2 schemas are being compared"):
+        await registry.check(request)
+    go_on.set()
+    await waiting
+    assert (len(begun), registry._checking._waiting) == (2, 0)
 
 
 # --- what outlasts a coordinator ---------------------------------------------------------------------------------

@@ -16,14 +16,15 @@ REQUESTER: ContextVar[str] = ContextVar("requester", default="")
 
 
 class Changing:
-    """A lock that belongs to one event loop; hold it with ``async with``."""
+    """A lock that belongs to one event loop; hold it with ``async with``, or with `acquire` and `release`."""
 
     def __init__(self) -> None:
         self._held = False
         self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
         """The waiting changes by requester; the first requester is next."""
 
-    async def __aenter__(self) -> None:
+    async def acquire(self) -> None:
+        """Wait until the lock is the caller's, which has to release it."""
         if not self._held and not self._waiting:
             self._held = True
             return
@@ -33,13 +34,17 @@ class Changing:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self._give_on()  # the lock was ours already
+                self.release()  # the lock was ours already
             raise
 
-    async def __aexit__(self, *_: object) -> None:
-        self._give_on()
+    async def __aenter__(self) -> None:
+        await self.acquire()
 
-    def _give_on(self) -> None:
+    async def __aexit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Give the lock to the next one that waits."""
         self._held = False
         while self._waiting and not self._held:
             requester = next(iter(self._waiting))

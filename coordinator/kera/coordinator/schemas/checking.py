@@ -8,6 +8,7 @@ comparisons is bounded; the rules bound how long each takes (``kera.server.schem
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
 from kera.coordinator.cluster.changing import Changing
@@ -43,16 +44,20 @@ class Checking:
             return incompatibilities(new, earlier, mode)
         if self._waiting >= WAITING_MAX:
             raise Unavailable(f"{self._waiting} schemas are being compared; ask again")
-        self._waiting += 1
-        try:
-            async with self._turns:
-                running = asyncio.get_running_loop().run_in_executor(
-                    self._thread, incompatibilities, new, earlier, mode
-                )
-                running.add_done_callback(_heard)
-                return await asyncio.shield(running)
-        finally:
-            self._waiting -= 1
+        with contextlib.ExitStack() as leaving:
+            self._waiting += 1
+            leaving.callback(self._leave)
+            await self._turns.acquire()
+            leaving.callback(self._turns.release)
+            running = asyncio.get_running_loop().run_in_executor(self._thread, incompatibilities, new, earlier, mode)
+            running.add_done_callback(_heard)
+            # The comparison keeps its place if its caller goes: the next one would only wait behind it in the thread.
+            after = leaving.pop_all()
+            running.add_done_callback(lambda _: after.close())
+        return await asyncio.shield(running)
+
+    def _leave(self) -> None:
+        self._waiting -= 1
 
     async def close(self) -> None:
         """Wait for the comparison under way; cancel those that wait."""
