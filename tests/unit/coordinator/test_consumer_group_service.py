@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from kera.coordinator.cluster.shares import Shares
 from kera.coordinator.consumer_groups.registry import CONSUMER_GROUPS, NAME_CHARS_MAX
+from kera.coordinator.consumer_groups.requests import MEMBER_ID_CHARS_MAX
 from kera.coordinator.consumer_groups.service import LEFT_MAX, PAUSE_S_MIN, TICK_S, ConsumerGroups
 from kera.coordinator.metrics import CoordinatorMetrics
 from kera.coordinator.store.metadata import MetadataStoreFull
@@ -360,6 +361,13 @@ async def test_of_members_that_have_left_so_many_are_remembered(service: Service
     await service.round(member_id="m0")
     with pytest.raises(LeaseLost):
         await service.round(member_id="m1")
+
+
+async def test_what_is_remembered_of_members_that_have_left_is_short(service: Service) -> None:
+    for name, member_id in (("x" * (NAME_CHARS_MAX + 1), "a"), ("app", "x" * (MEMBER_ID_CHARS_MAX + 1))):
+        with pytest.raises(InvalidArgument):
+            await service.consumer_groups.leave(messages.LeaveRequest(consumer_group=name, member_id=member_id))
+    assert not service.consumer_groups._left
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "x" * (NAME_CHARS_MAX + 1), "..", "ü"])

@@ -168,12 +168,7 @@ class ConsumerGroupRegistry:
         consumer_group = self.groups.get(name)
         if consumer_group is not None:
             return consumer_group
-        if not _NAME.fullmatch(name) or len(name) > NAME_CHARS_MAX or name in {".", ".."}:
-            raise InvalidArgument(
-                f"a consumer group cannot be called {name[: NAME_CHARS_MAX + 1]!r}: a name has 1 to {NAME_CHARS_MAX}"
-                " letters, digits, dots, underscores and hyphens, and is not . or ..",
-                consumer_group=name[: NAME_CHARS_MAX + 1],
-            )
+        check_name(name)
         if len(self.groups) >= self._groups_max:
             self.tidy(now_s)  # drop groups that exist only because of requests that were refused
         if len(self.groups) >= self._groups_max:
@@ -266,6 +261,16 @@ class ConsumerGroupRegistry:
                 self._short.discard(name)
                 self._uses.forget(name)
                 self.changes += self._uses.dirty
+
+
+def check_name(name: str) -> None:
+    """Raise `InvalidArgument` for a name that no consumer group can have."""
+    if not _NAME.fullmatch(name) or len(name) > NAME_CHARS_MAX or name in {".", ".."}:
+        raise InvalidArgument(
+            f"a consumer group cannot be called {name[: NAME_CHARS_MAX + 1]!r}: a name has 1 to {NAME_CHARS_MAX}"
+            " letters, digits, dots, underscores and hyphens, and is not . or ..",
+            consumer_group=name[: NAME_CHARS_MAX + 1],
+        )
 
 
 def record_key(name: str, stream_id: int, streamlet_id: int) -> str:

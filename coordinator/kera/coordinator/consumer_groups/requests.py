@@ -27,8 +27,7 @@ class StreamShape(NamedTuple):
 
 def check_round(request: messages.ConsumeRoundRequest) -> None:
     """Raise `InvalidArgument` for an invalid round."""
-    if not 0 < len(request.member_id) <= MEMBER_ID_CHARS_MAX:
-        raise InvalidArgument(f"a consumer has an id of 1 to {MEMBER_ID_CHARS_MAX} characters")
+    check_member_id(request.member_id)
     for name in ("session_timeout_ms", "progress_timeout_ms"):
         value = getattr(request, name)
         if not TIMEOUT_MS_MIN <= value <= TIMEOUT_MS_MAX:
@@ -39,6 +38,12 @@ def check_round(request: messages.ConsumeRoundRequest) -> None:
         check_items(getattr(request, name), name)
     if not request.groups_max or not request.stream_ids:
         raise InvalidArgument("a consumer reads at least one stream, and holds at least one group")
+
+
+def check_member_id(member_id: str) -> None:
+    """Raise `InvalidArgument` for a text that is not the id of a consumer."""
+    if not 0 < len(member_id) <= MEMBER_ID_CHARS_MAX:
+        raise InvalidArgument(f"a consumer has an id of 1 to {MEMBER_ID_CHARS_MAX} characters")
 
 
 def check_items(items: Sequence[object], name: str, limit: int = ITEMS_MAX) -> None:

@@ -27,8 +27,8 @@ from kera.coordinator.consumer_groups.consumer_group import ConsumerGroup
 from kera.coordinator.consumer_groups.durability import Durability
 from kera.coordinator.consumer_groups.members import leases_of
 from kera.coordinator.consumer_groups.polls import Polls
-from kera.coordinator.consumer_groups.registry import CONSUMER_GROUPS_MAX, ConsumerGroupRegistry
-from kera.coordinator.consumer_groups.requests import RESET_STREAMLETS_MAX, StreamShape, check_items
+from kera.coordinator.consumer_groups.registry import CONSUMER_GROUPS_MAX, ConsumerGroupRegistry, check_name
+from kera.coordinator.consumer_groups.requests import RESET_STREAMLETS_MAX, StreamShape, check_items, check_member_id
 from kera.coordinator.consumer_groups.uses import CLOCK, USES, Uses
 from kera.core.base.telemetry import get_logger
 from kera.core.errors import InvalidArgument, LeaseLost
@@ -190,8 +190,10 @@ class ConsumerGroups:
         return messages.KeepAliveResponse(member=member)
 
     async def leave(self, request: messages.LeaveRequest) -> messages.LeaveResponse:
-        """See `ConsumerGroup.leave`."""
+        """See `ConsumerGroup.leave`. Raises `InvalidArgument`."""
         check_items(request.steps, "steps")
+        check_name(request.consumer_group)
+        check_member_id(request.member_id)
         self._left[request.consumer_group, request.member_id] = None
         if len(self._left) > LEFT_MAX:
             self._left.popitem(last=False)
