@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import structlog
 from prometheus_client import CollectorRegistry
 
 from kera.coordinator.cluster.shares import Shares
@@ -271,6 +272,26 @@ async def test_who_died_while_no_coordinator_led_is_noticed_without_anybody_aski
         while consumer_group.members:
             service.cluster.clock.advance(0.2)
             await asyncio.sleep(0.01)
+
+
+async def test_members_are_checked_on_after_a_defect_which_is_logged(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await service.restart(tick_s=0.001)
+    await service.begin(1)
+    checks = 0
+
+    def defect(_: float) -> None:
+        nonlocal checks
+        checks += 1
+        raise ZeroDivisionError("a defect")
+
+    monkeypatch.setattr(service.consumer_groups.registry, "tidy", defect)
+    with structlog.testing.capture_logs() as logs:
+        async with asyncio.timeout(TIMEOUT_S):
+            while checks < 3:
+                await asyncio.sleep(0.001)
+    assert [each["event"] for each in logs] == ["unexpected exception in the check of consumer groups"]
 
 
 async def test_only_consumer_groups_with_consumers_are_looked_at(service: Service) -> None:

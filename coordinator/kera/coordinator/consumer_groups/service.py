@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from typing import TypeVar
 
 from kera.coordinator.cluster.handlers import Handlers
@@ -30,8 +30,9 @@ from kera.coordinator.consumer_groups.polls import Polls
 from kera.coordinator.consumer_groups.registry import CONSUMER_GROUPS_MAX, ConsumerGroupRegistry, check_name
 from kera.coordinator.consumer_groups.requests import RESET_STREAMLETS_MAX, StreamShape, check_items, check_member_id
 from kera.coordinator.consumer_groups.uses import CLOCK, USES, Uses
+from kera.core.base.repeated import Repeated
 from kera.core.base.telemetry import get_logger
-from kera.core.errors import InvalidArgument, LeaseLost
+from kera.core.errors import InvalidArgument, KeraError, LeaseLost
 from kera.core.rpc import api
 from kera.v1 import consumer_group_pb2 as messages
 
@@ -340,9 +341,10 @@ class ConsumerGroups:
             self._ticking = asyncio.create_task(self._tick())
 
     async def _forget_unused(self) -> None:
+        failing = Repeated(log)
         while True:
             await asyncio.sleep(self._uses.note_ms / 1000)
-            with contextlib.suppress(Exception):  # changes that are not stored now are stored later
+            with _logged(failing):  # changes that are not stored now are stored later
                 await self.forget_unused()
 
     async def forget_unused(self) -> None:
@@ -361,14 +363,15 @@ class ConsumerGroups:
 
     async def _tick(self) -> None:
         """Remove members that are gone, as long as there are members."""
+        failing = Repeated(log)
         while True:
             await asyncio.sleep(self._tick_s)
-            self.registry.tidy(self._now_s())
-            with contextlib.suppress(Exception):  # the next caller gets the error
+            with _logged(failing):  # the next caller gets an error of the store as well
+                self.registry.tidy(self._now_s())
                 await self._durability.durable()
-            if not any(consumer_group.members for consumer_group in self.registry.active()):
-                self._ticking = None
-                return
+                if not any(consumer_group.members for consumer_group in self.registry.active()):
+                    self._ticking = None
+                    return
 
     async def _in_slices(self, consumer_group: ConsumerGroup, steps: Generator[None, None, T]) -> T:
         """Run the steps of a change of a consumer group; other requests are served in between, of this consumer
@@ -380,3 +383,16 @@ class ConsumerGroups:
             result = await self._state.in_slices(steps)
         self._durability.check_kept(consumer_group)
         return result
+
+
+@contextlib.contextmanager
+def _logged(failing: Repeated) -> Iterator[None]:
+    """Log an error of periodic work, which goes on."""
+    try:
+        yield
+    except KeraError as error:
+        failing.goes_on("cannot store changes of consumer groups", error=error.message)
+    except Exception as error:  # noqa: BLE001 - it is logged
+        failing.goes_on("unexpected exception in the check of consumer groups", level="error", exc_info=error)
+    else:
+        failing.over("the check of consumer groups goes on")
