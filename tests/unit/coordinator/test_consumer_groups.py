@@ -10,8 +10,9 @@ import pytest
 
 from kera.coordinator.consumer_groups import progress as consumer_group_progress
 from kera.coordinator.consumer_groups.consumer_group import MEMBERS_MAX, ConsumerGroup
-from kera.coordinator.consumer_groups.discovery import LOOK_INTERVAL_S
-from kera.coordinator.consumer_groups.members import AHEAD, leases_of
+from kera.coordinator.consumer_groups.discovery import LOOK_INTERVAL_S, Discovery
+from kera.coordinator.consumer_groups.leases import Leases
+from kera.coordinator.consumer_groups.members import AHEAD, Member, leases_of
 from kera.coordinator.consumer_groups.progress import GroupId, StreamletProgress, key_of, lowest, position_of
 from kera.coordinator.consumer_groups.requests import StreamShape
 from kera.core.base.ids import EARLIEST, Position
@@ -824,3 +825,10 @@ def test_one_member_at_a_time_looks_for_groups() -> None:
             world.round(member)
             looks[name] += len(member.looks)
     assert 8 <= looks.total() <= 12
+
+
+def test_an_earlier_round_of_a_member_with_more_streams_by_now_looks_at_its_own() -> None:
+    member = Member("a", 0.0, stream_ids=frozenset({1, 2}))
+    response = messages.ConsumeRoundResponse()
+    Discovery(Leases()).look(response, member, {1: StreamShape(2, 1)}, set(), 0.0)
+    assert [(each.stream_id, each.streamlet_id) for each in response.look] == [(1, 0), (1, 1)]

@@ -48,9 +48,10 @@ class Discovery:
         keys = sorted(finished)
         if now_s >= self.next_s:
             self._looked_s = now_s
-            total = sum(shapes[stream_id].streamlets for stream_id in member.stream_ids)
+            stream_ids = member.stream_ids & shapes.keys()  # a later round of the member may name other streams
+            total = sum(shapes[stream_id].streamlets for stream_id in stream_ids)
             first = self._look_at % max(1, total)
-            turn = _some(member.stream_ids, shapes, first, min(LOOKS_MAX, total))
+            turn = _some(stream_ids, shapes, first, min(LOOKS_MAX, total))
             self._look_at = first + len(turn)
             keys += [key for key in turn if key not in finished]
         for key in keys:
