@@ -137,6 +137,15 @@ async def test_there_is_a_limit_to_what_is_asked_and_it_is_told(cluster: Cluster
     assert (list(lags.records), lags.left_out) == ([Key("a", "s")], 2)
 
 
+async def test_each_broker_that_is_asked_about_an_entry_counts(cluster: Cluster, lags: GroupLags) -> None:
+    await cluster.coordinator.migration.move("s", 0, 2)
+    few = GroupLags(cluster.coordinator.state, cluster.coordinator.consumer_groups.registry, 0, places_max=2)
+    await few.ask()
+    await lags.ask()
+    assert (few.records, few.left_out) == ({}, 1)
+    assert sum(len(cursors) for _, cursors in cluster.brokers.measured) == 3
+
+
 async def test_metrics_tell_lags(cluster: Cluster, lags: GroupLags) -> None:
     cluster.brokers.lag = lambda *_: broker_pb2.Lag(records=10)
     await lags.ask()

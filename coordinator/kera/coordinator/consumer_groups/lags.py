@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from kera.coordinator.cluster.intervals import broker_of_group, index_of_group, intervals_of
 from kera.coordinator.cluster.state import State
+from kera.coordinator.consumer_groups.consumer_group import ConsumerGroup
 from kera.coordinator.consumer_groups.progress import StreamletProgress, cursor_of, position_of
 from kera.coordinator.consumer_groups.registry import ConsumerGroupRegistry
 from kera.core.base.ids import EARLIEST, EntryId, Position
@@ -119,25 +120,44 @@ class GroupLags:
     async def _places(self, found: Counter[Key]) -> dict[int, list[Place]]:
         """Return the places by broker, and subtract the records that are done behind cursors from `found`."""
         places: defaultdict[int, list[Place]] = defaultdict(list)
-        pace, room, self.left_out = self._state.pace(), self._places_max, 0
+        room, self.left_out = self._places_max, 0
         for name in heapq.nsmallest(self._places_max, self._registry.groups):
             consumer_group = self._registry.groups.get(name)
             if consumer_group is None:
                 continue
-            if len(consumer_group.streamlets) > room:
+            of_group = await self._places_of(consumer_group, room)
+            if of_group is None:
                 self.left_out += 1
                 continue
-            for (stream_id, streamlet_id), progress in list(consumer_group.streamlets.items()):
-                await pace.step()
-                stream = self._state.catalog.find(stream_id)
-                if stream is None:
-                    continue
-                key = Key(name, stream.name)
-                found[key] -= done_behind_cursors(progress)
-                for broker_id, cursor in where_to_ask(progress, stream.assignments[streamlet_id]):
-                    places[broker_id].append(Place(key, cursor))
-                    room -= 1
+            asked, done = of_group
+            found.subtract(done)
+            room -= len(asked)
+            for broker_id, place in asked:
+                places[broker_id].append(place)
         return places
+
+    async def _places_of(
+        self, consumer_group: ConsumerGroup, room: int
+    ) -> tuple[list[tuple[int, Place]], Counter[Key]] | None:
+        """Return the places of a consumer group, each with its broker, and the records that are done behind cursors.
+
+        None: there are more than `room` places.
+        """
+        if len(consumer_group.streamlets) > room:
+            return None
+        asked, done, pace = list[tuple[int, Place]](), Counter[Key](), self._state.pace()
+        for (stream_id, streamlet_id), progress in list(consumer_group.streamlets.items()):
+            await pace.step()
+            stream = self._state.catalog.find(stream_id)
+            if stream is None:
+                continue
+            key = Key(consumer_group.name, stream.name)
+            done[key] += done_behind_cursors(progress)
+            for broker_id, cursor in where_to_ask(progress, stream.assignments[streamlet_id]):
+                asked.append((broker_id, Place(key, cursor)))
+            if len(asked) > room:  # one for each entry and each broker that has groups of it
+                return None
+        return asked, done
 
     async def _count(self, broker: common_pb2.BrokerInfo, places: Sequence[Place], found: Counter[Key]) -> set[Key]:
         """Add the records that a broker has; return the keys for which it does not know the number now.
