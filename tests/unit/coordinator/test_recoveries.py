@@ -7,6 +7,7 @@ import pytest
 from kera.coordinator.cluster.catalog import GROUPS_PER_LAUNCH
 from kera.coordinator.recovery import carry_out as recoveries_module
 from kera.coordinator.recovery import decide as recovery_module
+from kera.coordinator.recovery import take_over as take_over_module
 from kera.coordinator.recovery.records import KEPT, records_of
 from kera.coordinator.store.metadata import Write
 from kera.core.errors import StaleEpoch, Unavailable
@@ -422,6 +423,22 @@ async def test_who_takes_over_is_told_where_entries_start_and_what_was_handed_ov
     assert (writes, len(await three.store.list("handover/"))) == (1, 1)
     await three.coordinator.streams.delete("copied")
     assert await three.store.list("starts/") == await three.store.list("handover/") == {}
+
+
+async def test_who_takes_over_gets_the_streamlets_of_one_stream_in_requests_of_bounded_size(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for launch in "ab":
+        await cluster.register(launch)
+    await cluster.register_backup("x")
+    await cluster.create("copied", streamlets=4, replication=1)
+    monkeypatch.setattr(take_over_module, "TAKE_OVER_BYTES_MAX", 1)
+
+    await cluster.silence(1)
+
+    asked = [[list(one.streamlet_ids) for one in request.streams] for _, request in cluster.brokers.taken_over]
+    assert asked == [[[0]], [[2]]]
+    assert {broker_id for broker_id, _ in owners(cluster)} == {2}
 
 
 @pytest.mark.parametrize(("said", "waited_for"), [((), True), ((2,), False)])

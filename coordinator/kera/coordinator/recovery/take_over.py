@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from kera.coordinator.cluster.catalog import with_assignments
 from kera.coordinator.cluster.keys import STARTS, streamlet_key
@@ -18,7 +19,9 @@ from kera.core.errors import Unavailable
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 
 TAKE_OVER_BYTES_MAX = 16 << 20
-"""Maximum of the streams in one request to take over; the rest follow in the next one."""
+"""Maximum of the streamlets in one request to take over, with all that is known of them; the rest follow in the next
+one.
+"""
 
 CursorsOf = Callable[[int], Sequence[common_pb2.Cursor]]
 """Returns the positions up to which the consumer groups have read a stream."""
@@ -114,21 +117,30 @@ class TakeOvers:
             total_bytes += stream.ByteSize()
             if request.streams and total_bytes > TAKE_OVER_BYTES_MAX:
                 break
-            request.streams.add(
-                stream=stream,
-                streamlet_ids=streamlet_ids,
-                starts=[
-                    start
-                    for one in streamlet_ids
-                    for start in known_starts(state.ledger, run.info.broker_id, stream, one)
-                ],
-                cursors=[one for one in self._cursors_of(stream_id) if one.streamlet_id in streamlet_ids],
-                handed_over=[
-                    known for one in streamlet_ids if (known := last_handover(state.ledger, stream_id, one)) is not None
-                ],
-            )
+            asked = request.streams.add(stream=stream)
+            for part in self._parts(run, stream, streamlet_ids):
+                total_bytes += part.ByteSize()
+                if asked.streamlet_ids and total_bytes > TAKE_OVER_BYTES_MAX:
+                    break
+                asked.MergeFrom(part)
         request.backups.extend(self._backups_for(run, request))
         return request
+
+    def _parts(
+        self, run: Run, stream: common_pb2.StreamInfo, streamlet_ids: Iterable[int]
+    ) -> Iterator[broker_pb2.TakeOverStream]:
+        """Yield the facts about each streamlet, without the stream."""
+        ledger, cursors = self._state.ledger, defaultdict[int, list[common_pb2.Cursor]](list)
+        for cursor in self._cursors_of(stream.stream_id):
+            cursors[cursor.streamlet_id].append(cursor)
+        for one in streamlet_ids:
+            handed_over = last_handover(ledger, stream.stream_id, one)
+            yield broker_pb2.TakeOverStream(
+                streamlet_ids=[one],
+                starts=known_starts(ledger, run.info.broker_id, stream, one),
+                cursors=cursors[one],
+                handed_over=[] if handed_over is None else [handed_over],
+            )
 
     def _backups_for(self, run: Run, request: broker_pb2.TakeOverRequest) -> list[common_pb2.BackupInfo]:
         """Return all backups; a dead one that is not needed is marked as draining, so that the broker does not
