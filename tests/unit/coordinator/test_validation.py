@@ -445,6 +445,16 @@ def test_a_column_is_not_given_another_type() -> None:
         )
 
 
+def test_the_names_in_settings_count_with_each_version() -> None:
+    name = "x" * (SCHEMA_BYTES_MAX // 4)
+    schema = pa.schema([(name, pa.timestamp("us"))])
+    with pytest.raises(InvalidArgument, match=f"the limit is {SCHEMA_BYTES_MAX}"):
+        checked_schema(stream_schema(pa.schema([("k" + 2 * name, pa.int8())]), key="k" + 2 * name))
+    stream = common_pb2.StreamInfo(name="s", schemas=[checked_schema(stream_schema(schema, timestamp=name))])
+    with pytest.raises(InvalidArgument, match="the 2 versions of the schema"):
+        extended_schema(stream, schema_to_bytes(pa.schema([("tip", pa.float64())])), lambda last: last + 1)
+
+
 def test_the_default_schema_is_not_extended() -> None:
     stream = common_pb2.StreamInfo(name="s", schemas=[checked_schema(common_pb2.StreamSchema())])
     with pytest.raises(InvalidArgument, match="default schema, which takes no further columns"):

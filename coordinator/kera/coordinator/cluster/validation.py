@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import pyarrow as pa
@@ -42,7 +42,7 @@ of R
 backups.
 """
 SCHEMA_BYTES_MAX = 256 << 10
-"""Maximum of a stream's Arrow schema: some thousand columns. It is kept in the stream's record."""
+"""Maximum of all versions of a stream's Arrow schema: some thousand columns. They are kept in the stream's record."""
 FIRST_SCHEMA_ID = 1
 RETENTION_CONSUMER_GROUPS_MAX = 64
 """Maximum of groups that hold back retention: removal checks each of them, and the stream's record lists their names.
@@ -280,10 +280,17 @@ def checked_schema(schema: common_pb2.StreamSchema) -> common_pb2.StreamSchema:
         if schema.key_column or schema.timestamp_column:
             raise InvalidArgument("key_column and timestamp_column need a schema; the default one has columns for both")
         return common_pb2.StreamSchema(schema_id=FIRST_SCHEMA_ID, arrow_schema=schema_to_bytes(DEFAULT_SCHEMA))
-    if len(schema.arrow_schema) > SCHEMA_BYTES_MAX:
+    checked = common_pb2.StreamSchema(
+        schema_id=FIRST_SCHEMA_ID,
+        arrow_schema=schema.arrow_schema,
+        key_column=schema.key_column,
+        timestamp_column=schema.timestamp_column,
+        typed=True,
+    )
+    length = _schema_bytes([checked])
+    if length > SCHEMA_BYTES_MAX:
         raise InvalidArgument(
-            f"the schema takes {len(schema.arrow_schema)} bytes, the limit is {SCHEMA_BYTES_MAX}",
-            limit_bytes=SCHEMA_BYTES_MAX,
+            f"the schema takes {length} bytes, the limit is {SCHEMA_BYTES_MAX}", limit_bytes=SCHEMA_BYTES_MAX
         )
     arrow = schema_from_bytes(schema.arrow_schema)
     _check_columns(arrow)
@@ -291,13 +298,12 @@ def checked_schema(schema: common_pb2.StreamSchema) -> common_pb2.StreamSchema:
         _check_key(arrow, schema.key_column)
     if schema.timestamp_column:
         _check_timestamp(arrow, schema.timestamp_column)
-    return common_pb2.StreamSchema(
-        schema_id=FIRST_SCHEMA_ID,
-        arrow_schema=schema.arrow_schema,
-        key_column=schema.key_column,
-        timestamp_column=schema.timestamp_column,
-        typed=True,
-    )
+    return checked
+
+
+def _schema_bytes(versions: Iterable[common_pb2.StreamSchema]) -> int:
+    """Return how much of a stream's record the versions of its schema take: each names the columns of its settings."""
+    return common_pb2.StreamInfo(schemas=versions).ByteSize()
 
 
 def extended_schema(
@@ -325,7 +331,7 @@ def extended_schema(
     version.CopyFrom(newest)
     version.schema_id = number_after(newest.schema_id)  # never given before: a chunk that names it means no other
     version.arrow_schema = schema_to_bytes(pa.schema([*there, *new], metadata=there.metadata))
-    length = len(version.arrow_schema) + sum(len(earlier.arrow_schema) for earlier in stream.schemas)
+    length = _schema_bytes([*stream.schemas, version])
     if length > SCHEMA_BYTES_MAX:
         raise InvalidArgument(
             f"with these columns the {len(stream.schemas) + 1} versions of the schema of stream {stream.name!r} would"
