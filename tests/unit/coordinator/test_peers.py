@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from kera.coordinator.cluster import peers
 from kera.coordinator.cluster.backup_calls import GrpcBackupCalls
 from kera.coordinator.cluster.broker_calls import GrpcBrokerCalls
 from kera.core.errors import InvalidArgument, StaleEpoch, Unavailable, Uncertain
 from kera.core.rpc import api
+from kera.core.rpc.grpc_client import GrpcChannel
 from kera.core.rpc.grpc_server import GrpcServer
 from kera.core.rpc.method import Call, Reply
 from kera.v1 import backup_pb2, broker_pb2, common_pb2
@@ -102,6 +104,60 @@ async def test_a_refusal_comes_out_and_a_broker_that_is_back_is_reached_again(br
     daemon.answer = lambda _: broker_pb2.DropStreamResponse()
     await brokers.drop_stream(daemon.broker, 7, coordinator_epoch=1)
     await server.close()
+
+
+class Opened:
+    """Makes channels, and remembers them."""
+
+    def __init__(self) -> None:
+        self.channels: list[GrpcChannel] = []
+
+    def __call__(self, address: str, **options: Any) -> GrpcChannel:
+        self.channels.append(GrpcChannel(address, **options))
+        return self.channels[-1]
+
+    @property
+    def closed(self) -> list[bool]:
+        return [channel.closed for channel in self.channels]
+
+
+async def test_a_call_without_an_answer_ends_no_other_call() -> None:
+    opened, go_on, never = Opened(), asyncio.Event(), asyncio.Event()
+    brokers = GrpcBrokerCalls(timeout_ms=20, channel=opened)
+
+    async def take_over(_: Call[Any]) -> Reply[Any]:
+        await go_on.wait()
+        return Reply(broker_pb2.TakeOverResponse(bytes_total=5))
+
+    async def hang(_: Call[Any]) -> Reply[Any]:
+        await never.wait()
+        return Reply(broker_pb2.DropStreamResponse())
+
+    server = GrpcServer([{api.TAKE_OVER: take_over, api.DROP_STREAM: hang}])
+    broker = common_pb2.BrokerInfo(grpc_address=f"127.0.0.1:{await server.listen('127.0.0.1', 0)}")
+    taking = asyncio.create_task(brokers.take_over(broker, broker_pb2.TakeOverRequest()))
+    for _ in range(2):
+        with pytest.raises((Unavailable, Uncertain)):
+            await brokers.drop_stream(broker, 7, coordinator_epoch=1)
+    assert opened.closed == [False, True], "the calls that follow have a connection of their own"
+    go_on.set()
+    assert (await taking).bytes_total == 5
+    assert opened.closed == [True, True]
+    never.set()
+    await server.close()
+
+
+async def test_a_connection_that_nobody_uses_is_closed_when_another_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = Opened()
+    brokers = GrpcBrokerCalls(timeout_ms=TIMEOUT_MS, channel=opened)
+    async with running(api.DROP_STREAM) as one, running(api.DROP_STREAM) as two:
+        one.answer = two.answer = lambda _: broker_pb2.DropStreamResponse()
+        await brokers.drop_stream(one.broker, 7, coordinator_epoch=1)
+        monkeypatch.setattr(peers, "IDLE_S", -1.0)
+        await brokers.drop_stream(two.broker, 7, coordinator_epoch=1)
+        assert opened.closed == [True, False]
+        await brokers.close()
+    assert opened.closed == [True, True]
 
 
 async def test_an_address_where_nobody_listens_refuses_and_one_that_is_silent_does_not(
