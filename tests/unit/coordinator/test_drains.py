@@ -120,6 +120,15 @@ async def test_a_broker_that_is_emptied_gets_nothing_and_stays_so_over_its_launc
     assert [broker.draining for broker in (await two.restart()).state.brokers.describe_all()] == [False, False]
 
 
+async def test_a_member_that_is_forgotten_while_its_drain_is_asked_about_is_not_emptied(two: Cluster) -> None:
+    async def count(*_: object) -> int:
+        two.coordinator.state.backups.forget(1)
+        return 0
+
+    two.backups.count_replicas = count  # type: ignore[method-assign]
+    assert not (await two.coordinator.drains.drain(coordinator_pb2.DrainRequest(backup_id=1))).draining
+
+
 async def test_what_holds_a_drain_is_told(cluster: Cluster) -> None:
     await cluster.register("a")
     await cluster.create("plain", streamlets=2)

@@ -170,8 +170,9 @@ class Membership(Generic[RecordT, InfoT]):
         return member is not None and bool(getattr(member.record, "lost_memory", False))
 
     def is_draining(self, member_id: int) -> bool:
-        """Whether the member is being emptied."""
-        return self.kind.info(self._members[member_id].record).draining
+        """Whether the member is known, and is being emptied."""
+        member = self._members.get(member_id)
+        return member is not None and self.kind.info(member.record).draining
 
     def heard_s(self, member_id: int) -> float:
         """Return when the member was last seen, on the clock's monotonic time."""
