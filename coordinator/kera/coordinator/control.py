@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.cluster.state import State
@@ -91,14 +91,18 @@ class Control:
         self._restored.advance()
         if state.catching_up:
             return
+        wanted = set[Hashable]()
         for broker_id in state.brokers.ids():
             if self._is_lost(broker_id) and self._recoveries.records.has_lost(broker_id, 1 << 63, DEAD):
+                wanted.add(broker_id)
                 self._work.start(broker_id, lambda broker_id=broker_id: self._recover(broker_id, DEAD))  # type: ignore[misc]
         self._recoveries.advance()
         for advance in self._advancing:
             advance()
         for stream_id in state.untold():
+            wanted.add((stream_id, "tell"))
             self._work.start((stream_id, "tell"), lambda stream_id=stream_id: state.tell_again(stream_id))  # type: ignore[misc]
+        self._work.forget_failures(wanted.__contains__)
 
     # --- lost brokers ------------------------------------------------------------------------------------------
 

@@ -88,6 +88,17 @@ async def test_a_broker_whose_heartbeat_is_not_due_yet_is_given_time_whatever_re
     assert two.coordinator.recoveries.describe_all() == []
 
 
+async def test_why_a_stream_that_is_gone_could_not_be_told_is_forgotten(two: Cluster) -> None:
+    two.brokers.failures[1] = Unavailable("nobody there")
+    await two.alter("orders", retention_ms=1000)
+    await two.settle()
+    work = two.coordinator.control._work
+    assert work.failure((1, "tell"))
+    await two.coordinator.streams.delete("orders")
+    await two.settle()
+    assert not work.failure((1, "tell"))
+
+
 async def test_a_broker_that_registers_anew_between_two_looks_lives(two: Cluster) -> None:
     two.brokers.refused = {1}
     two.coordinator.control.report(coordinator_pb2.ReportBrokerRequest(broker_id=1))

@@ -120,6 +120,16 @@ async def test_a_broker_that_is_emptied_gets_nothing_and_stays_so_over_its_launc
     assert [broker.draining for broker in (await two.restart()).state.brokers.describe_all()] == [False, False]
 
 
+async def test_what_held_an_earlier_drain_is_not_told_of_a_later_one(two: Cluster) -> None:
+    two.brokers.failures[1] = Unavailable("7 bytes did not get to disk within 2000 ms")
+    await drain(two, broker_id=1)
+    await two.coordinator.drains.drain(coordinator_pb2.DrainRequest(broker_id=1, undo=True))
+    await two.settle()
+
+    status = await two.coordinator.drains.drain(coordinator_pb2.DrainRequest(broker_id=1))
+    assert list(status.reasons) == ["streamlets are being moved (3)"]
+
+
 async def test_a_member_that_is_forgotten_while_its_drain_is_asked_about_is_not_emptied(two: Cluster) -> None:
     async def count(*_: object) -> int:
         two.coordinator.state.backups.forget(1)

@@ -70,8 +70,9 @@ class Telling:
     def heard(self, noun: str, member_id: int, version: int, current: int) -> None:
         """Send the table to a current member that applies `version`, unless that is the newest, `current`."""
         if version != current:
-            members = [each for each in self._members() if (each.noun, each.member_id) == (noun, member_id)]
-            for member in members:
+            members = self._members()
+            self.work.forget_failures(members.__contains__)
+            for member in [each for each in members if (each.noun, each.member_id) == (noun, member_id)]:
                 self.work.start(member, lambda member=member: self._one(member, self._request()))  # type: ignore[misc]
 
     async def close(self) -> None:

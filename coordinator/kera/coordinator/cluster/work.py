@@ -8,7 +8,7 @@ nothing else.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Container, Coroutine, Hashable
+from collections.abc import Callable, Coroutine, Hashable
 from typing import Any
 
 from kera.core.base.repeated import Repeated
@@ -47,9 +47,9 @@ class Work:
         """Return why the last task of this key failed; empty if it did not fail, or there was none."""
         return self._failures.get(key, "")
 
-    def forget_failures(self, but: Container[Hashable]) -> None:
-        """Forget the failures of work that will not be tried again; `but`: the work that will be."""
-        for key in [key for key in self._failures if key not in but]:
+    def forget_failures(self, is_wanted: Callable[[Any], bool]) -> None:
+        """Forget the failures of work that will not be tried again; `is_wanted`: whether the work of a key will be."""
+        for key in [key for key in self._failures if not is_wanted(key)]:
             self._forget(key)
 
     def cancel(self, key: Hashable) -> None:

@@ -115,6 +115,8 @@ class Drains:
                 draining.append(broker_id)
             elif self._needs_recovery(broker_id):
                 self._recovers.start(broker_id, lambda broker_id=broker_id: self._recover(broker_id))  # type: ignore[misc]
+        self._recovers.forget_failures(brokers.is_draining)
+        self._moves.forget_failures(lambda streamlet: self._owner(streamlet) in draining)
         # Streamlets that failed come last: they must not take the turns of the others.
         for failed in (False, True):
             for streamlet in chain.from_iterable(map(self._owned, draining)):
@@ -156,6 +158,10 @@ class Drains:
                 brokers.is_alive(broker_id) and brokers.is_draining(broker_id) and self._needs_recovery(broker_id)
             ),
         )
+
+    def _owner(self, streamlet: StreamletId) -> int | None:
+        stream = self._state.catalog.find(streamlet.stream_id)
+        return None if stream is None else stream.assignments[streamlet.streamlet_id].broker_id
 
     def _owned(self, broker_id: int) -> Iterator[StreamletId]:
         for stream, one in owned_streamlets(self._state.catalog, broker_id):

@@ -55,6 +55,7 @@ class UnresolvedMoves:
 
     def advance(self, moving: set[StreamletId]) -> None:
         """Resolve interrupted moves; `moving`: the streamlets whose moves are still under way."""
+        self.work.forget_failures(self._unresolved.__contains__)
         for streamlet in self._unresolved - moving:
             self.work.start(streamlet, lambda streamlet=streamlet: self._resolve(streamlet))  # type: ignore[misc]
 

@@ -205,6 +205,7 @@ class Restarts:
     def advance(self) -> None:
         """Give back what can be given back now; called every heartbeat interval, and with each heartbeat."""
         brokers = self._state.brokers
+        self.work.forget_failures(self._due.__contains__)
         for broker_id in self._due:
             there = brokers.is_alive(broker_id) and not brokers.is_leaving(broker_id)
             if there and self._loads.are_known(broker_id):

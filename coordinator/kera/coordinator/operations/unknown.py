@@ -63,7 +63,9 @@ class UnknownStreams:
 
     def advance(self) -> None:
         """Have streams of the metadata continue as brokers know them, if that derives from the metadata's version."""
-        for stream_id in self.reports.streams():
+        told = self.reports.streams()
+        self.work.forget_failures(frozenset(told).__contains__)
+        for stream_id in told:
             if stream_id in self._state.catalog:
                 self.work.start(stream_id, lambda stream_id=stream_id: self._take_up(stream_id))  # type: ignore[misc]
 

@@ -210,7 +210,7 @@ class Recoveries:
             decision = decide(run.info, self.records.view(run))
             run.waits_for = decision.waits_for
             run.keys = tuple(self._start(run, action) for action in decision.actions)
-        self._work.forget_failures({key for run in self.records.runs() for key in run.keys})
+        self._work.forget_failures({key for run in self.records.runs() for key in run.keys}.__contains__)
 
     def _start(self, run: Run, action: Action) -> WorkKey:
         """Start the work for an action, unless it is under way; return its key."""
