@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -10,8 +11,9 @@ import pytest
 from kera.coordinator.access import changes, service
 from kera.coordinator.access.changes import changed_user, granted, revoked
 from kera.coordinator.access.service import TOKEN_LIFETIME_MS, TOKEN_RENEWABLE_MS, AccessService
-from kera.coordinator.store.metadata import MetadataStoreFailed, MetadataStoreFull
+from kera.coordinator.store.metadata import Check, MetadataStoreFailed, MetadataStoreFull, Write
 from kera.core.access.accounts import Token
+from kera.core.access.audit_events import AuditEvent
 from kera.core.access.certificates import DAEMONS, USERS, CertificateNames
 from kera.core.access.identity import Identity
 from kera.core.access.passwords import ITERATIONS_MIN, verifier_for
@@ -169,6 +171,7 @@ class Secured:
         self.daemons = Daemons()
         self.service: AccessService
         self.guard: Guard
+        self.events: list[AuditEvent] = []
 
     async def restart(self) -> None:
         await self.cluster.restart()
@@ -176,7 +179,7 @@ class Secured:
         authenticator = Authenticator(
             CertificateNames.of(DAEMONS, USERS), now_s=now_s, super_users=frozenset({"user:root"})
         )
-        self.guard = Guard(authenticator, Audit(now_s))
+        self.guard = Guard(authenticator, Audit(now_s, self.events.append))
         self.service = AccessService(self.cluster.coordinator.state, self.guard, self.daemons)
         self.service.load()
 
@@ -251,6 +254,27 @@ async def test_what_may_have_been_written_holds_for_nobody_before_a_coordinator_
     secured.cluster.store.failure = None
     await secured.restart()
     assert secured.guard.authenticator.accounts.verifier_of("alice") is not None
+
+
+async def test_no_change_is_missing_in_the_audit_and_one_that_failed_is_told_as_such(secured: Secured) -> None:
+    store = secured.cluster.store
+    write = store.write
+
+    async def after_it_is_told(*writes: Write | Check) -> None:
+        assert [each.operation for each in secured.events] == ["user"]
+        await write(*writes)
+
+    store.write = after_it_is_told  # type: ignore[method-assign]
+    await secured.service.put_user(put())
+    store.write = write  # type: ignore[method-assign]
+    secured.events.clear()
+    store.failure = MetadataStoreFull("no room")
+    with pytest.raises(MetadataStoreFull):
+        await secured.service.delete_user(messages.DeleteUserRequest(name="alice"))
+    assert [(each.operation, json.loads(each.reason).get("failed")) for each in secured.events] == [
+        ("user", None),
+        ("user", "no room"),
+    ]
 
 
 async def test_what_cannot_be_written_is_not_told_and_holds_for_nobody(secured: Secured) -> None:

@@ -18,6 +18,7 @@ from kera.coordinator.cluster.shares import NO_SHARES
 from kera.coordinator.schemas import bookkeeping, checking
 from kera.coordinator.schemas import service as service_module
 from kera.coordinator.schemas.service import SchemaService
+from kera.coordinator.store.metadata import MetadataStoreFailed
 from kera.coordinator.store.metadata_copy import RESTORED
 from kera.core.access.accounts import Accounts
 from kera.core.access.audit_events import AuditEvent
@@ -575,7 +576,7 @@ async def _refusal(registry: SchemaService, schema_id: int) -> KeraError:
     return caught.value
 
 
-async def test_changes_are_written_down(secured: Secured) -> None:
+async def test_changes_are_written_down(cluster: Cluster, secured: Secured) -> None:
     secured.grant("stream:orders", Operation.WRITE)
     await register(secured.registry, avro("a"))
     await register(secured.registry, avro("a"))
@@ -588,6 +589,11 @@ async def test_changes_are_written_down(secured: Secured) -> None:
         ("user:alice", "compatibility of schemas", {"subject": "*", "compatibility": "full"}),
         ("user:alice", "schema deleted", {"subject": SUBJECT, "version": 1}),
     ]
+    secured.events.clear()
+    cluster.store.failure = MetadataStoreFailed("input/output error")  # it may be there or not
+    with pytest.raises(MetadataStoreFailed):
+        await put(secured.registry, Compatibility.NONE, "")
+    assert [json.loads(each.reason).get("failed") for each in secured.events] == [None, "input/output error"]
 
 
 # --- typed streams -----------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -27,6 +28,7 @@ from kera.coordinator.access.records import (
     user_key,
 )
 from kera.coordinator.access.telling import Telling, TellMember
+from kera.coordinator.cluster.audited import audited
 from kera.coordinator.cluster.catalog import Catalog
 from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.cluster.state import State
@@ -38,7 +40,6 @@ from kera.core.base.spelling import closest
 from kera.core.errors import InvalidArgument, NotAllowed, UnknownStream, UnknownUser
 from kera.core.rpc import api
 from kera.core.rpc.method import Peer
-from kera.server.access.audit import Audit
 from kera.server.access.guard import CALLER, Guard
 from kera.v1 import access_pb2 as messages
 
@@ -49,6 +50,8 @@ TOKEN_RENEWABLE_MS = 7 * 24 * 3600 * 1000
 """How long after its issue a token can be renewed."""
 
 
+Say = Callable[..., None]
+"""Says a change for the audit: in a word or two, with its fields."""
 COMPARED_MAX = 1000
 """Maximum of stream names that are compared to suggest a name: comparing more would delay other requests."""
 
@@ -137,32 +140,32 @@ class AccessService:
                 raise InvalidArgument("only an administrator of the cluster can remove a password")
         return messages.PutUserResponse(untold=await self._change(partial(self._put_user, request)))
 
-    def _put_user(self, request: messages.PutUserRequest) -> dict[str, bytes | None]:
+    def _put_user(self, request: messages.PutUserRequest, say: Say) -> dict[str, bytes | None]:
         if not request.name:
             if not request.HasField("quota"):
                 raise InvalidArgument("a user needs a name; without one, only the default quota can be set")
-            self._audit("default quota", quota=_limits(request.quota))
+            say("default quota", quota=_limits(request.quota))
             return {DEFAULT_QUOTA: checked_quota(request.quota).SerializeToString()}
         known = self._records.user(request.name)
         version = self._state.number_after(0 if known is None else known.password_version)
         now_us = self._state.clock.now_us()
         record = changed_user(known, request, users=self._records.user_count, version=version, now_us=now_us)
         quota = {"quota": _limits(request.quota)} if request.HasField("quota") else {}
-        self._audit("user", user=record.name, created=known is None, password=request.HasField("scram"), **quota)
+        say("user", user=record.name, created=known is None, password=request.HasField("scram"), **quota)
         return {user_key(record.name): record.SerializeToString()}
 
     async def delete_user(self, request: messages.DeleteUserRequest) -> messages.DeleteUserResponse:
         """Delete a user and its tokens. Raises `UnknownUser`."""
         answer = messages.DeleteUserResponse()
 
-        def delete() -> dict[str, bytes | None]:
+        def delete(say: Say) -> dict[str, bytes | None]:
             name = request.name
             tokens = [token.token_id for token in self._records.tokens() if token.owner == name]
             if self._records.user(name) is None:
                 raise UnknownUser(f"there is no user {name!r}: kera user list shows all", user=name)
             answer.tokens_revoked = len(tokens)
             answer.rule_ids[:] = [rule.rule_id for rule in self._records.rules() if rule.principal == USER + name]
-            self._audit("user", user=name, deleted=True, tokens=len(tokens))
+            say("user", user=name, deleted=True, tokens=len(tokens))
             return {user_key(name): None, **{token_key(token_id): None for token_id in tokens}}
 
         answer.untold.CopyFrom(await self._change(delete))
@@ -182,7 +185,7 @@ class AccessService:
         """Add a rule, or operations to an existing rule. Raises `InvalidArgument`."""
         answer = messages.GrantRightResponse()
 
-        def add() -> dict[str, bytes | None]:
+        def add(say: Say) -> dict[str, bytes | None]:
             rule_id = self._state.ledger.next_number(LAST_RULE_ID)
             rule = granted(
                 self._records.rules(),
@@ -193,7 +196,7 @@ class AccessService:
             )
             answer.rule.CopyFrom(rule)
             new = {LAST_RULE_ID: number(rule_id)} if rule.rule_id == rule_id else {}
-            self._audit("right granted", **_fields(rule))
+            say("right granted", **_fields(rule))
             return {rule_key(rule.rule_id): rule.SerializeToString(), **new}
 
         answer.untold.CopyFrom(await self._change(add))
@@ -204,11 +207,11 @@ class AccessService:
         """Remove rules, or operations from a rule. Raises `InvalidArgument`."""
         answer = messages.RevokeRightsResponse()
 
-        def take() -> dict[str, bytes | None]:
+        def take(say: Say) -> dict[str, bytes | None]:
             before, after = revoked(self._records.rules(), request)
             answer.revoked.extend(before)
             for rule in before:
-                self._audit("right revoked", **_fields(rule))
+                say("right revoked", **_fields(rule))
             return {
                 rule_key(rule_id): None if rule is None else rule.SerializeToString() for rule_id, rule in after.items()
             }
@@ -288,7 +291,7 @@ class AccessService:
         lifetime_ms = min(request.lifetime_ms or TOKEN_LIFETIME_MS, TOKEN_LIFETIME_MS)
         user = check_name("user", who.user)
 
-        def add() -> dict[str, bytes | None]:
+        def add(say: Say) -> dict[str, bytes | None]:
             now_us, tokens = self._state.clock.now_us(), self._records.tokens()
             gone = {token_key(each.token_id): None for each in tokens if each.expires_us <= now_us}
             if len(tokens) - len(gone) >= TOKENS_MAX:
@@ -307,7 +310,7 @@ class AccessService:
                 lifetime_ms=lifetime_ms,
                 renewable_until_us=now_us + TOKEN_RENEWABLE_MS * 1000,
             )
-            self._audit("token issued", token_id=token.token_id, resources=resources)
+            say("token issued", token_id=token.token_id, resources=resources)
             return {**gone, token_key(token.token_id): record.SerializeToString()}
 
         untold = await self._change(add)
@@ -323,14 +326,14 @@ class AccessService:
         """Extend a token by its lifetime, up to the end of its renewals. Raises `InvalidArgument`."""
         answer = messages.RenewTokenResponse()
 
-        def renew() -> dict[str, bytes | None]:
+        def renew(say: Say) -> dict[str, bytes | None]:
             record, now_us = self._token(request.token_id), self._state.clock.now_us()
             expires_us = min(now_us + record.lifetime_ms * 1000, record.renewable_until_us)
             if record.expires_us <= now_us or expires_us <= now_us:
                 raise InvalidArgument(f"token {request.token_id} has expired; get a new one")
             record.expires_us = max(record.expires_us, expires_us)
             answer.expires_in_ms = (record.expires_us - now_us) // 1000
-            self._audit("token renewed", token_id=request.token_id)
+            say("token renewed", token_id=request.token_id)
             return {token_key(record.token_id): record.SerializeToString()}
 
         answer.untold.CopyFrom(await self._change(renew))
@@ -339,9 +342,9 @@ class AccessService:
     async def revoke_token(self, request: messages.RevokeTokenRequest) -> messages.RevokeTokenResponse:
         """Revoke a token at once. Raises `InvalidArgument`."""
 
-        def end() -> dict[str, bytes | None]:
+        def end(say: Say) -> dict[str, bytes | None]:
             self._token(request.token_id)
-            self._audit("token revoked", token_id=request.token_id)
+            say("token revoked", token_id=request.token_id)
             return {token_key(request.token_id): None}
 
         return messages.RevokeTokenResponse(untold=await self._change(end))
@@ -365,17 +368,23 @@ class AccessService:
 
     # -- changes ---------------------------------------------------------------------------------------------------
 
-    async def _change(self, decide: Callable[[], dict[str, bytes | None]]) -> messages.Untold:
+    async def _change(self, decide: Callable[[Say], dict[str, bytes | None]]) -> messages.Untold:
         """Write the changes that `decide` returns, apply them here, send them to all members; return who could not be
         told.
+
+        `decide` says each change, for the audit.
         """
 
         async def write() -> None:
-            changes = decide()
+            said: list[tuple[str, dict[str, object]]] = []
+            changes = decide(lambda what, **fields: said.append((what, fields)))
             changes[VERSION] = number(self._state.number_after(self._records.version))
             if not self._records.decoys():
                 changes[DECOYS] = secrets.token_bytes(DECOYS_BYTES)
-            await self._state.write(changes)
+            with contextlib.ExitStack() as stack:
+                for what, fields in said:
+                    stack.enter_context(audited(self._guard, None, what, **fields))
+                await self._state.write(changes)
             self._apply()
 
         await self._state.change(write(), for_caller=True)
@@ -397,12 +406,6 @@ class AccessService:
         return NotAllowed(
             f"{principal} may not {operation} {resource}", principal=principal, operation=operation, resource=resource
         )
-
-    def _audit(self, what: str, **fields: object) -> None:
-        audit: Audit | None = None if self._guard is None else self._guard.audit
-        if audit is not None:
-            peer = CALLER.get()
-            audit.changed_by(_caller_principal(), "" if peer is None else peer.address, what, **fields)
 
 
 def _limits(quota: messages.Quota) -> dict[str, int]:

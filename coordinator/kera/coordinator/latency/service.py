@@ -7,8 +7,10 @@ constraint does not exist.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+from kera.coordinator.cluster.audited import audited
 from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.cluster.shares import LATENCY_CONSTRAINTS, LATENCY_STREAMS, Shares
 from kera.coordinator.cluster.state import State
@@ -107,8 +109,8 @@ class LatencyService:
                 constraint=constraint, created_us=now_us, created_by=by, changed_us=now_us, changed_by=by
             )
             self._check_share(record)
-            await self._put(record)
-            self._say("latency constraint created", **_fields(constraint))
+            with self._audited("latency constraint created", **_fields(constraint)):
+                await self._put(record)
 
         await self._state.change(add(), for_caller=True)
         return messages.CreateLatencyConstraintResponse(constraint=constraint)
@@ -134,8 +136,8 @@ class LatencyService:
             record.changed_us, record.changed_by = self._state.clock.now_us(), _caller_principal()
             if list(constraint.path) != list(known.constraint.path):
                 self._check_share(record)
-            await self._put(record)
-            self._say("latency constraint altered", **_fields(constraint))
+            with self._audited("latency constraint altered", **_fields(constraint)):
+                await self._put(record)
 
         await self._state.change(change(), for_caller=True)
         return answer
@@ -149,10 +151,10 @@ class LatencyService:
 
         async def take() -> None:
             name = self._record(request.name, Operation.ALTER).constraint.name
-            await self._state.write({constraint_key(name): None})
+            with self._audited("latency constraint deleted", constraint=name):
+                await self._state.write({constraint_key(name): None})
             del self._records[name]
             self.planning.put(name, None)
-            self._say("latency constraint deleted", constraint=name)
 
         await self._state.change(take(), for_caller=True)
         return messages.DeleteLatencyConstraintResponse()
@@ -263,13 +265,8 @@ class LatencyService:
                 guard.check(peer, Need(operation, stream(each)))
         return record
 
-    def _say(self, what: str, **fields: object) -> None:
-        peer = CALLER.get()
-        if self._guard is None:
-            log.info(what, **fields)
-        else:
-            address = "" if peer is None else peer.address
-            self._guard.audit.changed_by(_caller_principal(), address, what, **fields)
+    def _audited(self, what: str, **fields: object) -> AbstractContextManager[None]:
+        return audited(self._guard, log, what, **fields)
 
 
 class _Known:

@@ -7,8 +7,10 @@ comparison is repeated.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
+from kera.coordinator.cluster.audited import audited
 from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.cluster.keys import LAST_SCHEMA_ID
 from kera.coordinator.cluster.shares import SCHEMAS as SCHEMAS_LIMIT
@@ -135,10 +137,9 @@ class SchemaService:
             subject, schema, new_id=new_id, by=_caller_principal(), now_us=state.clock.now_us()
         )
         self._check_share(change)
-        await self._write(change, {LAST_SCHEMA_ID: number(new_id)} if change.schemas else {})
-        if change.record is not None:
-            last = change.record.versions[-1]
-            self._say("schema registered", subject=subject, version=last.version, schema_id=last.schema_id)
+        last = messages.RegisteredSchema() if change.record is None else change.record.versions[-1]
+        with self._audited("schema registered", subject=subject, version=last.version, schema_id=last.schema_id):
+            await self._write(change, {LAST_SCHEMA_ID: number(new_id)} if change.schemas else {})
         return change
 
     async def set_compatibility(self, request: messages.SetCompatibilityRequest) -> messages.SetCompatibilityResponse:
@@ -151,16 +152,18 @@ class SchemaService:
         subject = checked_subject(request.subject) if request.subject else ""
 
         async def put() -> None:
+            said = {"subject": subject or "*", "compatibility": wanted or "default"}
             if subject:
                 if self._registry.compatibility(subject) == (wanted or self._registry.default, wanted is None):
                     return
                 change = self._registry.with_compatibility(subject, wanted, by=_caller_principal())
                 self._check_share(change)
-                await self._write(change)
+                with self._audited("compatibility of schemas", **said):
+                    await self._write(change)
             elif wanted is not None:
-                await self._state.write({DEFAULT_COMPATIBILITY: wanted.encode()})
+                with self._audited("compatibility of schemas", **said):
+                    await self._state.write({DEFAULT_COMPATIBILITY: wanted.encode()})
                 self._registry.default = wanted
-            self._say("compatibility of schemas", subject=subject or "*", compatibility=wanted or "default")
 
         await self._state.change(put(), for_caller=True)
         return messages.SetCompatibilityResponse()
@@ -173,12 +176,12 @@ class SchemaService:
         async def take() -> None:
             before = self._registry.basis(subject).versions
             change = self._registry.without(subject, request.version)
-            await self._write(change)
+            shown = {"version": request.version} if request.version else {"versions": len(before)}
+            with self._audited("schema deleted", subject=subject, **shown):
+                await self._write(change)
             after = self._registry.basis(subject).versions
             answer.versions.extend(version for version, schema_id in before if (version, schema_id) not in after)
             answer.schema_ids.extend(sorted(change.schemas))
-            shown = {"version": request.version} if request.version else {"versions": len(before)}
-            self._say("schema deleted", subject=subject, **shown)
 
         await self._state.change(take(), for_caller=True)
         return answer
@@ -256,13 +259,8 @@ class SchemaService:
         if peer.identity is None or not peer.identity.is_daemon:
             self._guard.check(peer, Need(Operation.WRITE, resource))
 
-    def _say(self, what: str, **fields: object) -> None:
-        peer = CALLER.get()
-        if self._guard is None:
-            log.info(what, **fields)
-        else:
-            address = "" if peer is None else peer.address
-            self._guard.audit.changed_by(_caller_principal(), address, what, **fields)
+    def _audited(self, what: str, **fields: object) -> AbstractContextManager[None]:
+        return audited(self._guard, log, what, **fields)
 
 
 def _definition(schema: messages.SchemaDefinition) -> Definition:
