@@ -57,6 +57,12 @@ async def test_versions_count_the_puts_of_a_key(store: MetadataStore) -> None:
     assert await store.get("a") == StoredRecord(b"again", 1)
 
 
+async def test_records_are_read_together_in_the_order_of_their_keys(store: MetadataStore) -> None:
+    await store.write(Write("a", b"one", 0), Write("b", b"two", 0))
+    assert list(await store.get_each(["b", "none", "a"])) == [StoredRecord(b"two", 1), None, StoredRecord(b"one", 1)]
+    assert list(await store.get_each([])) == []
+
+
 @pytest.mark.parametrize("expected_version", [0, 1, 3])
 @pytest.mark.parametrize("value", [b"new", None])
 async def test_a_write_that_expects_another_version_is_refused(

@@ -1,16 +1,40 @@
 """What of the store on ZooKeeper needs no ZooKeeper; the rest is in ``tests/integration/test_metadata_store.py``."""
 
 import re
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kera.coordinator.store import zookeeper_session
-from kera.coordinator.store.zookeeper_layout import key_of, may_have, path_of
-from kera.coordinator.store.zookeeper_session import ZooKeeperAddress
+from kera.coordinator.store.metadata import StoredRecord
+from kera.coordinator.store.zookeeper_layout import key_of, may_have, path_of, record_path
+from kera.coordinator.store.zookeeper_session import Node, NodeMissing, ZooKeeperAddress
+from kera.coordinator.store.zookeeper_store import ZooKeeperStore
 from kera.core.errors import InvalidArgument
+
+
+class FakeSession:
+    """Has nodes, and counts how often it is asked for the latest state."""
+
+    def __init__(self, nodes: dict[str, bytes]) -> None:
+        self.root = "/kera"
+        self.hosts = "host:1"
+        self.nodes = nodes
+        self.asked: Counter[str] = Counter()
+
+    async def sync(self) -> None:
+        self.asked["sync"] += 1
+
+    async def get(self, path: str) -> Node:
+        self.asked["get"] += 1
+        if path not in self.nodes:
+            raise NodeMissing(path)
+        return Node(self.nodes[path], 0)
+
 
 REPOSITORY = Path(__file__).parents[3]
 KEYS = st.text(st.sampled_from("a/+%.ä\0 ") | st.characters(codec="utf-8"), min_size=1, max_size=20)
@@ -44,6 +68,16 @@ def test_an_address_has_hosts_and_a_root() -> None:
     assert ZooKeeperAddress.parse("a:1,b:2") == ("a:1,b:2", "/kera")
     assert ZooKeeperAddress.parse("a:1/") == ("a:1", "/kera")
     assert ZooKeeperAddress.parse("a:1/x/y/") == ("a:1", "/x/y")
+
+
+async def test_records_that_are_read_together_cost_one_look_at_the_latest_state() -> None:
+    keys = [f"streams/{number:016x}" for number in range(3)]
+    session: Any = FakeSession({record_path("/kera", key): b"value" for key in keys[:2]})
+
+    found = await ZooKeeperStore(session, 1000).get_each(keys)
+
+    assert found == [StoredRecord(b"value", 1)] * 2 + [None]
+    assert session.asked == {"sync": 1, "get": 4}  # and one for a write that is decided
 
 
 def test_one_module_knows_the_client_of_zookeeper() -> None:

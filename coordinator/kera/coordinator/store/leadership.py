@@ -26,7 +26,7 @@ import asyncio
 import inspect
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, NoReturn, Protocol
@@ -191,6 +191,10 @@ class TermStore:
     async def get(self, key: str) -> StoredRecord | None:
         """See `MetadataStore.get`."""
         return await self._store.get(key)
+
+    async def get_each(self, keys: Sequence[str]) -> Sequence[StoredRecord | None]:
+        """See `MetadataStore.get_each`."""
+        return await self._store.get_each(keys)
 
     async def list(self, prefix: str) -> dict[str, StoredRecord]:
         """See `MetadataStore.list`."""

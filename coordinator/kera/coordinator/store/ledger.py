@@ -6,7 +6,6 @@ writes as well, the versions no longer agree, and `Ledger.write` fails instead o
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -76,7 +75,7 @@ class Ledger:
 
         A record that is just being written may be among them. Raises the store's errors.
         """
-        found = await asyncio.gather(*map(self._store.get, keys))
+        found = await self._store.get_each(keys)
         return {
             key: 0 if there is None else there.version
             for key, there in zip(keys, found, strict=True)

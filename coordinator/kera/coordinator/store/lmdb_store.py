@@ -24,7 +24,7 @@ import errno
 import os
 import shutil
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import count, islice
@@ -235,9 +235,14 @@ class LmdbStore:
 
     async def get(self, key: str) -> StoredRecord | None:
         """See `MetadataStore.get`."""
+        (found,) = await self.get_each([key])
+        return found
+
+    async def get_each(self, keys: Sequence[str]) -> Sequence[StoredRecord | None]:
+        """See `MetadataStore.get_each`."""
         with self._translated(), self._environment.begin(db=self._records) as transaction:
-            data = transaction.get(key.encode())
-        return None if data is None else _unpack(data)
+            found = [transaction.get(key.encode()) for key in keys]
+        return [None if data is None else _unpack(data) for data in found]
 
     async def list(self, prefix: str) -> dict[str, StoredRecord]:
         """See `MetadataStore.list`."""

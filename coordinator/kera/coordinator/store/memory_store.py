@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from kera.coordinator.store.metadata import Check, MetadataStoreFailed, StoredRecord, Write, check_writes, conflict
 from kera.core.errors import KeraError
@@ -25,6 +25,10 @@ class MemoryStore:
     async def get(self, key: str) -> StoredRecord | None:
         """See `MetadataStore.get`."""
         return self._records.get(key)
+
+    async def get_each(self, keys: Sequence[str]) -> Sequence[StoredRecord | None]:
+        """See `MetadataStore.get_each`."""
+        return [await self.get(key) for key in keys]
 
     async def list(self, prefix: str) -> dict[str, StoredRecord]:
         """See `MetadataStore.list`."""

@@ -61,6 +61,12 @@ class MetadataStore(Protocol):
         """Return the record under `key`, or None."""
         ...
 
+    async def get_each(self, keys: Sequence[str]) -> Sequence[StoredRecord | None]:
+        """Return what `get` does for each of `keys`, not necessarily as of one moment: cheaper than one after the
+        other.
+        """
+        ...
+
     async def list(self, prefix: str) -> dict[str, StoredRecord]:
         """Return all records whose key starts with `prefix`, in the order of their keys, as of one moment."""
         ...

@@ -18,7 +18,7 @@ the one that was seen last. This makes three things simple:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from kera.coordinator.store.metadata import (
@@ -101,11 +101,20 @@ class ZooKeeperStore:
 
     async def get(self, key: str) -> StoredRecord | None:
         """See `MetadataStore.get`."""
+        (found,) = await self.get_each([key])
+        return found
+
+    async def get_each(self, keys: Sequence[str]) -> Sequence[StoredRecord | None]:
+        """See `MetadataStore.get_each`."""
         await self._carry_out_pending()
-        path = self._transactions.path(key)
-        found = await self._transactions.read(path)
-        if found is None:  # another program may have deleted its directory as well
-            self._directories.discard(path.rpartition("/")[0])
+        found: list[StoredRecord | None] = []
+        for start in range(0, len(keys), READS_IN_FLIGHT):
+            paths = [self._transactions.path(key) for key in keys[start : start + READS_IN_FLIGHT]]
+            read = await asyncio.gather(*map(self._transactions.read, paths))
+            for path, record in zip(paths, read, strict=True):
+                if record is None:  # another program may have deleted its directory as well
+                    self._directories.discard(path.rpartition("/")[0])
+            found += read
         return found
 
     async def list(self, prefix: str) -> dict[str, StoredRecord]:
