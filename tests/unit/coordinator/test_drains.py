@@ -130,12 +130,14 @@ async def test_what_held_an_earlier_drain_is_not_told_of_a_later_one(two: Cluste
     assert list(status.reasons) == ["streamlets are being moved (3)"]
 
 
-async def test_a_member_that_is_forgotten_while_its_drain_is_asked_about_is_not_emptied(two: Cluster) -> None:
+async def test_a_member_that_is_forgotten_while_its_drain_is_asked_about_is_not_emptied(
+    two: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def count(*_: object) -> int:
         two.coordinator.state.backups.forget(1)
         return 0
 
-    two.backups.count_replicas = count  # type: ignore[method-assign]
+    monkeypatch.setattr(two.backups, "count_replicas", count)
     assert not (await two.coordinator.drains.drain(coordinator_pb2.DrainRequest(backup_id=1))).draining
 
 
