@@ -94,27 +94,34 @@ class Acquaintances:
     def end(self, lost: Callable[[Identity, Acquaintance], str], spared: Peer | None = None) -> int:
         """End the connections of identities that have lost rights; return how many. All rights are checked again.
 
-        `lost`: returns the reason for the peers; empty: nothing was lost. `spared`: a peer that is not ended.
+        `lost`: returns the reason for the peers; empty: nothing was lost. `spared`: a peer that is not ended, and that
+        stays known, so that a later call ends it if the reason lasts.
         """
         ended = 0
         for who, known in list(self._of.items()):
             known.allowed.clear()
             why = lost(who, known) or (CHANGED if known.forgot else "")
-            if why:
-                del self._of[who]
-                ended += len(known.here)
-                for peer in list(known.here.values()):
-                    if peer is not spared:
-                        peer.dismiss(why)
+            if not why:
+                continue
+            del self._of[who]
+            for peer in list(known.here.values()):
+                if peer is spared:
+                    peer.remembered = self._of[who] = Acquaintance(known.usage)
+                    peer.remembered.here[id(peer)] = peer
+                    continue
+                self._gone(peer)  # a dismissed peer has no identity, so its close would not find what counts it
+                peer.dismiss(why)
+                ended += 1
         for forgotten in self.forgotten:
             forgotten()
         return ended
 
     def _gone(self, peer: Peer) -> None:
+        """Stop counting a peer. May be called repeatedly."""
         who, known = peer.identity, peer.remembered
-        if who is not None and known is not None:
-            known.here.pop(id(peer), None)
-            if known.usage is not None:
-                known.usage.disconnect(peer)
-            if not known.here and len(self._of) > REMEMBERED_MAX and self._of.get(who) is known:
-                del self._of[who]
+        if who is None or known is None or known.here.pop(id(peer), None) is None:
+            return
+        if known.usage is not None:
+            known.usage.disconnect(peer)
+        if not known.here and len(self._of) > REMEMBERED_MAX and self._of.get(who) is known:
+            del self._of[who]

@@ -238,6 +238,17 @@ async def test_who_changes_its_own_password_is_answered_first(door: Guard) -> No
     assert not connection.ended
 
 
+async def test_a_later_change_ends_who_was_answered_first(door: Guard) -> None:
+    connection = Connection()
+    await authenticate(door, connection)
+    CALLER.set(connection.peer)
+    changed(door, *RULES, users=False)
+    assert (connection.ended, door.known.peers) == (0, 1)
+    CALLER.set(None)
+    changed(door, *RULES, users=False, version=3)
+    assert (connection.ended, door.known.peers) == (1, 0)
+
+
 async def test_what_is_good_no_more_is_ended_by_and_by(now: Now) -> None:
     with guard(now, look_s=0.001) as door:
         connection = met(door, Identity("alice", until_s=now.s + 5))

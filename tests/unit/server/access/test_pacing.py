@@ -454,6 +454,18 @@ async def test_a_lower_quota_ends_no_connection(door: Guard) -> None:
     assert Connection(door).peer.remembered.usage.connections == 1
 
 
+async def test_connections_that_were_ended_do_not_count(door: Guard) -> None:
+    """The user has another identity, so its usage outlives theirs."""
+    door.apply(quotas(3, alice=messages.Quota(connections=2)), 1)
+    kept = Connection(door)
+    for number in range(3):
+        ended = Peer("tcp", f"10.0.0.9:{number}")
+        door.known.meet(ended, Identity("alice", how="token", token_id="t"))
+        door.known.end(lambda who, _: "its time is up" if who.token_id else "")
+        ended.closed()
+    assert kept.peer.remembered.usage.connections == 1
+
+
 async def test_who_shows_what_is_good_over_one_connection_too_many_is_told(door: Guard) -> None:
     door.apply(quotas(3, alice=messages.Quota(connections=0)), 1)
     peer = Peer("unix", "")
