@@ -108,6 +108,8 @@ class GrpcChannel:
         self._showing: _Metadata | None = None
         """The result of that task, as soon as it is known."""
         self._streams: dict[int, _BulkStream] = {}
+        self._replaced: list[tuple[grpc.aio.Channel, dict[int, _BulkStream]]] = []
+        """Earlier connections whose requests are still in flight."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._unary_slots = asyncio.Semaphore(REQUESTS_IN_FLIGHT_MAX)  # gRPC would take any number
         self._closed = False
@@ -128,10 +130,10 @@ class GrpcChannel:
         """See `Channel.submit`."""
         future: Answer[Reply[ResponseT]] = Answer(loop=self._loop)
         try:
-            if self._tls is not None and self._tls.version != self._tls_version:
-                self._renew()
             if self._closed:
                 raise Unavailable(f"connection to {self._address} is closed", address=self._address)
+            if self._tls is not None and self._tls.version != self._tls_version:
+                self._renew()
             bulk_bytes = sum([memoryview(piece).nbytes for piece in bulk])
             check_request(method, message.ByteSize(), bulk_bytes, self._bulk_bytes_max)
         except KeraError as error:
@@ -146,11 +148,13 @@ class GrpcChannel:
     async def close(self) -> None:
         """See `Channel.close`."""
         self._closed = True
-        for stream in self._streams.values():
-            stream.cancel()
+        connections = [(self._channel, self._streams), *self._replaced]
+        for _, streams in connections:
+            for stream in streams.values():
+                stream.cancel()
         if self._introducing is not None:
             self._introducing.cancel()
-        await self._channel.close(grace=None)
+        await asyncio.gather(*[channel.close(grace=None) for channel, _ in connections])
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _open(self) -> grpc.aio.Channel:
@@ -166,16 +170,19 @@ class GrpcChannel:
 
     def _renew(self) -> None:
         """Use a new connection from now on; requests that are in flight end on the old one."""
-        old, self._channel = self._channel, self._open()
-        streams, self._streams = self._streams, {}
+        before = self._channel, self._streams
+        self._channel, self._streams = self._open(), {}
+        self._replaced.append(before)
         under_way = list(self._tasks)
 
         async def end() -> None:
+            old, streams = before
             for stream in streams.values():
                 stream.finish()
             if under_way:
                 await asyncio.wait(under_way)
             await old.close(grace=None)
+            self._replaced.remove(before)
 
         self._start(end())
 

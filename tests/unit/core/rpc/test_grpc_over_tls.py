@@ -1,19 +1,30 @@
 """gRPC over TLS: who is refused, and who refuses, learns why, though a server of gRPC does not say it."""
 
+import asyncio
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kera.core.errors import Unavailable
+from kera.core.errors import Unavailable, Uncertain
+from kera.core.rpc import Call, Reply
 from kera.core.rpc.frame_server import FrameServer
 from kera.core.rpc.grpc_client import GrpcChannel
 from kera.core.rpc.grpc_server import GrpcServer
 from kera.core.security import Tls, TlsFiles
 from kera.core.security.issuing import Authority
 from tests.certificates import HOST, Issuing, Pair
-from tests.unit.core.rpc.transports import TIMEOUT_S, UNARY, Closing, UnaryRequest, unary_echo
+from tests.unit.core.rpc.transports import (
+    ECHO,
+    TIMEOUT_S,
+    UNARY,
+    Closing,
+    UnaryRequest,
+    eventually,
+    numbered,
+    unary_echo,
+)
 
 CLOSED = "it closes the connection at once"
 
@@ -119,3 +130,58 @@ async def test_a_port_of_something_else_is_named_as_such(certified: Certified, c
     certified.address = f"{HOST}:{await frames.listen_tcp(HOST, 0)}"
     text = "it speaks TLS and not gRPC: that is another port, of frames or metrics"
     assert await certified.refused(certified.tls()) == text
+
+
+class Changing(Tls):
+    """Certificates whose version changes as a test says; counts the connections that are opened with them."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        super().__init__(files)
+        self.changes = 0
+        self.opened = 0
+
+    @property
+    def version(self) -> bytes:
+        return bytes([self.changes])
+
+    def channel_credentials(self) -> Any:
+        self.opened += 1
+        return super().channel_credentials()
+
+
+async def test_a_closed_channel_opens_no_connection_when_certificates_have_changed(certified: Certified) -> None:
+    tls = Changing(certified.tls("").files)
+    channel = GrpcChannel(f"{HOST}:1", tls=tls)
+    await channel.close()
+    tls.changes += 1
+    with pytest.raises(Unavailable, match="is closed"):
+        await channel.submit(UNARY, UnaryRequest(), timeout_s=TIMEOUT_S)
+    assert tls.opened == 1
+
+
+async def test_requests_of_a_replaced_connection_end_when_the_channel_closes(
+    certified: Certified, closing: Closing
+) -> None:
+    asked: list[Any] = []
+
+    async def never(call: Call[Any]) -> Reply[Any]:
+        asked.append(call.message)
+        return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
+
+    server = closing(GrpcServer([{UNARY: never, ECHO: never}], tls=certified.tls()))
+    tls = Changing(certified.tls("").files)
+    channel = GrpcChannel(f"{HOST}:{await server.listen(HOST, 0)}", tls=tls)
+    under_way = [
+        channel.submit(UNARY, UnaryRequest(), timeout_s=1000),
+        channel.submit(ECHO, numbered(1), timeout_s=1000),
+    ]
+    await eventually(lambda: len(asked) == 2)
+    tls.changes += 1
+    under_way.append(channel.submit(ECHO, numbered(2), timeout_s=1000))
+    await eventually(lambda: len(asked) == 3)
+    async with asyncio.timeout(TIMEOUT_S):
+        await channel.close()
+    for each in under_way:
+        with pytest.raises(Uncertain, match="closed"):
+            await each
+    assert tls.opened == 2
