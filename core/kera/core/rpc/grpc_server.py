@@ -368,8 +368,6 @@ class _Stream:
         self._holds = Holds(lambda: None, self._changed.set)
         self.peer = Peer("grpc", context.peer(), hold=self._holds.hold, release=self._holds.release)
         self._done = False
-        self._refusal: KeraError | None = None
-        """The answer to the first request: a client that sends much before it reads may miss the stream's status."""
 
     async def serve(self, requests: AsyncIterator[bytes]) -> None:
         """Answer `requests` until the client ends the stream or is gone."""
@@ -385,9 +383,6 @@ class _Stream:
                         RecordTooLarge,
                     ) as error:  # its request id is unknown, so the stream ends
                         await _abort(self._context, error_reply(error, self._method))
-                    if self._refusal is not None:
-                        self._answer_error(message.request_id, self._refusal)
-                        break
                     if self.peer.dismissed:
                         continue  # unanswered: the abort is on its way, and the client may have newer credentials
                     self._handle(message, bulk)
