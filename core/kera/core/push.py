@@ -132,19 +132,21 @@ class Decoder:
 
     def __init__(self, body_bytes_max: int = BODY_BYTES_MAX) -> None:
         self.body_bytes_max = body_bytes_max
-        self._rest = b""
+        self._data = bytearray()
+        self._at = 0
+        """The start of the next message in `_data`. The bytes before it are removed after all messages, in one go."""
 
     @property
     def unfinished(self) -> bool:
         """Whether a message has begun to arrive, and is not complete."""
-        return bool(self._rest)
+        return self._at < len(self._data)
 
     def feed(self, piece: bytes) -> Iterator[tuple[PushKind, bytes]]:
         """Yield the messages that `piece` completes. Raises `ProtocolError`."""
-        data = self._rest + piece if self._rest else piece
-        at = 0
-        while len(data) - at >= HEAD.size:
-            length, number = HEAD.unpack_from(data, at)
+        data = self._data
+        data += piece
+        while len(data) - self._at >= HEAD.size:
+            length, number = HEAD.unpack_from(data, self._at)
             if length > self.body_bytes_max:
                 raise ProtocolError(
                     f"a push message of {length} bytes is over the limit of {self.body_bytes_max}",
@@ -153,11 +155,11 @@ class Decoder:
             kind = _KINDS.get(number)
             if kind is None:
                 raise ProtocolError(f"a push message of unknown kind {number}; is the peer newer?")
-            end = at + HEAD.size + length
+            begin = self._at + HEAD.size
+            end = begin + length
             if len(data) < end:
                 break
-            body = data[at + HEAD.size : end]
-            at = end
-            self._rest = data[at:]  # before the message is handled, as that may raise an error
-            yield kind, body
-        self._rest = data[at:]
+            self._at = end  # before the message is handled, as that may raise an error
+            yield kind, bytes(data[begin:end])
+        del data[: self._at]
+        self._at = 0
