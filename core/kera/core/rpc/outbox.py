@@ -53,6 +53,8 @@ class Outbox:
         self._gathered_bytes = 0
         self._flushing_soon = False
         self._watching: asyncio.TimerHandle | None = None
+        self._added_bytes = 0
+        """Bytes that were added to `unsent_bytes` since the present watch began."""
         self.paused = False
         """Whether the transport is full: it gets nothing more for now, and no further requests are answered."""
 
@@ -112,6 +114,7 @@ class Outbox:
         if self._encrypts:
             self._wait(pieces)
             return
+        self._added_bytes += sum(map(len, pieces))
         self._transport.writelines(pieces)
         if self.unsent_bytes > SEND_BUFFER_BYTES_MAX:
             self._bound()  # from Python 3.12 on, asyncio's own writelines does not check the limit
@@ -128,6 +131,7 @@ class Outbox:
         if self._encrypts:
             self._wait([data])
         else:
+            self._added_bytes += len(data)
             self._transport.write(data)
 
     def flush_soon(self) -> None:
@@ -156,6 +160,7 @@ class Outbox:
             view = memoryview(piece).cast("B")
             self._waiting.append(view)
             self._waiting_bytes += len(view)
+            self._added_bytes += len(view)
         self._feed()
 
     def _feed(self) -> None:
@@ -179,6 +184,7 @@ class Outbox:
     def _watch(self) -> None:
         """Check after `stalled_s` whether the peer has read anything."""
         self._unwatch()
+        self._added_bytes = 0
         self._watching = self._loop.call_later(self._stalled_s, self._look, self.unsent_bytes)
 
     def _unwatch(self) -> None:
@@ -187,7 +193,8 @@ class Outbox:
             self._watching = None
 
     def _look(self, before: int) -> None:
-        if self.unsent_bytes < before:
+        unsent_bytes = self.unsent_bytes
+        if unsent_bytes < before + self._added_bytes:
             self._watch()
         else:
-            self._stalled(before)
+            self._stalled(unsent_bytes)

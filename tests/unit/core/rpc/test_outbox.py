@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -21,8 +22,9 @@ KIB, MIB = 1 << 10, 1 << 20
 class Encrypting(FakeTransport):
     """Says that it is full, and that it has room, as asyncio's does; the peer takes what a test says."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, encrypts: bool = True) -> None:
         super().__init__()
+        self._encrypts = encrypts
         self.outbox: Outbox | None = None
         self.high = 0
         self.is_full = False
@@ -30,11 +32,14 @@ class Encrypting(FakeTransport):
         """Bytes that it had at once."""
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return self if name == "ssl_object" else default
+        return self if name == "ssl_object" and self._encrypts else default
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         del low
         self.high = high or 0
+
+    def write(self, data: Any) -> None:
+        self.writelines([data])
 
     def writelines(self, list_of_data: Iterable[Any]) -> None:
         before = len(self.written)
@@ -59,16 +64,16 @@ class Encrypting(FakeTransport):
 class Connection:
     """An outbox, and what it has its connection do."""
 
-    def __init__(self, stalled_s: float = 60.0) -> None:
+    def __init__(self, stalled_s: float = 60.0, *, loop: Any = None, encrypts: bool = True) -> None:
         self.did: list[str] = []
         self.outbox = Outbox(
-            asyncio.get_running_loop(),
+            loop or asyncio.get_running_loop(),
             stalled_s,
             lambda _: self.did.append("stalled"),
             pause=lambda: self.did.append("pause"),
             resume=lambda: self.did.append("resume"),
         )
-        self.transport = Encrypting()
+        self.transport = Encrypting(encrypts=encrypts)
         self.transport.outbox = self.outbox
         self.outbox.open(self.transport)
 
@@ -130,6 +135,34 @@ async def test_a_peer_that_takes_nothing_has_stalled() -> None:
     one = Connection(stalled_s=0.01)
     one.outbox.write([b"head", bytes(MIB)])
     await eventually(lambda: one.did == ["pause", "stalled"])
+
+
+class Clock:
+    """A loop whose last timer a test runs."""
+
+    def call_later(self, _: float, call: Callable[..., None], *args: Any) -> Clock:
+        self.run = partial(call, *args)
+        return self
+
+    def cancel(self) -> None:
+        """The timer's."""
+
+
+@pytest.mark.parametrize("encrypts", [False, True])
+def test_replies_that_come_meanwhile_do_not_hide_that_a_slow_peer_reads(*, encrypts: bool) -> None:
+    clock = Clock()
+    one = Connection(loop=clock, encrypts=encrypts)
+    one.outbox.write([b"head", bytes(5 * MIB)])
+    for _ in range(3):
+        one.transport.take(1)
+        one.outbox.write([b"head", bytes(MIB)])
+        one.outbox.write([b"another"])
+        one.outbox.flush()
+        clock.run()
+    assert one.did == ["pause"]
+    one.outbox.write([b"head", bytes(MIB)])
+    clock.run()
+    assert one.did == ["pause", "stalled"]
 
 
 @pytest.mark.parametrize("ends", ["end", "close"])
