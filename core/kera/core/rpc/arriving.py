@@ -2,7 +2,9 @@
 
 A connection reserves the size of a large request before it reads it. If there is no room, the request stays on the
 network until the connection's turn comes, in the order of asking, so that no connection starves. A connection keeps its
-reservation for its next request, until others wait for memory. One request is always admitted, however large it is.
+reservation for its next request, until others wait for memory. One request is always admitted, however large it is, and
+also while all connections with a reservation wait for more, as for the chunks behind a large message: otherwise they
+would wait for each other for ever. So all reservations together exceed the maximum by one request at most.
 
 The server prevents a connection from keeping a reservation by sending slowly, see ``frame_server``.
 """
@@ -53,12 +55,17 @@ class Arriving:
                 self._give(receiver, length_bytes)
                 return True
         self._waiting[receiver] = length_bytes
-        return False
+        self._admit()  # the first one in the queue, if this was the last one with a reservation that did not wait
+        return receiver not in self._waiting
 
     def release(self, receiver: Receiver) -> None:
         """Give up the reservation of a connection, or its place in the queue."""
         self._waiting.pop(receiver, None)
         self.bytes -= self._reserved.pop(receiver, 0)
+        self._admit()
+
+    def _admit(self) -> None:
+        """Give room to connections that wait, in their order, as far as there is room."""
         for other, length_bytes in list(self._waiting.items()):
             if not self._fits(other, length_bytes):
                 return
@@ -67,8 +74,10 @@ class Arriving:
             other.room_given()
 
     def _fits(self, receiver: Receiver, length_bytes: int) -> bool:
-        others = self.bytes - self._reserved.get(receiver, 0)
-        return not others or others + length_bytes <= self.bytes_max
+        others_bytes = self.bytes - self._reserved.get(receiver, 0)
+        return others_bytes + length_bytes <= self.bytes_max or all(
+            other is receiver or other in self._waiting for other in self._reserved
+        )
 
     def _give(self, receiver: Receiver, length_bytes: int) -> None:
         self.bytes += length_bytes - self._reserved.get(receiver, 0)

@@ -84,6 +84,21 @@ def test_one_request_is_let_in_however_large_it_is() -> None:
     assert arriving.bytes == 0
 
 
+def test_connections_that_have_room_and_need_more_do_not_wait_for_each_other() -> None:
+    """As when a large message has come, and the chunks behind it are to come."""
+    arriving = Arriving(100)
+    first, second, third = (Connection(arriving) for _ in range(3))
+    assert first.begin(50)
+    assert second.begin(50)
+    assert not first.begin(80)
+    assert not third.begin(10)
+    assert first.was_given == 0, "the second one may still end"
+    assert not second.begin(80)
+    assert (first.was_given, third.was_given, second.was_given, arriving.bytes) == (1, 0, 0, 130)
+    first.end()
+    assert (first.was_given, third.was_given, second.was_given, arriving.bytes) == (1, 1, 1, 90)
+
+
 def request(number: int, bulk: bytes) -> bytes:
     return b"".join(encode_frame(FrameKind.REQUEST, ECHO, number, numbered(number), [bulk], BULK_BYTES_MAX))
 
