@@ -88,6 +88,9 @@ static bool put_chunks(Chunks *chunks, const struct ArrowArray *batch, uint32_t 
 static bool put_chunks_in_order(Chunks *chunks, const int64_t *order, const uint32_t *ends, size_t count)
 {
     uint32_t start = 0;
+    for (size_t index = 1; index < count; index++)
+        if (ends[index] < ends[index - 1])  // `order` has as many rows as the last end, and no more
+            return false;
     for (size_t first = 0, last; first < count; first = last) {
         for (last = first + 1; last < count && ends[last] >= start && ends[last] - start <= ROWS_AT_ONCE;)
             last++;

@@ -666,6 +666,13 @@ def test_parts_that_are_none_are_the_twin_s(ends: Any, order: Any) -> None:
 
 
 @needs_native
+def test_ends_that_do_not_ascend_are_the_twin_s() -> None:
+    """Only the sanitizers of `make test-native-asan` see whether rows behind the end of the order are read."""
+    with pytest.raises(Refused):
+        alone("begin_chunks")(BATCH, np.zeros(1, np.int64), array("I", [300, 1]), 1 << 20)
+
+
+@needs_native
 @pytest.mark.parametrize("order", [[0, 3], [-1, 0], [0], [0, 1, 2], np.array([0, 1], np.int32), [0, 2**40]])
 def test_rows_that_are_none_are_the_twin_s(order: Any) -> None:
     with pytest.raises(Refused):
