@@ -21,7 +21,7 @@ MessageT = TypeVar("MessageT", bound=Message)
 BULK_FIELD = 15
 _BULK_TAG = BULK_FIELD << 3 | 2
 FIELDS_BESIDE_BULK_MAX = 256
-"""A message with bulk usually has few other fields; if there are more, protobuf finds the bulk faster."""
+"""Only answers, whose fields repeat, have more fields beside their bulk: there protobuf finds the bulk faster."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _VARINT_BYTES_MAX = 10
 

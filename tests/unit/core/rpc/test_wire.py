@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kera.core.errors import ProtocolError, RecordTooLarge
-from kera.core.rpc.wire import BULK_FIELD, parse, parse_with_bulk, serialize_with_bulk
+from kera.core.rpc.api import BACKUP_METHODS, BROKER_METHODS
+from kera.core.rpc.wire import BULK_FIELD, FIELDS_BESIDE_BULK_MAX, parse, parse_with_bulk, serialize_with_bulk
 from kera.v1 import backup_pb2, broker_pb2, common_pb2, coordinator_pb2
 
 U32 = st.integers(0, 2**32 - 1)
@@ -248,6 +249,17 @@ def test_what_is_beside_the_bulk_has_a_limit_and_the_bulk_does_not_count(bulk_fi
     assert found == bulk
     with pytest.raises(RecordTooLarge, match=f"has {len(head)} bytes beside its bulk"):
         parse_with_bulk(broker_pb2.MultiWriteChunksRequest, data, len(head) - 1)
+
+
+def test_requests_with_chunks_have_few_other_fields_so_that_their_chunks_are_always_found() -> None:
+    """Chunks behind more fields would count as part of the message, which has a much lower limit."""
+    requests = [method.request.DESCRIPTOR for method in (*BROKER_METHODS, *BACKUP_METHODS) if method.bulk]
+    with_chunks = [each for each in requests if BULK_FIELD in each.fields_by_number]
+
+    assert len(with_chunks) >= 2
+    for each in with_chunks:
+        assert len(each.fields) < FIELDS_BESIDE_BULK_MAX
+        assert not [field.name for field in each.fields if field.is_repeated]
 
 
 def test_many_fields_that_are_not_looked_at_one_by_one_have_the_limit_too() -> None:
