@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from heapq import nlargest
 from weakref import WeakValueDictionary
@@ -42,6 +43,9 @@ READ_S = 1.0
 UINT32_MAX = (1 << 32) - 1
 REQUESTS, BYTES_IN, BYTES_OUT = "requests_per_s", "bytes_in_per_s", "bytes_out_per_s"
 RATES = (REQUESTS, BYTES_IN, BYTES_OUT)
+
+KEPT_MAX = 4096
+"""Usages that are kept when nothing refers to them: the burst of a user's rates is not to begin anew."""
 
 QuotaOf = Callable[[Identity], messages.Quota]
 
@@ -264,7 +268,9 @@ class Usages:
     def __init__(self, quota_of: QuotaOf) -> None:
         self._quota_of = quota_of
         self._of: WeakValueDictionary[tuple[str, bool], Usage] = WeakValueDictionary()
-        """The usages by user, and whether it is a super user; kept as long as they are referred to."""
+        """The usages by user, and whether it is a super user."""
+        self._kept: OrderedDict[tuple[str, bool], Usage] = OrderedDict()
+        """The usages that were asked for last; others go when nothing refers to them."""
 
     def __len__(self) -> int:
         return len(self._of)
@@ -278,6 +284,10 @@ class Usages:
         if usage is None:
             usage = self._of[key] = Usage(who)
             usage.limit(self._quota_of(who))
+        self._kept[key] = usage
+        self._kept.move_to_end(key)
+        if len(self._kept) > KEPT_MAX:
+            self._kept.popitem(last=False)
         return usage
 
     def apply(self) -> None:

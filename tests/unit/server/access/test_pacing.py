@@ -15,6 +15,7 @@ from kera.core.errors import QuotaExceeded, TooManyRequests, UnknownStream
 from kera.core.rpc import api
 from kera.core.rpc.method import Call, Handler, Peer, Reply
 from kera.core.rpc.taking import NOTHING, Taken
+from kera.server.access import acquaintances
 from kera.server.access import usage as usages
 from kera.server.access.guard import Guard
 from kera.v1 import access_pb2 as messages
@@ -345,6 +346,35 @@ async def test_tokens_and_passwords_of_a_user_have_one_quota(door: Guard) -> Non
     door.known.meet(first, Identity("alice", how="password"))
     door.known.meet(second, Identity("alice", how="token", token_id="t"))
     assert first.remembered.usage is second.remembered.usage
+
+
+async def test_a_user_has_its_burst_once_while_others_come_with_many_identities(
+    door: Guard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The identities that have no connection are forgotten when there are too many of them."""
+    monkeypatch.setattr(acquaintances, "REMEMBERED_MAX", 5)
+    door.apply(quotas(3, alice=messages.Quota(requests_per_s=10)), 1)
+    served = 0
+    for number in range(30):
+        alice, *others = [Peer("grpc", f"10.0.0.9:{address}", lasts=False) for address in range(3)]
+        door.known.meet(alice, Identity("alice", how="jwt", until_s=float(number)))
+        served += not alice.remembered.usage.asked(alice, 0)
+        alice.closed()
+        del alice
+        for other in others:
+            door.known.meet(other, Identity("bob", how="jwt", until_s=float(number), token_id=other.address))
+        for other in others:
+            other.closed()
+    assert len(door.known) <= 7
+    assert served < 15
+
+
+async def test_usages_of_many_users_are_not_kept(door: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acquaintances, "REMEMBERED_MAX", 5)
+    monkeypatch.setattr(usages, "KEPT_MAX", 7)
+    for number in range(30):
+        Connection(door, f"u{number}").peer.closed()
+    assert len(door.usages) <= 5 + 7 + 2
 
 
 async def test_calls_of_grpc_wait_as_well(door: Guard) -> None:
