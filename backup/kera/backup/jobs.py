@@ -19,8 +19,13 @@ class ReplicaPart:
     header: ReplicaHeader
     offset: int
     """Offset of the data within the replica."""
-    data: memoryview
-    """Whole blocks; may be empty."""
+    data: list[memoryview]
+    """Whole blocks, in pieces, which do not change while the job runs; may be empty."""
+
+    @property
+    def data_bytes(self) -> int:
+        """The number of bytes in `data`."""
+        return sum(map(len, self.data))
 
 
 @dataclass(slots=True)

@@ -42,12 +42,10 @@ class Performer:
 
     def _write_part(self, disk: BlockDisk, part: ReplicaPart, block: memoryview) -> None:
         start = self.layout.offset(part.index)
-        if not part.data:
-            disk.write(start, [block])
-        elif part.offset == 0:
-            disk.write(start, [block, part.data])
+        if part.offset == 0 or not part.data:
+            disk.write(start, [block, *part.data])
         else:
-            disk.write(start + BLOCK_BYTES + part.offset, [part.data])
+            disk.write(start + BLOCK_BYTES + part.offset, part.data)
             disk.write(start, [block])
 
 

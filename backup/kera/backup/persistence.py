@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from kera.backup.disks import RETRY_MS, DiskState, Waiter, disk_error
 from kera.backup.frames import ReplicaHeader
 from kera.backup.jobs import Freed, Job, PunchJob, ReplicaPart, StoreTotals, WriteReplicasJob
+from kera.backup.log_file import aligned
 from kera.backup.replica import Replica
 from kera.core.base.blocks import BLOCK_BYTES, block_ceiling, block_floor
 from kera.core.base.done import Done
@@ -161,15 +162,21 @@ class Persistence:
         return itertools.takewhile(lambda replica: disk.to_flush[replica] <= due_ms, disk.to_flush)
 
     def _parts(self, replicas: Iterable[Replica], count_max: int) -> list[ReplicaPart]:
-        parts: list[ReplicaPart] = []
-        for replica in replicas:
-            if len(parts) >= count_max:
-                break
-            if not replica.busy:
-                parts.append(self._part(replica))
-        return parts
+        chosen = list(itertools.islice((replica for replica in replicas if not replica.busy), count_max))
+        if not chosen:
+            return []
+        blocks = aligned(len(chosen) * BLOCK_BYTES)
+        return [
+            self._part(replica, blocks[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES])
+            for number, replica in enumerate(chosen)
+        ]
 
-    def _part(self, replica: Replica) -> ReplicaPart:
+    def _part(self, replica: Replica, last_block: memoryview) -> ReplicaPart:
+        """Return the part of a replica that is not durable yet; `last_block`: zeroed memory for its last block.
+
+        The last block is copied unless it is full, since more may be appended to it while it is written: a file system
+        with checksums over its blocks, such as Btrfs, would store a checksum that does not match.
+        """
         replica.busy = replica.touched = True
         self._sequence += 1
         header = ReplicaHeader(
@@ -190,10 +197,13 @@ class Persistence:
         )
         end = replica.length
         if replica.slot is None or end == replica.durable_length:
-            return ReplicaPart(replica, replica.frame.number, header, 0, memoryview(b""))
-        begin, ceiling = block_floor(replica.durable_length), block_ceiling(end)
-        replica.view[end:ceiling] = bytes(ceiling - end)  # so that no data of an earlier replica are written
-        return ReplicaPart(replica, replica.frame.number, header, begin, replica.view[begin:ceiling])
+            return ReplicaPart(replica, replica.frame.number, header, 0, [])
+        begin, last = block_floor(replica.durable_length), block_floor(end)
+        data = [replica.view[begin:last]] if begin < last else []
+        if last < end:
+            last_block[: end - last] = replica.view[last:end]
+            data.append(last_block)
+        return ReplicaPart(replica, replica.frame.number, header, begin, data)
 
     # -- results ---------------------------------------------------------------------------------------------------
 
@@ -228,7 +238,7 @@ class Persistence:
 
     def _written(self, disk: DiskState, job: WriteReplicasJob) -> None:
         if job.error is None:
-            size = sum(len(part.data) for part in job.parts)
+            size = sum(part.data_bytes for part in job.parts)
             if job.commit:
                 self.totals.commits += 1
                 self.totals.bytes_committed += size

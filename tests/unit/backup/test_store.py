@@ -340,6 +340,30 @@ def test_what_is_appended_during_a_commit_is_not_taken_for_durable(backup: FakeB
     assert (backup.get().durable_length, later.calls) == (2048, [None])
 
 
+@pytest.mark.parametrize("written", [0, 1, 3, 4])
+def test_what_is_appended_during_a_commit_does_not_change_the_blocks_that_are_written(
+    backup: FakeBackup, written: int
+) -> None:
+    """A file system with checksums over its blocks would store one that does not match."""
+    segment = Segment()
+    for _ in range(written):
+        segment.append(backup, A)
+    if written:
+        persist(backup)
+        backup.run()
+    segment.append(backup, A)
+    persist(backup)
+    (job,) = backup.store.persistence.plan()
+    assert isinstance(job, WriteReplicasJob)
+    (part,) = job.parts
+    before = b"".join(part.data)
+    segment.append(backup, B)
+
+    assert b"".join(part.data) == before
+    assert before == segment.content[part.offset : -len(B)].ljust(BLOCK_BYTES, b"\0")
+    assert all(len(piece) % BLOCK_BYTES == 0 for piece in part.data)
+
+
 @pytest.mark.parametrize(("number", "error"), [(errno.EIO, DiskFailed), (errno.ENOSPC, DiskFull)])
 def test_a_write_that_fails_is_told_and_nothing_is_lost(
     backup: FakeBackup, disk: FakeDisk, number: int, error: type[KeraError]
@@ -598,7 +622,7 @@ def test_a_finished_replica_is_vouched_for_by_the_next_flush(backup: FakeBackup,
     backup.perform(flush)
     (job,) = backup.store.persistence.plan()
     assert isinstance(job, WriteReplicasJob)
-    assert [(part.replica.virtual_segment_id, len(part.data)) for part in job.parts] == [(2, BLOCK_BYTES), (1, 0)]
+    assert [(part.replica.virtual_segment_id, part.data_bytes) for part in job.parts] == [(2, BLOCK_BYTES), (1, 0)]
     backup.perform(job)
 
     assert [backup.get(number).vouched for number in (1, 2)] == [True, False]
