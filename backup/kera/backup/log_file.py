@@ -83,9 +83,10 @@ class LogFile:
 
         Raises ``OSError``, and `StartError` if another backup has the file open.
         """
-        if not directory.is_dir():
-            directory.mkdir(parents=True, exist_ok=True)
-            sync_directory(directory.parent, calls)
+        missing = [each for each in (directory, *directory.parents) if not each.is_dir()]
+        directory.mkdir(parents=True, exist_ok=True)
+        for each in missing:
+            sync_directory(each.parent, calls)
         path = directory / NAME
         self.name = str(path)
         self._calls, self._punch_hole = calls, punch_hole

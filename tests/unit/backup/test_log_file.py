@@ -53,6 +53,21 @@ def test_what_is_written_in_pieces_is_read(file: LogFile) -> None:
     assert content(file, 0, 9) == [b"\0", b"a", b"b", b"c"]
 
 
+def test_the_names_of_all_directories_that_are_made_are_durable(tmp_path: Path) -> None:
+    synced: list[Path] = []
+
+    def sync(fd: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{fd}").readlink())
+
+    (tmp_path / "a").mkdir()
+    directory = tmp_path / "a" / "b" / "c" / "d"
+    LogFile(directory, calls=FileCalls(sync=sync)).close()
+    assert set(synced) == {directory, *directory.parents[:3]}
+    del synced[:]
+    LogFile(directory, calls=FileCalls(sync=sync)).close()
+    assert synced == [directory]
+
+
 @pytest.mark.parametrize("replaced", [True, False])
 def test_nothing_is_durable_in_a_file_that_has_its_name_no_more(file: LogFile, tmp_path: Path, replaced: bool) -> None:
     path, aside = Path(file.name), tmp_path / "aside"
