@@ -27,7 +27,7 @@ class Piece(bytes):
 @pytest.mark.parametrize("piece_bytes", [1, 3, 8, 100, len(SENT)])
 def test_messages_are_the_same_in_pieces_of_any_size(piece_bytes: int) -> None:
     decoder = Decoder()
-    found = []
+    found: list[tuple[PushKind, bytes]] = []
     for at in range(0, len(SENT), piece_bytes):
         found += decoder.feed(SENT[at : at + piece_bytes])
     assert found == MESSAGES

@@ -171,7 +171,7 @@ async def test_requests_of_a_replaced_connection_end_when_the_channel_closes(
     server = closing(GrpcServer([{UNARY: never, ECHO: never}], tls=certified.tls()))
     tls = Changing(certified.tls("").files)
     channel = GrpcChannel(f"{HOST}:{await server.listen(HOST, 0)}", tls=tls)
-    under_way = [
+    under_way: list[Any] = [
         channel.submit(UNARY, UnaryRequest(), timeout_s=1000),
         channel.submit(ECHO, numbered(1), timeout_s=1000),
     ]
