@@ -96,10 +96,11 @@ class Sent(Generic[ResultT]):
             accepted.add_done_callback(self._tell)
 
     def refuse(self, error: Exception) -> None:
-        """Note that the producer has not accepted it."""
+        """Note that the producer has not accepted it; called on the client's thread."""
         self._error, self.content, self.arguments = error, None, None
         if self._on_delivery is not None:
-            self._on_delivery(None, error)
+            # As for an accepted one, the loop makes the call: its handler of exceptions gets what the callback raises.
+            asyncio.get_running_loop().call_soon(self._on_delivery, None, error)
 
     def _tell(self, accepted: Any) -> None:
         on_delivery, error = self._on_delivery, accepted.exception()

@@ -1,12 +1,15 @@
 """A delivery can be looked at, awaited and called back from, like a future."""
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from kera.client.producing.open_chunks.accumulator import Accumulator
 from kera.client.producing.outcomes.outcome import Outcome
-from kera.core.errors import ClosedError
+from kera.client.sync.handover import Handover, Sent
+from kera.core.errors import ClosedError, InvalidArgument
 from tests.unit.client.conftest import MakeProducer
 from tests.unit.client.producer_support import batch, give
 from tests.unit.client.support import FakeCluster, until
@@ -69,3 +72,41 @@ class TestFutureLike:
         assert (first.done(), second.done()) == (True, False)
         outcomes[1].settle(ClosedError("two"))
         await until(lambda: called == [first, second])
+
+
+class _ThisLoop:
+    """In place of the client's thread: the loop of the test."""
+
+    call_soon = staticmethod(lambda call: asyncio.get_running_loop().call_soon(call))
+    start = staticmethod(asyncio.create_task)
+
+    def check_process(self) -> None:
+        pass
+
+
+async def test_without_asyncio_a_callback_of_what_is_refused_may_fail_as_well(
+    cluster: FakeCluster, make_producer: MakeProducer
+) -> None:
+    told: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["exception"]))
+    producer = make_producer(cluster)
+    await producer.prepare("s")
+    handover = Handover(_ThisLoop(), producer)  # type: ignore[arg-type]
+
+    def send(value: Any, on_delivery: Callable[..., object] | None = None) -> Sent[Any]:
+        sent: Sent[Any] = Sent(handover, "s", value, None, 1, on_delivery)
+        handover.put(sent)
+        return sent
+
+    send(7, lambda *_: 1 / 0)
+    sent_next = send(b"a")
+    with pytest.raises(InvalidArgument):
+        await give(handover.flush())
+    assert sent_next.result().record == 0
+    assert len(told) == 1
+    send(b"too late", lambda *_: 1 / 0)
+    await give(handover.close(flush=False))
+    with pytest.raises(ClosedError):
+        producer.send("s", b"b")
+    await until(lambda: len(told) == 2)
+    assert [type(error) for error in told] == [ZeroDivisionError, ZeroDivisionError]
