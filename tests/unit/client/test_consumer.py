@@ -201,6 +201,29 @@ async def test_batches_that_were_given_back_come_first_in_whichever_form(
     assert taken == EXPECTED
 
 
+@together
+@pytest.mark.parametrize("go_on", [take_records, take_batches])
+@pytest.mark.parametrize("stopped_at", [0, 4, CHUNKS])
+async def test_the_rows_of_a_table_that_fails_come_again(
+    filled: FakeCluster, make_consumer: MakeConsumer, joined_bytes_max: int, stopped_at: int, go_on: Any
+) -> None:
+    consumer = make_consumer(filled, joined_bytes_max=joined_bytes_max)
+    taken = await take_records(consumer, ROWS)
+    before = consumer.positions()
+
+    async def fail() -> None:
+        async with consumer._all_left() as left:
+            for _ in range(stopped_at):
+                await anext(left, None)
+            raise ZeroDivisionError
+
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            await fail()
+        assert consumer.positions() == before
+    assert taken + await go_on(consumer) == EXPECTED
+
+
 async def test_positions_are_where_another_consumer_goes_on(filled: FakeCluster, make_consumer: MakeConsumer) -> None:
     consumer = make_consumer(filled)
     await take_batches(consumer, 7)

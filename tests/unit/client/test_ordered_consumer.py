@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
+import pytest
+
+from kera.client.epochs import ordered_consumer
 from kera.client.epochs.epoch import Epoch
 from kera.client.epochs.ordered_consumer import OrderedConsumer
 from kera.core.base.ids import EntryId, Position
@@ -12,9 +15,9 @@ from tests.unit.client.epoch_support import ENTRY, STREAM, chunk
 
 
 class Given(AsyncIterator[Epoch]):
-    """Epochs, each of which ends at the position of its number."""
+    """Epochs, each of which ends at the position of its number, and errors between them."""
 
-    def __init__(self, *epochs: Epoch) -> None:
+    def __init__(self, *epochs: Epoch | Exception) -> None:
         self._left = list(epochs)
         self._passed = 0
         self.committed: list[Any] = []
@@ -28,8 +31,11 @@ class Given(AsyncIterator[Epoch]):
     async def __anext__(self) -> Epoch:
         if not self._left:
             raise StopAsyncIteration
+        epoch = self._left.pop(0)
+        if isinstance(epoch, Exception):
+            raise epoch
         self._passed += 1
-        return self._left.pop(0)
+        return epoch
 
     def cursors(self) -> dict[EntryId, Position]:
         return {ENTRY: Position(1, 1, self._passed)}
@@ -38,7 +44,7 @@ class Given(AsyncIterator[Epoch]):
         self.committed.append(cursors[ENTRY].offset)
 
 
-def consumer_of(*epochs: Epoch) -> tuple[OrderedConsumer, Given]:
+def consumer_of(*epochs: Epoch | Exception) -> tuple[OrderedConsumer, Given]:
     given: Any = Given(*epochs)
     return OrderedConsumer(given, is_bounded=True), given
 
@@ -78,3 +84,26 @@ async def test_records_that_come_together_end_before_the_last_one_of_an_epoch() 
     assert [record.timestamp_us for record in await consumer.next_records()] == [4]
     await consumer.commit()
     assert given.committed == [0, 1]
+
+
+async def test_the_epochs_of_a_table_that_fails_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ordered_consumer, "BATCH_ROWS_MAX", 2)
+    for face in ("batches", "records", "table"):
+        consumer, given = consumer_of(
+            epoch(0, 3, 1, 2), TimeoutError("first"), epoch(1, 5, 4), TimeoutError("second"), epoch(2), epoch(3, 6)
+        )
+        values = (await anext(consumer.batches())).batch["value"].to_pylist()
+        for which in ("first", "second"):
+            with pytest.raises(TimeoutError, match=which):
+                await consumer.to_arrow()
+            await consumer.commit()
+        assert given.committed == [0, 0]
+        if face == "batches":
+            values += [value async for each in consumer.batches() for value in each.batch["value"].to_pylist()]
+        elif face == "records":
+            values += [record.value async for record in consumer]
+        else:
+            values += (await consumer.to_arrow())["value"].to_pylist()
+        assert values == [b"1", b"2", b"3", b"4", b"5", b"6"]
+        await consumer.commit()
+        assert given.committed[-1] == 4

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from itertools import islice
 from typing import Self, get_args
@@ -281,27 +282,35 @@ class Consumer(DecodedRecords, ReadsTables):
         self._positions[batch.entry] = batch.next
 
     def give_back(self, batches: Sequence[ChunkBatch]) -> None:
-        """Put back the rest of `next_batches`: the next call for batches or records returns it first."""
+        """Put back the last batches, such as the rest of `next_batches`: the next call for more returns them first."""
         if batches and not self._closed:
             self._chunks.give_back(batches)
 
-    async def _all_left(self) -> AsyncGenerator[Rows, None]:
+    @asynccontextmanager
+    async def _all_left(self) -> AsyncIterator[AsyncIterator[Rows]]:
         if len(self._names) > 1 or self._end is None:
             raise InvalidArgument("a table needs a consumer of one stream that has an end: end='latest', or positions")
         await self.start()
-        (stream,) = self._chunks.streams.values()
-        before = dict(self._positions)
+        before, taken = dict(self._positions), list[ChunkBatch]()
         try:
-            yield Rows(empty_batch(stream.schema), iter(()), stream)
-            chunk = None if self._open.chunk is None else self._rest(self._open.chunk)
-            while (chunk := chunk or await self._chunk_in_turn(copied=True)) is not None:
-                self._positions[chunk.entry] = chunk.next
-                stream = self._chunks.streams[chunk.entry.stream_id]
-                yield Rows(chunk.batch, records_of(chunk, stream), stream)
-                chunk = None
-        except BaseException:
-            self._positions.update(before)  # nothing was delivered
+            async with aclosing(self._rows_left(taken)) as left:
+                yield left
+        except BaseException:  # nothing was delivered
+            self._positions.update(before)
+            self.give_back(taken)
             raise
+
+    async def _rows_left(self, taken: list[ChunkBatch]) -> AsyncGenerator[Rows, None]:
+        """Yield all rows up to the end, and add their chunks to `taken`."""
+        (stream,) = self._chunks.streams.values()
+        yield Rows(empty_batch(stream.schema), iter(()), stream)
+        chunk = None if self._open.chunk is None else self._rest(self._open.chunk)
+        while (chunk := chunk or await self._chunk_in_turn(copied=True)) is not None:
+            taken.append(chunk)
+            self._positions[chunk.entry] = chunk.next
+            stream = self._chunks.streams[chunk.entry.stream_id]
+            yield Rows(chunk.batch, records_of(chunk, stream), stream)
+            chunk = None
 
     def _each_record(self) -> AsyncIterator[Record]:
         return self._records

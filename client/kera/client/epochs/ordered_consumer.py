@@ -7,9 +7,11 @@ consumer that goes on from there gets the same epochs.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager
 from itertools import islice
-from typing import Self
+from typing import Self, TypeAlias
 
 import pyarrow as pa
 
@@ -20,13 +22,16 @@ from kera.client.epochs.epoch import require_times
 from kera.client.epochs.reader import Epochs
 from kera.client.epochs.sorting import OrderedBatch, OrderedRows
 from kera.client.tasks import Turns
-from kera.client.types import Record
+from kera.client.types import Record, StreamDescription
 from kera.core.base.ids import EntryId, Position
 from kera.core.errors import ClosedError, InvalidArgument
 
 BATCH_ROWS_MAX = 65_536
 RECORDS_AT_ONCE = 2_048
 """Number of records that are made at once: a whole epoch may have millions."""
+
+_Taken: TypeAlias = tuple[OrderedRows, Mapping[EntryId, Position]]
+"""The rows of an epoch, and the positions behind it."""
 
 
 class OrderedConsumer(DecodedRecords, ReadsTables):
@@ -70,6 +75,8 @@ class OrderedConsumer(DecodedRecords, ReadsTables):
         self._delivered: Mapping[EntryId, Position] = {}
         self._behind: Mapping[EntryId, Position] = {}
         """Positions behind the epoch that is being delivered."""
+        self._given_back: deque[_Taken] = deque()
+        """Epochs that come again, because a table with their rows failed."""
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -141,21 +148,29 @@ class OrderedConsumer(DecodedRecords, ReadsTables):
     async def _next_batch(self) -> OrderedBatch | None:
         async with self._opening:
             rows = await self._open_rows()
-            if rows is None:
-                return None
-            self._at_hand, self._last = iter(()), None
-            self._records.take(self._at_hand)
-            batch = rows.batch(self._given, BATCH_ROWS_MAX)
-            self._given = self._opened = self._given + batch.batch.num_rows
-            if batch.ends_epoch:
-                self._deliver()
-            return batch
+            return None if rows is None else self._next_batch_of(rows)
+
+    def _next_batch_of(self, rows: OrderedRows) -> OrderedBatch:
+        self._drop_records()
+        batch = rows.batch(self._given, BATCH_ROWS_MAX)
+        self._given = self._opened = self._given + batch.batch.num_rows
+        if batch.ends_epoch:
+            self._deliver()
+        return batch
+
+    def _drop_records(self) -> None:
+        self._at_hand, self._last = iter(()), None
+        self._records.take(self._at_hand)
 
     async def _open_rows(self) -> OrderedRows | None:
         """Return the rows of the present or next epoch; None: there is none before the end."""
         await self.start()
         await self._turns.give()
         while self._rows is None:
+            if self._given_back:
+                self._rows, self._behind = self._given_back.popleft()
+                self._given = self._opened = 0
+                break
             epoch = await anext(self._epochs, None)
             if epoch is None:
                 return None
@@ -172,21 +187,40 @@ class OrderedConsumer(DecodedRecords, ReadsTables):
         self._rows = None
         self._delivered = self._behind
 
-    async def _all_left(self) -> AsyncGenerator[Rows, None]:
+    @asynccontextmanager
+    async def _all_left(self) -> AsyncIterator[AsyncIterator[Rows]]:
         if not self._is_bounded:
             raise InvalidArgument("a table needs a consumer with an end: end='latest', or the number of an epoch")
         await self.start()
         first, *others = self._epochs.streams().values()
         if any(stream.schema != first.schema for stream in others):
             raise InvalidArgument("the streams have different columns: their rows cannot be put into one table")
-        before = self._delivered
+        before, taken = self._delivered, list[_Taken]()
+        given = 0 if self._rows is None else self._given
         try:
-            yield Rows(pa.RecordBatch.from_pylist([], first.schema), iter(()), first)
-            while (batch := await self._next_batch()) is not None:
-                yield Rows(batch.batch, batch.records(), batch.stream)
-        except BaseException:
-            self._delivered = before  # nothing was delivered
+            async with aclosing(self._rows_left(first, taken)) as left:
+                yield left
+        except BaseException:  # nothing was delivered
+            self._delivered = before
+            if taken and not self._closed:
+                self._drop_records()
+                (self._rows, self._behind), *others_taken = taken
+                self._given = self._opened = given
+                self._given_back.extendleft(reversed(others_taken))
             raise
+
+    async def _rows_left(self, stream: StreamDescription, taken: list[_Taken]) -> AsyncGenerator[Rows, None]:
+        """Yield all rows up to the end, and add their epochs to `taken`."""
+        yield Rows(pa.RecordBatch.from_pylist([], stream.schema), iter(()), stream)
+        while True:
+            async with self._opening:
+                rows = await self._open_rows()
+                if rows is None:
+                    return
+                if not taken or taken[-1][0] is not rows:
+                    taken.append((rows, self._behind))
+                batch = self._next_batch_of(rows)
+            yield Rows(batch.batch, batch.records(), batch.stream)
 
     def _each_record(self) -> AsyncIterator[Record]:
         return self._records
@@ -228,6 +262,7 @@ class OrderedConsumer(DecodedRecords, ReadsTables):
     async def close(self) -> None:
         """Stop fetching. Delivered batches stay valid."""
         self._closed = True
-        self._rows, self._last, self._at_hand = None, None, iter(())
-        self._records.take(self._at_hand)
+        self._rows = None
+        self._given_back.clear()
+        self._drop_records()
         await self._epochs.close()

@@ -7,8 +7,9 @@ time, and a cancelled wait loses nothing: the next call goes on there.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, takewhile
 
 from kera.client.chunk_batch import ChunkBatch
 from kera.client.cluster.cluster import Cluster
@@ -33,6 +34,8 @@ class Chunks:
         self._rest: Wanted | NewerSchema | None = None
         """The range to read again, because it was overwritten before delivery or given back; or data with columns that
         are not known yet."""
+        self._given_back: deque[ChunkBatch] = deque()
+        """Batches that were given back and are in this process's memory; they come before all others."""
         self._copied = False
         """Whether the next chunk is copied: the caller will look at all its values."""
         self._begins: dict[EntryId, tuple[int, Position | None]] = {}
@@ -51,6 +54,7 @@ class Chunks:
     def clear(self) -> None:
         """Drop the rest of the fetched data."""
         self._batches, self._rest = iter(()), None
+        self._given_back.clear()
 
     async def following(self, *, copied: bool) -> ChunkBatch | None:
         """Return the next chunk; None: all were returned. Raises `CorruptChunk`, and the errors of reading again."""
@@ -63,6 +67,8 @@ class Chunks:
 
         A separate function because fetched data may have many small chunks, and a coroutine for each would be costly.
         """
+        if self._given_back:
+            return self._given_back.popleft()
         self._copied = copied
         if self._rest is not None:
             return None
@@ -81,11 +87,18 @@ class Chunks:
         return copy
 
     def give_back(self, batches: Sequence[ChunkBatch]) -> None:
-        """Return the last batches, which are of one entry, again: they are read again, as copies."""
-        end: Position | None = batches[-1].next
-        if self._rest is not None:  # the rest follows these batches: read both in one go
-            end = self._rest.end if isinstance(self._rest, Wanted) else self._rest.rest.next
-        self._rest = Wanted(batches[0].entry, batches[0].start, end)
+        """Return the last batches again. From the first one in a broker's memory on, they are read again, as copies.
+
+        Those that are read again are of one entry.
+        """
+        kept = list(takewhile(lambda batch: not batch.pushed, batches))
+        pushed = list(batches)[len(kept) :]
+        if pushed:
+            end: Position | None = pushed[-1].next
+            if self._rest is not None:  # the rest follows these batches: read both in one go
+                end = self._rest.end if isinstance(self._rest, Wanted) else self._rest.rest.next
+            self._rest = Wanted(pushed[0].entry, pushed[0].start, end)
+        self._given_back.extendleft(reversed(kept))
 
     def _batches_of(self, fetched: Fetched) -> Iterator[ChunkBatch]:
         batches = batches_of(

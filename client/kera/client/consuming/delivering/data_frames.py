@@ -7,9 +7,9 @@ loop over records (the setting ``undecodable_records``).
 
 from __future__ import annotations
 
-import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -39,10 +39,11 @@ class ReadsTables(ABC):
     _make_decoding: MakeDecoding | None
 
     @abstractmethod
-    def _all_left(self) -> AsyncGenerator[Rows, None]:
-        """Yield all rows up to the end, copied; the first item is an empty batch with the stream's columns.
+    def _all_left(self) -> AbstractAsyncContextManager[AsyncIterator[Rows]]:
+        """Return a context that gives all rows up to the end, copied.
 
-        If the caller stops before the end, `positions` and commits are as if nothing was delivered. Raises
+        The first item is an empty batch with the stream's columns. If the context ends with an error, nothing was
+        delivered: `positions` and commits are as before, and the next call for more returns the same rows. Raises
         `InvalidArgument` if the rows do not make a table.
         """
 
@@ -53,9 +54,8 @@ class ReadsTables(ABC):
         several, an ordered one of streams with different columns), and the errors of `batches`; then nothing was
         delivered.
         """
-        async with contextlib.aclosing(self._all_left()) as left:
-            parts = [pa.Table.from_batches([rows.batch]) async for rows in left]
-        return pa.concat_tables(parts, promote_options="default")
+        async with self._all_left() as left:
+            return await _table_of(left)
 
     async def to_pandas(
         self, *, deserializer: DeserializerLike = None, key_deserializer: DeserializerLike = None
@@ -65,8 +65,11 @@ class ReadsTables(ABC):
         With deserializers, of the kinds that `Client.consumer` takes, the column `value` has the deserialized values,
         and a column `key` the primary key. Also raises `CannotDecode` (the setting ``undecodable_records``).
         """
-        decoded = await self._decoded(deserializer, key_deserializer)
-        return (await self.to_arrow()).to_pandas() if decoded is None else decoded.to_pandas()
+        decoding = self._decoding_of(deserializer, key_deserializer)
+        async with self._all_left() as left:
+            if decoding is None:
+                return (await _table_of(left)).to_pandas()
+            return (await _decoded(left, decoding)).to_pandas()
 
     async def to_polars(
         self, *, deserializer: DeserializerLike = None, key_deserializer: DeserializerLike = None
@@ -74,19 +77,27 @@ class ReadsTables(ABC):
         """Like `to_pandas`, but return a data frame of polars, which has to be installed."""
         import polars  # noqa: PLC0415 - an optional dependency, only needed here
 
-        decoded = await self._decoded(deserializer, key_deserializer)
-        return polars.DataFrame(await self.to_arrow()) if decoded is None else decoded.to_polars()
+        decoding = self._decoding_of(deserializer, key_deserializer)
+        async with self._all_left() as left:
+            if decoding is None:
+                return polars.DataFrame(await _table_of(left))
+            return (await _decoded(left, decoding)).to_polars()
 
-    async def _decoded(self, deserializer: DeserializerLike, key_deserializer: DeserializerLike) -> DecodedTable | None:
-        """Read and deserialize all that is left; None without deserializers."""
-        decoding = None if self._make_decoding is None else self._make_decoding(deserializer, key_deserializer)
-        if decoding is None:
-            return None
-        decoded = DecodedTable(decoding)
-        async with contextlib.aclosing(self._all_left()) as left:
-            async for rows in left:
-                await decoded.add(rows)
-        return decoded
+    def _decoding_of(self, deserializer: DeserializerLike, key_deserializer: DeserializerLike) -> Decoding | None:
+        """Return the decoding by these deserializers; None without them."""
+        return None if self._make_decoding is None else self._make_decoding(deserializer, key_deserializer)
+
+
+async def _table_of(left: AsyncIterator[Rows]) -> pa.Table:
+    parts = [pa.Table.from_batches([rows.batch]) async for rows in left]
+    return pa.concat_tables(parts, promote_options="default")
+
+
+async def _decoded(left: AsyncIterator[Rows], decoding: Decoding) -> DecodedTable:
+    decoded = DecodedTable(decoding)
+    async for rows in left:
+        await decoded.add(rows)
+    return decoded
 
 
 class DecodedTable:
