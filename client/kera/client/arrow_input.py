@@ -18,14 +18,17 @@ from __future__ import annotations
 
 import datetime
 import functools
-from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
 from kera.core.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    import pandas
 
 Columns: TypeAlias = Any
 """The argument of `record_batches`; pyarrow, pandas and polars have no common type for it."""
@@ -66,14 +69,14 @@ def _opened(data: Any) -> list[pa.RecordBatch]:
     )
 
 
-def _check_times(values: Iterable[Any], name: str, kind: pa.DataType) -> None:
+def _check_times(column: pandas.Series, name: str, kind: pa.DataType) -> None:
     """Raise `ValueError` for a time that `kind` would change: Arrow decides by the type of the first object."""
     fits = _OBJECTS_OF.get(kind.id)
     if fits is None:
         return
     zones = set()
-    for row, value in enumerate(values):
-        if value is None or value != value:  # noqa: PLR0124 - NaN and NaT
+    for row, (value, is_null) in enumerate(zip(column, column.isna(), strict=True)):
+        if is_null:
             continue
         if not fits(value):
             raise ValueError(f"column {name!r} is {kind}, and has {value!r} in row {row}")

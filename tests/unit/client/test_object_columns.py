@@ -65,3 +65,9 @@ def test_objects_of_several_types_are_refused(values: list[Any]) -> None:
 def test_objects_of_one_type_are_taken_as_they_are(values: list[Any]) -> None:
     (batch,) = record_batches(frame(values))
     assert batch.column("x").to_pylist() == values
+
+
+@pytest.mark.parametrize("value", [DAY, NOON, datetime.time(1), datetime.timedelta(1)])
+def test_all_that_is_null_for_pandas_is_null(value: Any) -> None:
+    (batch,) = record_batches(frame([pd.NA, value, None, float("nan"), pd.NaT]))
+    assert batch.column("x").to_pylist() == [None, value, None, None, None]
