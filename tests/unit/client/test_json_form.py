@@ -214,6 +214,12 @@ def test_what_is_wrong_within_a_column_is_named_with_its_path(row: str, says: st
         rows_of_lines(row.encode(), NESTED)
 
 
+def test_a_field_that_may_not_be_null_is_named_with_the_line_of_its_struct() -> None:
+    schema = pa.schema([("s", pa.struct([pa.field("x", pa.int8(), nullable=False)]))])
+    with pytest.raises(SchemaMismatch, match=r"line 3: column 's\.x' is null, which it may not be"):
+        rows_of_lines(b'{"s": null}\n{"s": {"x": 1}}\n{"s": {}}\n', schema)
+
+
 @pytest.mark.parametrize(
     ("kind", "text"),
     [

@@ -140,12 +140,19 @@ def _structs(kind: pa.DataType, values: Values) -> pa.Array:
     for number, field in enumerate(fields):
         own = [None if row is None else row[number] for row in rows]
         try:
-            if not field.nullable and any(row is not None and row[number] is None for row in rows):
-                raise Misfit(own.index(None), "null, which it may not be")
+            if not field.nullable:
+                _check_nulls(number, rows)
             children.append(array_of(field.type, _with_fillers(field.type, own, rows)))
         except Misfit as error:
             raise Misfit(error.at, error.reason, f".{field.name}{error.path}") from None
     return pa.Array.from_buffers(kind, len(values), [_validity(values)], children=children)
+
+
+def _check_nulls(number: int, rows: Sequence[list[Any] | None]) -> None:
+    """Raise `Misfit` if a field is null in a struct that is not null itself."""
+    for at, row in enumerate(rows):
+        if row is not None and row[number] is None:
+            raise Misfit(at, "null, which it may not be")
 
 
 def _with_fillers(kind: pa.DataType, own: Values, rows: Values) -> Values:
