@@ -440,6 +440,26 @@ async def test_a_commit_says_how_far_each_stream_was_delivered(
     assert cluster.committed[2:] == [("loader", "s", {EntryId(7, 0, 0): end}), of_t]
 
 
+async def test_who_is_closed_while_it_starts_fetches_nothing(
+    filled: FakeCluster, make_consumer: MakeConsumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_up, go_on = filled.stream, asyncio.Event()
+
+    async def slowly(name: str) -> Any:
+        await go_on.wait()
+        return await look_up(name)
+
+    monkeypatch.setattr(filled, "stream", slowly)
+    consumer = make_consumer(filled)
+    starting = asyncio.create_task(consumer.start())
+    await asyncio.sleep(0)
+    await consumer.close()
+    go_on.set()
+    with pytest.raises(ClosedError):
+        await starting
+    assert not len(consumer._fetcher.tasks)
+
+
 POSITION = Position(1, 1, 0)
 
 

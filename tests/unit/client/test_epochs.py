@@ -18,11 +18,11 @@ from kera.client.epochs.entry_reader import EntryReader
 from kera.client.epochs.epoch import Epoch, in_order
 from kera.client.epochs.marks import Marker, epoch_of, parts
 from kera.client.epochs.merging import Decision, Reached, decide
-from kera.client.epochs.reader import pause_s
+from kera.client.epochs.reader import Epochs, pause_s
 from kera.client.settings import ConsumerSettings
 from kera.client.types import EntryBounds, StreamDescription
 from kera.core.base.ids import EARLIEST, EntryId, Position
-from kera.core.errors import CorruptChunk, DataLost, InvalidArgument, Unavailable
+from kera.core.errors import ClosedError, CorruptChunk, DataLost, InvalidArgument, Unavailable
 from kera.core.format.chunk import HEADER_BYTES
 from kera.core.format.punctuation import NO_TIME
 from tests.unit.client.epoch_support import CREATED_AT, ENTRY, STREAM, chunk, punctuation, raw, together
@@ -307,3 +307,26 @@ def test_whoever_waits_looks_for_a_tenth_of_the_time(look_s: float, pause: float
 
 def test_nothing_has_no_time() -> None:
     assert Marker(10).watermark_us == NO_TIME
+
+
+async def test_who_is_closed_while_it_starts_reads_nothing() -> None:
+    go_on = asyncio.Event()
+
+    class Slow:
+        async def stream(self, name: str) -> StreamDescription:
+            return StreamDescription.from_message(stream_info(name, epoch_ms=10))
+
+        async def bounds(self, *_: object, **__: object) -> dict[int, list[EntryBounds]]:
+            await go_on.wait()
+            return {}
+
+    cluster: Any = Slow()
+    epochs = Epochs(
+        cluster, ["s"], ConsumerSettings(), epoch_ms=None, start="earliest", end=None, epoch_bytes_max=1 << 20
+    )
+    starting = asyncio.create_task(epochs.start())
+    await asyncio.sleep(0)
+    await epochs.close()
+    go_on.set()
+    with pytest.raises(ClosedError):
+        await starting

@@ -353,3 +353,23 @@ async def test_groups_of_one_streamlet_do_not_wait_for_the_broker_of_another_tha
     await producer.send_batch("s", pa.record_batch({"value": [numbered(7)]}), streamlet=1)
     await producer.flush()
     assert await take(make_member(), 1) == [7]
+
+
+async def test_who_is_closed_while_it_starts_does_not_join(
+    groups: GroupCluster, make_member: MakeMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_up, go_on = groups.stream, asyncio.Event()
+
+    async def slowly(name: str) -> Any:
+        await go_on.wait()
+        return await look_up(name)
+
+    monkeypatch.setattr(groups, "stream", slowly)
+    consumer = make_member()
+    starting = asyncio.create_task(consumer.start())
+    await asyncio.sleep(0)
+    await consumer.close()
+    go_on.set()
+    with pytest.raises(ClosedError):
+        await starting
+    assert not len(consumer._tasks)

@@ -152,8 +152,7 @@ class Consumer(DecodedRecords, ReadsTables):
         async with self._starting:  # one of several tasks starts the consumer; the others wait for it
             if self._started:
                 return
-            if self._closed:
-                raise ClosedError("the consumer is closed")
+            self._check_open()
             look_up = partial(
                 ranges_to_read,
                 self._cluster,
@@ -174,6 +173,7 @@ class Consumer(DecodedRecords, ReadsTables):
                         self._positions[item.entry] = item.start
                         if item.end is None or item.start < item.end:
                             wanted.append((stream, item))
+            self._check_open()  # `close` may have been called meanwhile
             self._started = True
             for stream, item in wanted:
                 self._fetcher.add(stream, item)
@@ -382,8 +382,7 @@ class Consumer(DecodedRecords, ReadsTables):
 
     def _next_here(self, *, copied: bool) -> ChunkBatch | None:
         """See `Chunks.following_here`."""
-        if self._closed:
-            raise ClosedError("the consumer is closed")
+        self._check_open()
         if self._failure is not None:
             raise self._failure
         try:
@@ -391,6 +390,10 @@ class Consumer(DecodedRecords, ReadsTables):
         except KeraError as error:
             self._failure = error
             raise
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the consumer is closed")
 
     async def close(self) -> None:
         """Stop fetching. Waiting calls raise `ClosedError`; delivered batches stay valid."""

@@ -147,13 +147,13 @@ class GroupConsumer(DecodedRecords):
         async with self._starting:  # one of several tasks starts the consumer; the others wait for it
             if self._started:
                 return
-            if self._closed:
-                raise ClosedError("the consumer is closed")
+            self._check_open()
             for name in self._names:
                 stream = await self._cluster.stream(name)
                 if self._decoding is not None:
                     self._decoding.check(stream)
                 self._chunks.streams[stream.stream_id] = stream
+            self._check_open()  # `close` may have been called meanwhile
             self._started = True
             self._liveness.start()
             self._guard = Guard(self)
@@ -257,8 +257,7 @@ class GroupConsumer(DecodedRecords):
         cannot be reached for longer than ``retry_timeout_ms``.
         """
         await self.start()
-        if self._closed:
-            raise ClosedError("the consumer is closed")
+        self._check_open()
         if self._failure is not None:
             raise self._failure
         self._leases.raise_lost(committing=True)
@@ -294,6 +293,10 @@ class GroupConsumer(DecodedRecords):
     @property
     def _closed(self) -> bool:
         return self._closing is not None
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the consumer is closed")
 
     async def _end(self) -> None:
         self._liveness.stop()
@@ -355,8 +358,7 @@ class GroupConsumer(DecodedRecords):
     async def _wait_for_chunk(self, *, copied: bool) -> tuple[Lease, ChunkBatch]:
         await self._turns.give()
         while True:
-            if self._closed:
-                raise ClosedError("the consumer is closed")
+            self._check_open()
             if self._failure is not None:
                 raise self._failure
             self._leases.raise_lost(committing=False)

@@ -109,13 +109,13 @@ class Epochs(AsyncIterator[Epoch]):
         async with self._starting:
             if self._started:
                 return
-            if self._closed:
-                raise ClosedError("the reader of epochs is closed")
+            self._check_open()
             streams = [await self._cluster.stream(name) for name in self._names]
             self._epoch_us = 1000 * _length_ms(streams, self._asked_ms)
             self._order = {stream.stream_id: number for number, stream in enumerate(streams)}
             beginning = Beginning(self._cluster, streams, self._settings, self._start_at, self._epoch_us)
             bounds, starts, first, committed = await beginning.find()
+            self._check_open()  # `close` may have been called meanwhile
             if committed:
                 self._resumed = Resumed(self._cluster, streams, starts, self._epoch_us)
             for stream in streams:
@@ -165,8 +165,7 @@ class Epochs(AsyncIterator[Epoch]):
         await self.start()
         async with self._in_turn:
             while True:
-                if self._closed:
-                    raise ClosedError("the reader of epochs is closed")
+                self._check_open()
                 decision = decide(reader.reached() for reader in self._readers.values())
                 if self._is_over(decision):
                     raise StopAsyncIteration
@@ -295,6 +294,10 @@ class Epochs(AsyncIterator[Epoch]):
             mine = {entry: position for entry, position in cursors.items() if entry.stream_id == stream_id}
             await self._cluster.commit(self._settings.consumer_group, stream.name, mine)
             await report_cursors(self._cluster, self._settings.consumer_group, stream, mine)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the reader of epochs is closed")
 
     async def close(self) -> None:
         """Stop fetching. Delivered epochs stay valid."""
