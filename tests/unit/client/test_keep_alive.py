@@ -9,7 +9,7 @@ import pytest
 
 from kera.client.consuming.groups.keep_alive import KeepAlive
 from kera.core.base.clock import SystemClock
-from kera.core.errors import NotLeader, Unavailable
+from kera.core.errors import AuthenticationFailed, NotLeader, ProtocolError, Unavailable
 from kera.core.rpc import Call, Reply, api
 from kera.core.rpc.grpc_server import GrpcServer
 from kera.v1 import consumer_group_pb2
@@ -93,3 +93,24 @@ async def test_it_is_silent_while_others_speak(coordinators: list[Coordinator]) 
     assert len(coordinators[0].seen) <= count + 1
     said.stop()
     other.stop()
+
+
+async def test_no_error_ends_it(coordinators: list[Coordinator]) -> None:
+    errors = [OSError("no such file"), ProtocolError("not an answer"), AuthenticationFailed("wrong password")]
+
+    def busy_ms() -> int:
+        if errors:
+            raise errors.pop()
+        return 7
+
+    said = KeepAlive(
+        [coordinators[0].address],
+        consumer_group="app",
+        member_id="m",
+        interval_s=0.02,
+        busy_ms=busy_ms,
+        clock=SystemClock(),
+    )
+    said.start()
+    await until(lambda: bool(coordinators[0].seen))
+    said.stop()

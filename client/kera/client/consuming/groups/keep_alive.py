@@ -14,7 +14,7 @@ import grpc
 
 from kera.core.base.clock import Clock
 from kera.core.base.telemetry import get_logger
-from kera.core.errors import AuthenticationFailed, ProtocolError
+from kera.core.errors import ProtocolError
 from kera.core.rpc import api
 from kera.core.rpc.grpc_options import AUTHORIZATION, BEARER, ERROR_METADATA, client_options
 from kera.core.rpc.grpc_strangers import beside_call
@@ -103,17 +103,16 @@ class KeepAlive:
 
     def _say(self) -> None:
         """Send one heartbeat to the leading coordinator: the last known one, or else any other."""
+        reason = ""
         for address in dict.fromkeys([self._leader, *self._addresses]):
             sent_s = self._clock.boottime_s()
             try:
                 answer = self._ask(address)
-            except AuthenticationFailed:
-                continue
-            except grpc.RpcError as error:
-                leader = _leader_in(error)
+            except Exception as error:  # noqa: BLE001 - after any error, the thread must go on
+                reason, leader = _reason(error), _leader_in(error)
                 if leader:
                     self._leader = leader
-                    with contextlib.suppress(grpc.RpcError, AuthenticationFailed):
+                    with contextlib.suppress(Exception):
                         answer = self._ask(leader)
                         self._heard(leader, sent_s, answer)
                         return
@@ -122,7 +121,7 @@ class KeepAlive:
             return
         if not (self._failing or self._stop.is_set()):
             self._failing = True
-            log.warning("no coordinator answers heartbeats", consumer_group=self._consumer_group)
+            log.warning("no coordinator answers heartbeats", consumer_group=self._consumer_group, error=reason)
 
     def _heard(self, address: str, sent_s: float, answer: consumer_group_pb2.KeepAliveResponse) -> None:
         self._leader, self._failing = address, False
@@ -174,7 +173,12 @@ class KeepAlive:
         return answer
 
 
-def _leader_in(error: grpc.RpcError) -> str:
+def _reason(error: Exception) -> str:
+    reason = error.details() if isinstance(error, grpc.Call) else str(error)
+    return reason or type(error).__name__
+
+
+def _leader_in(error: Exception) -> str:
     """Return the leading coordinator named in another coordinator's error; empty if there is none."""
     for key, value in getattr(error, "trailing_metadata", tuple)() or ():
         if key == ERROR_METADATA:
