@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -416,6 +417,26 @@ async def test_whoever_gives_up_closing_a_fetcher_is_told_so_and_those_who_take_
             await closing
         with pytest.raises(ClosedError):
             await waiting
+
+
+async def test_a_range_goes_on_if_its_broker_has_left_before_it_was_connected_to(
+    make_fleet: MakeFleet, make_fetcher: Callable[[Fleet], Fetcher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = await make_fleet(brokers=2, streamlets=2)
+    fetcher = make_fetcher(fleet)
+    monkeypatch.setattr(fleet.cluster.locality, "reachable", lambda broker, *_: broker and broker.broker_id == 1)
+    before = await fleet.cluster.stream("s")
+    fleet.s.relocate(0, 2)
+    put(fleet, b"a")
+    fleet.cluster.forget("s")
+    after = await fleet.cluster.stream("s")
+    fetcher.add(before, Wanted(EntryId(STREAM_ID, 0, 0), EARLIEST, None))
+    without_it = replace(after, brokers={2: after.brokers[2]})
+    fetcher.add(without_it, Wanted(EntryId(STREAM_ID, 1, 0), EARLIEST, None))
+    async with asyncio.timeout(WAIT_S):
+        arrived = await fetcher.fetched()
+    assert arrived is not None
+    assert arrived.entry.streamlet_id == 0
 
 
 @pytest.mark.parametrize("on_data_lost", ["raise", "skip"])

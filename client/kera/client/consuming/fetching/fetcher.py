@@ -470,7 +470,12 @@ class _PushReader:
         settings = fetcher.settings
         try:
             stream = fetcher.stream(self._home)
-            broker, domain = stream.brokers[self._home[1]], stream.config.memory_domain
+            broker, domain = stream.brokers.get(self._home[1]), stream.config.memory_domain
+            if broker is None:  # the stream was looked up again, and the broker has left
+                left, self._waiting = self._waiting, []
+                for item in left:
+                    fetcher.assign(item)
+                return
             channel = await fetcher.cluster.locality.connection(broker, domain, settings.shared_memory)
         except KeraError as error:
             lost, self._waiting = self._waiting, []
