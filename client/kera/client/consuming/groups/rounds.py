@@ -31,9 +31,6 @@ log = get_logger("kera.consumer")
 LEAVE_TIMEOUT_S = 5.0
 
 
-log = get_logger("kera.consumer")
-
-
 class BrokerCursors:
     """Cursors of a consumer group, sent to brokers as well as to the coordinator, for retention by consumption."""
 
