@@ -208,6 +208,18 @@ class TestPayloads:
         assert max(pieces(batch, stream, chunk_bytes_max=SEGMENT_BYTES)) <= SEGMENT_BYTES
 
     @pytest.mark.parametrize("codec", [common_pb2.CODEC_LZ4, common_pb2.CODEC_ZSTD])
+    def test_a_row_that_is_too_large_compressed_is_found_before_any_row_is_accepted(self, codec: int) -> None:
+        size = SEGMENT_BYTES - chunk_bytes_of(values(64)) + 64
+        noise = pa.array([b"small", np.random.default_rng(1).bytes(size)], pa.binary())
+        batch, stream = conform(pa.record_batch({"value": noise}), description(), NOW_US), description(codec=codec)
+        with pytest.raises(RecordTooLarge, match=str(SEGMENT_BYTES)):
+            check_rows(batch, stream)
+        check_rows(batch, description())
+        check_rows(values(5, size), stream)
+        check_rows(batch, stream, lean=True)  # it is smaller
+        assert sum(payload.record_count for payload in payloads(batch, stream, CHUNK_BYTES, NOW_US, lean=True)) == 2
+
+    @pytest.mark.parametrize("codec", [common_pb2.CODEC_LZ4, common_pb2.CODEC_ZSTD])
     def test_what_can_be_compressed_is(self, codec: int) -> None:
         (size,) = pieces(values(*[100] * 60), description(codec=codec))
         assert size < 2000

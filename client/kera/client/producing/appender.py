@@ -132,7 +132,7 @@ class Appender:
         Raises `SchemaMismatch`, and `RecordTooLarge` for a row that fits into no segment.
         """
         rows = self._conformer.conform(batch, self.stream, _now_us())
-        check_rows(rows, self.stream)
+        check_rows(rows, self.stream, lean=self._lean)
         return rows
 
     def split(self, rows: pa.RecordBatch, keyless: int) -> list[tuple[int, pa.RecordBatch]]:

@@ -145,25 +145,41 @@ def records_to_batch(
     )
 
 
-def check_rows(batch: pa.RecordBatch, stream: StreamDescription) -> int:
+def check_rows(batch: pa.RecordBatch, stream: StreamDescription, *, lean: bool = False) -> int:
     """Return the length of the chunk that all rows together would be.
 
     Raises `RecordTooLarge` when a single row does not fit into a segment, or is more than readers take. Cheap: it looks
-    at sizes only.
+    at sizes only, unless there is a codec and a row of more than half a segment.
     """
     limit, chunk_bytes = stream.segment_bytes_min, chunk_bytes_of(batch)
-    if limit and chunk_bytes > limit:
-        for _ in _pieces(batch, chunk_bytes, limit, limit, stream, lean=False):
-            pass
+    compressed = stream.codec is not Codec.NONE
+    target = limit // 2 if compressed else limit
+    if limit and chunk_bytes > target:
+        for piece in _pieces(batch, chunk_bytes, target, limit, stream, lean=False):
+            if compressed:
+                _check_compressed(piece, limit, stream, lean=lean and is_lean(stream.schema))
     if may_grow(stream.schema):
         for _ in _readable(batch, stream):
             pass
     return chunk_bytes
 
 
+def _check_compressed(batch: pa.RecordBatch, limit: int, stream: StreamDescription, *, lean: bool) -> None:
+    """Raise `RecordTooLarge` for a row that is too large once it is compressed, though it would fit as it is."""
+    rows = batch.num_rows
+    if chunk_bytes_of(batch) <= limit // 2:  # no codec makes it twice as large
+        return
+    if rows == 1:
+        for _ in _encoded(batch, limit, stream, 0, lean=lean):
+            pass
+    else:
+        for half in (batch.slice(0, rows // 2), batch.slice(rows // 2)):
+            _check_compressed(_solid(half), limit, stream, lean=lean)
+
+
 def checked_size(batch: pa.RecordBatch, stream: StreamDescription, chunk_bytes_max: int, *, lean: bool) -> int:
     """Return the maximum length of the chunk that all rows together would be. Raises what `check_rows` does."""
-    chunk_bytes = check_rows(batch, stream)
+    chunk_bytes = check_rows(batch, stream, lean=lean)
     if lean and chunk_bytes > chunk_bytes_max and is_lean(stream.schema):
         return size_of(batch, lean=True)
     return chunk_bytes

@@ -39,13 +39,15 @@ from kera.client.settings import ProducerSettings
 from kera.client.types import StreamDescription, streamlet_number
 from kera.core.base.forks import leave_to_parent
 from kera.core.errors import InvalidArgument, KeraError, SchemaMismatch, StreamletOutOfRange, UnknownStream
-from kera.core.format.chunk import HEADER_BYTES, padded
+from kera.core.format.chunk import HEADER_BYTES, Codec, padded
 from kera.core.format.lean import is_lean
 
 GATHERED_ROW_BYTES = 16
 """Size of a row of a gathered batch without its values; estimated from above."""
 BATCH_OVERHEAD_BYTES = 1024
 """Size of the chunk header, and of Arrow's overhead for a batch of one row; estimated from above."""
+GROWTH_SHARE = 4096
+"""A codec makes data that it cannot compress larger by this part of them at most: by a few bytes for each 64 KiB."""
 
 
 class StreamWriter:
@@ -131,7 +133,8 @@ class StreamWriter:
             )
         self._check_streamlet(streamlet)
         limit = self.stream.segment_bytes_min
-        if limit and record_bytes + BATCH_OVERHEAD_BYTES > limit:
+        growth_bytes = 0 if self.stream.codec is Codec.NONE else record_bytes // GROWTH_SHARE
+        if limit and record_bytes + BATCH_OVERHEAD_BYTES + growth_bytes > limit:
             raise too_large(record_bytes, limit, self.stream)
 
     def _check_streamlet(self, streamlet: int) -> None:
