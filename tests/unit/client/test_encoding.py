@@ -10,7 +10,7 @@ import pytest
 
 from kera.client.arrow_input import as_type, null_column
 from kera.client.producing.encoding.conforming import conform
-from kera.client.producing.encoding.partition_payloads import one_by_one, partition_payloads
+from kera.client.producing.encoding.partition_payloads import Payloads, one_by_one, partition_payloads
 from kera.client.producing.encoding.partitioner import Partition
 from kera.client.producing.encoding.payloads import (
     Payload,
@@ -389,6 +389,28 @@ def test_small_lean_chunks_are_about_full(chunk_bytes_max: int, ends: tuple[int,
         assert all(size > 0.75 * chunk_bytes_max for size in sizes[:-1])
         rows = pa.Table.from_batches([opened(payload, DEFAULT_SCHEMA) for payload in made[place]])
         assert rows.equals(pa.Table.from_batches([batch.slice(start, end - start)]))
+
+
+def test_chunks_beside_larger_ones_are_found_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes, ends_of = 0, Payloads.ends
+
+    def counted(made: Payloads) -> Any:
+        nonlocal passes
+        passes += 1
+        return ends_of(made)
+
+    monkeypatch.setattr(Payloads, "ends", counted)
+    count = 100
+    batch = values(*[10] * count, 2 * CHUNK_BYTES)
+    partition = Partition(batch, np.arange(count + 1), np.arange(1, count + 2), sized=True)
+    made = list(
+        partition_payloads(partition, description(), CHUNK_BYTES, NOW_US, check_rows(batch, description()), lean=True)
+    )
+    chunks = [chunk for each in made for chunk in one_by_one(each)]
+    assert [place for place, _ in chunks] == [*range(count + 1)]
+    rows = pa.Table.from_batches([opened(payload, DEFAULT_SCHEMA) for _, payload in chunks])
+    assert rows.equals(pa.Table.from_batches([batch]))
+    assert passes < 5
 
 
 def test_batches_are_lean_as_far_as_their_schema_is() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,10 +51,13 @@ class Payloads(NamedTuple):
             yield Payload(bytes(self.chunks[at : at + size]), count, low, high, self.schema_id, self.version)
             at += padded(size) + HEADER_BYTES
 
-    def part(self, first: int, last: int) -> Payloads:
-        """Return consecutive payloads from number `first` up to, but without, number `last`."""
-        starts = np.concatenate(([0], self.ends()))
-        return self._columns(slice(first, last), self.chunks[int(starts[first]) : int(starts[last])])
+    def parts(self, bounds: Iterable[int]) -> Iterator[Payloads]:
+        """Yield consecutive parts: each begins where the one before it ends, which is before a number of `bounds`."""
+        first, start, ends = 0, 0, self.ends()
+        for last in bounds:
+            end = int(ends[last - 1])
+            yield self._columns(slice(first, last), self.chunks[start:end])
+            first, start = last, end
 
     def some(self, chosen: Sequence[int] | npt.NDArray[np.bool_]) -> Payloads:
         """Copy the chosen payloads, so that their chunks follow each other again."""
@@ -81,12 +84,12 @@ class Payloads(NamedTuple):
         if count <= chunks_max and len(self.chunks) <= bytes_max:
             yield self
             return
-        ends, start = self.ends(), 0
-        while start < count:
+        ends, bounds = self.ends(), [0]
+        while (start := bounds[-1]) < count:
             before = ends[start - 1] if start else 0
             end = max(start + 1, min(start + chunks_max, int(np.searchsorted(ends, before + bytes_max, "right"))))
-            yield self.part(start, end)
-            start = end
+            bounds.append(end)
+        yield from self.parts(bounds[1:])
 
 
 def partition_payloads(
@@ -129,13 +132,12 @@ def partition_payloads(
         if made is not None and not alone:
             yield made
             continue
-        at = 0
+        others: Iterator[Payloads] = iter(()) if made is None else made.parts(range(1, len(made.streamlets) + 1))
         for streamlet, rows in part.parts():
             if streamlet in alone:
                 yield streamlet, payloads(rows, stream, chunk_bytes_max, now_us, lean=lean)
-            elif made is not None:
-                yield made.part(at, at + 1)
-                at += 1
+            else:
+                yield next(others)
 
 
 def one_by_one(made: Payloads | tuple[int, Iterator[Payload]]) -> Iterator[tuple[int, Payload]]:
