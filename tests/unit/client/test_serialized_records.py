@@ -367,6 +367,22 @@ async def test_a_stream_that_is_made_again_is_prepared_again(client: Client, fak
     assert fake.stream("again").values() == [b'{"id":1}']
 
 
+async def test_a_batch_for_a_stream_that_is_made_again_prepares_it_as_well(client: Client, fake: FakeCluster) -> None:
+    async with client.producer(serializer=JsonSerializer()) as producer:
+        await client.admin.create_stream("again", schema=Order)
+        await producer.prepare("again")
+        await client.admin.delete_stream("again")
+        await client.admin.create_stream("again")
+        async with asyncio.timeout(WAIT_S):
+            with pytest.raises(UnknownStream):
+                await (await producer.send_rows("again", [Order(1)]))
+            await (await producer.send_batch("again", pa.record_batch({"value": [b"a"]})))
+            await producer.send("again", {"id": 1})
+        with pytest.raises(UnknownStream):  # of what was sent before
+            await producer.flush()
+    assert fake.stream("again").values() == [b"a", b'{"id":1}']
+
+
 @pytest.mark.parametrize("serialized_before", [False, True])
 async def test_what_is_serialized_is_traced(fake: FakeCluster, *, serialized_before: bool) -> None:
     with recorded() as found:

@@ -209,6 +209,8 @@ class Producer:
         of ``keys``), in order. Raises `SchemaMismatch`, `RecordTooLarge`, `StreamletOutOfRange`, `UnknownStream`,
         `InvalidArgument`; then no row was accepted.
         """
+        if self.serialization is not None:
+            await self._described(stream)
         return await self._send_batch(stream, batch, streamlet=streamlet)
 
     async def send_rows(self, stream: str, rows: Iterable[Any], *, streamlet: int | None = None) -> BatchDelivery:
@@ -316,7 +318,10 @@ class Producer:
         return self._plug_ins.latency.late_s * 1000
 
     async def _described(self, name: str) -> StreamDescription:
-        return (await self._writers.writer(name)).stream
+        stream = (await self._writers.writer(name)).stream
+        if self.serialization is not None:
+            await self.serialization.prepare_again(stream)
+        return stream
 
     def _fail(self, error: KeraError) -> None:
         """Give up all chunks that are not in flight, and accept no more records."""

@@ -55,6 +55,11 @@ class Serialization:
             stream.stream_id, stream.typed, value, Context(name, "value"), key, Context(name, "key")
         )
 
+    async def prepare_again(self, stream: StreamDescription) -> None:
+        """Prepare a stream that was deleted and recreated since it was prepared; do nothing for others."""
+        if stream.name in self._prepared:
+            await self.prepare(stream)
+
     async def _ready(self, serializer: Serializer[Any] | None, context: Context) -> Serializer[Any] | None:
         given: Any = serializer
         return await given.ready(context, self._schemas) if isinstance(given, NeedsSchema) else given
