@@ -22,6 +22,7 @@ from kera.core.errors import (
     InvalidArgument,
     InvalidCursor,
     NotOwner,
+    ProtocolError,
     Recovering,
     Unavailable,
     UnknownStream,
@@ -457,3 +458,12 @@ async def test_a_consumer_fails_for_what_is_gone_or_goes_on_behind_it(
         else:
             assert [chunk.batch["value"].to_pylist() async for chunk in consumer.batches()] == [[b"c"]]
             assert consumer.positions()[0][0] > left > first
+
+
+async def test_a_gap_without_a_place_behind_it_is_an_invalid_answer(make_fleet: MakeFleet) -> None:
+    fleet = await make_fleet(brokers=1)
+    fleet.fake.brokers[1].refuse_all(DataLost("gone", available_from=[1, "x"]))
+    consumer = Consumer(fleet.cluster, ("s",), ConsumerSettings(on_data_lost="skip"), start="earliest")
+    async with asyncio.timeout(WAIT_S), consumer:
+        with pytest.raises(ProtocolError, match="where records go on: gone"):
+            await anext(consumer.batches())

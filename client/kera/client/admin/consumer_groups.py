@@ -13,7 +13,7 @@ from kera.client.cluster.asking import ask_broker
 from kera.client.cluster.batches import CURSORS_MAX, batched
 from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.intervals import start_of_group
-from kera.client.cluster.sense import making_sense
+from kera.client.cluster.sense import available_from, making_sense
 from kera.client.types import StreamDescription, fill_cursor, position_of
 from kera.core.base.ids import EntryId, Position
 from kera.core.base.telemetry import get_logger
@@ -326,5 +326,5 @@ def _behind(error: KeraError, start: Position) -> Position | None:
     """Return the position behind removed records; None: `error` is not about removed records."""
     if not isinstance(error, DataLost):
         return None
-    available = Position(*error.attributes.get("available_from", start))
+    available = available_from(error, start)
     return available if available > start else None

@@ -26,6 +26,7 @@ from kera.client.cluster.batches import batched
 from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.fetch import Wanted
 from kera.client.cluster.retry import retrying
+from kera.client.cluster.sense import available_from
 from kera.client.consuming.delivering.records import times_of
 from kera.client.consuming.range_reading import read_range
 from kera.client.positions import ChunkPlace, check_position
@@ -213,7 +214,7 @@ async def segments(
         except DataLost as error:
             if position == start != EARLIEST:
                 raise
-            return _available(error)
+            return available_from(error)
         found.extend(_segment_bounds(each, broker_id) for each in answer.segments)
         return position_of(answer.next)
 
@@ -380,7 +381,7 @@ class _Search:
         """Go on behind records that no longer exist."""
         if self.bytes:  # otherwise retention may just have removed them
             self.lost_from = self.lost_from or self.position
-        self.position = _available(error)
+        self.position = available_from(error)
         self.record = error.attributes.get("available_record", self.record)
         if not self.bytes:
             self.start_record = None  # the search starts there
@@ -434,11 +435,3 @@ async def _locate_at(
         except KeraError as error:
             errors.append(broker_failed(cluster, stream.name, error))
     return further, errors
-
-
-def _available(error: DataLost) -> Position:
-    """Return where an entry goes on behind removed records. Raises `ProtocolError` if the broker does not say."""
-    match error.attributes.get("available_from"):
-        case [int(group_id), int(segment_id), int(offset)]:
-            return Position(group_id, segment_id, offset)
-    raise ProtocolError(f"a broker does not report the start of an entry: {error.message}")

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from kera.core.errors import ProtocolError
+from kera.core.base.ids import Position
+from kera.core.errors import DataLost, ProtocolError
 
 
 @contextlib.contextmanager
@@ -19,3 +20,14 @@ def making_sense() -> Iterator[None]:
         yield
     except (LookupError, ValueError) as error:
         raise ProtocolError(f"invalid answer: {error!r}; is the peer newer?") from error
+
+
+def available_from(error: DataLost, default: Position | None = None) -> Position:
+    """Return where an entry goes on behind removed records, or the `default` if the broker does not say.
+
+    Raises `ProtocolError` for an invalid position, or for none without a default.
+    """
+    match error.attributes.get("available_from", default):
+        case [int(group_id), int(segment_id), int(offset)]:
+            return Position(group_id, segment_id, offset)
+    raise ProtocolError(f"a broker does not report where records go on: {error.message}")

@@ -29,6 +29,7 @@ from kera.client.cluster.fetch import Fetched, Wanted
 from kera.client.cluster.push import Reason, Subscriber, SubscriptionEnd
 from kera.client.cluster.read_session import ReadSession, Told
 from kera.client.cluster.retry import RetryTime
+from kera.client.cluster.sense import available_from
 from kera.client.consuming.fetching.arrivals import Arrivals, HeardArrivals
 from kera.client.consuming.fetching.hooks import FetcherPort, MakeFetchHooks
 from kera.client.consuming.fetching.ranges import Arrived, Home, Range
@@ -282,10 +283,12 @@ class Fetcher:
     def _passed(self, item: Range, gap: DataLost) -> bool:
         """Continue a range behind removed records, if it is of a group or the setting says to skip them.
 
-        False: it is not to be continued, or there are no records behind.
+        False: it is not to be continued, or there are no records behind. Raises `ProtocolError`.
         """
-        available = Position(*gap.attributes.get("available_from", item.wanted.start))
-        if available <= item.wanted.start or not (item.is_group or self.settings.on_data_lost == "skip"):
+        if not (item.is_group or self.settings.on_data_lost == "skip"):
+            return False
+        available = available_from(gap, item.wanted.start)
+        if available <= item.wanted.start:
             return False
         if item.is_group:
             self.arrivals.put(Arrived(item, gap=gap))

@@ -232,7 +232,8 @@ class Lease:
         consumer.
         """
         available = Position(*gap.attributes["available_from"])
-        record: int | None = gap.attributes.get("available_record")
+        record = gap.attributes.get("available_record")
+        record = record if isinstance(record, int) else None
         known, end, clipped = self.delivered.record, self.end_record, False
         if available.group_id != self.key.group_id or (self.end is not None and available > self.end):
             available, self.ended = self.delivered.next if self.end is None else self.end, True
