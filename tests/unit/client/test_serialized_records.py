@@ -243,6 +243,18 @@ async def test_schemas_that_nobody_knows_are_asked_for_in_bounds(client: Client,
         await read(client, deserializer=AvroDeserializer())
 
 
+async def test_schemas_that_no_chunk_names_any_more_are_asked_for_again(
+    client: Client, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoding, "READERS_MAX", 2)
+    for number, name in enumerate(("A", "B", "A", "C", "A", "B")):
+        await sent(client, {"id": number}, serializer=AvroSerializer({**SCHEMA, "name": name}))
+    registry.asked.clear()
+    async with reading(client, deserializer=AvroDeserializer(), joined_bytes_max=0) as consumer:
+        assert [record.value["id"] async for record in consumer] == [*range(6)]
+    assert registry.asked == ["by_id 1", "by_id 2", "by_id 3", "by_id 2"]
+
+
 async def test_who_cannot_ask_for_a_schema_reads_its_values_later(client: Client, registry: FakeRegistry) -> None:
     await sent(client, {"id": 1}, {"id": 2}, serializer=AvroSerializer(SCHEMA))
     registry.failures = [Unavailable("no coordinator"), asyncio.CancelledError()]  # type: ignore[list-item]

@@ -37,6 +37,8 @@ _as_record: Callable[[Iterable[Any]], Record] = partial(tuple.__new__, Record)
 """Makes a record from all its fields, in a third of the time of `Record._replace`."""
 LOOKED_UP_MAX = 64
 """Maximum number of schemas that are looked up for one chunk."""
+READERS_MAX = 4_096
+"""Maximum number of schemas whose readers are kept; the one that no chunk has named for longest is dropped first."""
 UNKNOWN_MAX = 4_096
 """Maximum number of ids that are remembered as unknown."""
 UNKNOWN_FOR_S = 10.0
@@ -78,13 +80,19 @@ class _Reading:
                 schema_id, _ = unframe(begin or b"")
             except NotFramed:
                 continue
-            if schema_id in self._readers or self._is_unknown(schema_id):
+            known = self._readers.pop(schema_id, None)
+            if known is not None:
+                self._readers[schema_id] = known  # as the last one
+                continue
+            if self._is_unknown(schema_id):
                 continue
             if asked >= LOOKED_UP_MAX:
                 return
             asked += 1
             try:
                 self._readers[schema_id] = self.framed.reader_of(await self._registry.by_id(schema_id))
+                if len(self._readers) > READERS_MAX:
+                    del self._readers[next(iter(self._readers))]
             except (UnknownSchema, NotAllowed, CannotDecode, InvalidArgument) as error:
                 if len(self._unknown) >= UNKNOWN_MAX:
                     self._unknown.clear()
