@@ -67,6 +67,20 @@ def odd_arena(fleet: PushFleet) -> None:
     fleet.pushing.hello.slots += 1
 
 
+async def test_a_broker_whose_memory_comes_with_its_greeting_need_not_say_who_it_is(
+    fleet: PushFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If that failed, nobody would close the descriptor of the memory."""
+
+    def gone(_: Any) -> int:
+        raise OSError(errno.ENOTCONN, "not connected")
+
+    monkeypatch.setattr(push_connect, "peer_user", gone)
+    channel = await push_connect.connect(fleet.info.push_unix_path, timeout_s=WAIT_S)
+    assert channel.broker_id == 1
+    await channel.close()
+
+
 @pytest.mark.parametrize(
     ("obstacle", "text"),
     [

@@ -48,7 +48,7 @@ async def connect(
     except OSError as error:
         raise Unavailable(f"cannot connect to {path}: {reason_of(error)}", address=path) from error
     try:
-        memory = _map(hello, fd, peer_user(sock))
+        memory = _map(hello, fd, sock)
         _, channel = await asyncio.get_running_loop().create_unix_connection(
             lambda: PushChannel(hello, memory, decoder, path, return_delay_s), sock=sock
         )
@@ -153,15 +153,17 @@ def _resolve(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-def _map(hello: push_pb2.PushHello, fd: int | None, broker_user: int) -> memoryview:
-    """Map the broker's memory. Closes the descriptor; without one, opens the file, which the broker's user must own.
+def _map(hello: push_pb2.PushHello, fd: int | None, sock: socket.socket) -> memoryview:
+    """Map the memory of the broker at the other end of `sock`.
+
+    Closes the descriptor; without one, opens the file, which the broker's user must own.
 
     Raises `InvalidArgument` and `ProtocolError`.
     """
     path = hello.arena_path
     try:
         if fd is None:
-            fd = open_own(Path(path), user=broker_user)
+            fd = open_own(Path(path), user=peer_user(sock))
         try:
             memory = memoryview(mmap.mmap(fd, hello.arena_bytes, prot=mmap.PROT_READ))
         finally:
