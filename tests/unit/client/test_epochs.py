@@ -14,6 +14,8 @@ import pytest
 
 from kera.client.chunk_batch import ChunkBatch, PushedSlot
 from kera.client.cluster.fetch import Fetched, Wanted
+from kera.client.epochs import beginning as beginnings
+from kera.client.epochs.beginning import Beginning
 from kera.client.epochs.entry_reader import EntryReader
 from kera.client.epochs.epoch import Epoch, in_order
 from kera.client.epochs.marks import Marker, epoch_of, parts
@@ -330,3 +332,41 @@ async def test_who_is_closed_while_it_starts_reads_nothing() -> None:
     go_on.set()
     with pytest.raises(ClosedError):
         await starting
+
+
+class Removing:
+    """A cluster in which each look finds that records up to the next of these times are removed, and then the last."""
+
+    def __init__(self, *times_us: int) -> None:
+        self._times_us = times_us
+        self.looks = 0
+
+    async def bounds(self, *_: object, **__: object) -> dict[int, list[EntryBounds]]:
+        removed_us = self._times_us[min(self.looks, len(self._times_us) - 1)]
+        self.looks += 1
+        there = Position(1, 1, self.looks)
+        return {0: [EntryBounds(there, there, self.looks, 1000, 0, watermark_us=99, removed_watermark_us=removed_us)]}
+
+
+async def nowhere(*_: object) -> dict[int, list[Any]]:
+    return {}
+
+
+def beginning(cluster: Any, start: Any) -> Beginning:
+    return Beginning(cluster, [STREAM], ConsumerSettings(), start, epoch_us=10)
+
+
+async def test_a_start_is_found_while_earlier_records_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beginnings, "positions_at", nowhere)
+    cluster = Removing(*range(80))
+    found = await beginning(cluster, 5).find()
+    assert (found.first, cluster.looks) == (5, 2)
+    cluster = Removing(5, 15, 16)
+    found = await beginning(cluster, "earliest").find()
+    assert (found.first, cluster.looks) == (2, 3), "what came later is of the same epoch"
+
+
+async def test_a_start_that_is_always_removed_is_not_looked_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beginnings, "positions_at", nowhere)
+    with pytest.raises(DataLost, match="start with 'latest'"):
+        await beginning(Removing(*range(0, 10_000, 10)), "earliest").find()

@@ -21,6 +21,10 @@ Starts: TypeAlias = Mapping[tuple[int, int], Position]
 """Positions in a stream, by streamlet and entry."""
 
 
+LOOKS_MAX = 100
+"""Maximum number of looks for a beginning, while records are removed."""
+
+
 class Found(NamedTuple):
     """The beginning of a reader."""
 
@@ -54,15 +58,19 @@ class Beginning:
         """Find the beginning. Raises `DataLost` if records of the first epoch were removed."""
         bounds = await self._bounds()
         committed = await self._committed()
-        while True:
+        for _ in range(LOOKS_MAX):
             first = None if committed else self._first_epoch(bounds)
             starts = committed or {
                 stream.stream_id: await self._starts(stream, bounds[stream.stream_id], first)
                 for stream in self._streams
             }
             before, bounds = bounds, await self._bounds()
-            if first is None or _beginnings(before) == _beginnings(bounds):
-                return Found(bounds, starts, first, bool(committed))  # else records were removed meanwhile: try again
+            if first is None or _beginnings(before) == _beginnings(bounds) or self._is_whole(first, bounds):
+                return Found(bounds, starts, first, bool(committed))
+        raise DataLost(
+            f"records of {self._names()} are removed faster than a start is found: start with 'latest', or keep the"
+            " records for longer"
+        )
 
     async def _bounds(self) -> Bounds:
         return {stream.stream_id: await self._cluster.bounds(stream.name, promise=True) for stream in self._streams}
@@ -81,9 +89,8 @@ class Beginning:
         whole = self._first_whole(bounds)
         if isinstance(self._start_at, int):
             if whole is not None and self._start_at < whole:
-                names = ", ".join(stream.name for stream in self._streams)
                 raise DataLost(
-                    f"retention or truncation removed records of {names} before epoch {whole}, and the start"
+                    f"retention or truncation removed records of {self._names()} before epoch {whole}, and the start"
                     f" {self._start_at} is earlier: start at {whole}, or with 'earliest'",
                     epoch=self._start_at,
                     first_whole=whole,
@@ -93,6 +100,14 @@ class Beginning:
             opened = open_now(bounds, self._epoch_us)
             return opened if whole is None else max(opened, whole)
         return whole
+
+    def _is_whole(self, epoch: int, bounds: Bounds) -> bool:
+        """Return whether no records of an epoch or later ones were removed."""
+        whole = self._first_whole(bounds)
+        return whole is None or whole <= epoch
+
+    def _names(self) -> str:
+        return ", ".join(stream.name for stream in self._streams)
 
     def _first_whole(self, bounds: Bounds) -> int | None:
         """Return the first epoch without removed records; None: no records were removed."""
