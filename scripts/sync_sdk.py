@@ -57,7 +57,7 @@ def face_of(name: str, module: str, attribute: str) -> str:
     }
     imports = [*_imports(tree, used, source), f"from {source} import {name} as Async{name}"]
     head = (ast.get_docstring(of) or "").splitlines()[0]
-    text = f'''"""`kera.client.{name}` for those who write no asyncio. Written by ``python -m scripts.sync_sdk``."""
+    text = f'''"""`kera.client.{name}` without asyncio: calls wait for their results. Made by `scripts.sync_sdk`."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ from kera.client.sync.loop_thread import LoopThread
 class {name}:
     """{head.partition(" Get it as")[0]} Get it as `Client.{attribute}`.
 
-    What each method promises and raises is in `kera.client.{name}`.
+    Its methods do the same as those of `kera.client.{name}`; the docstrings there name the errors.
     """
 
     def __init__(self, thread: LoopThread, {attribute}: Async{name}) -> None:

@@ -1,4 +1,4 @@
-"""`kera.client.Access` for those who write no asyncio. Written by ``python -m scripts.sync_sdk``."""
+"""`kera.client.Access` without asyncio: calls wait for their results. Made by `scripts.sync_sdk`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kera.client.sync.loop_thread import LoopThread
 class Access:
     """Users, rules and tokens. Get it as `Client.access`.
 
-    What each method promises and raises is in `kera.client.Access`.
+    Its methods do the same as those of `kera.client.Access`; the docstrings there name the errors.
     """
 
     def __init__(self, thread: LoopThread, access: AsyncAccess) -> None:

@@ -1,4 +1,4 @@
-"""`kera.client.Admin` for those who write no asyncio. Written by ``python -m scripts.sync_sdk``."""
+"""`kera.client.Admin` without asyncio: calls wait for their results. Made by `scripts.sync_sdk`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kera.core.push import DEFAULT_DOMAIN
 class Admin:
     """Creates, lists, describes, alters, truncates and deletes streams. Get it as `Client.admin`.
 
-    What each method promises and raises is in `kera.client.Admin`.
+    Its methods do the same as those of `kera.client.Admin`; the docstrings there name the errors.
     """
 
     def __init__(self, thread: LoopThread, admin: AsyncAdmin) -> None:

@@ -1,4 +1,4 @@
-"""`kera.client.Latency` for those who write no asyncio. Written by ``python -m scripts.sync_sdk``."""
+"""`kera.client.Latency` without asyncio: calls wait for their results. Made by `scripts.sync_sdk`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kera.client.sync.loop_thread import LoopThread
 class Latency:
     """Latency constraints. Get it as `Client.latency`.
 
-    What each method promises and raises is in `kera.client.Latency`.
+    Its methods do the same as those of `kera.client.Latency`; the docstrings there name the errors.
     """
 
     def __init__(self, thread: LoopThread, latency: AsyncLatency) -> None:

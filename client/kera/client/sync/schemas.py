@@ -1,4 +1,4 @@
-"""`kera.client.SchemaRegistry` for those who write no asyncio. Written by ``python -m scripts.sync_sdk``."""
+"""`kera.client.SchemaRegistry` without asyncio: calls wait for their results. Made by `scripts.sync_sdk`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kera.core.schemas import Compatibility, SchemaType
 class SchemaRegistry:
     """Schemas of values, and the rules for their changes. Get it as `Client.schemas`.
 
-    What each method promises and raises is in `kera.client.SchemaRegistry`.
+    Its methods do the same as those of `kera.client.SchemaRegistry`; the docstrings there name the errors.
     """
 
     def __init__(self, thread: LoopThread, schemas: AsyncSchemaRegistry) -> None:
