@@ -6,7 +6,7 @@ import pytest
 
 from kera.console import limits
 from kera.console.watching.cached import Cached
-from kera.core.errors import NotAllowed, Unavailable
+from kera.core.errors import ClosedError, NotAllowed, Unavailable
 
 
 class Source:
@@ -63,6 +63,42 @@ async def test_after_a_change_nobody_is_shown_what_was_before() -> None:
     source.cached.forget()  # while it was asked for
     source.open.set()
     assert await source.cached.get() == 3
+
+
+async def test_a_change_while_somebody_waits_for_an_answer_makes_them_wait_for_the_next() -> None:
+    source = Source()
+    source.open.clear()
+    waiting = [asyncio.ensure_future(source.cached.get()) for _ in range(2)]
+    while not source.asked:
+        await asyncio.sleep(0)
+    source.cached.forget()
+    source.open.set()
+    assert await asyncio.gather(*waiting) == [2, 2]
+
+
+async def test_who_waits_for_an_answer_when_the_session_ends_is_told() -> None:
+    source = Source()
+    source.open.clear()
+    waiting = asyncio.ensure_future(source.cached.get())
+    while not source.asked:
+        await asyncio.sleep(0)
+    await source.cached.close()
+    with pytest.raises(ClosedError, match="load the page again"):
+        await waiting
+    with pytest.raises(ClosedError):
+        await source.cached.get()
+
+
+async def test_a_caller_that_gives_up_leaves_the_answer_to_others() -> None:
+    source = Source()
+    source.open.clear()
+    first, second = (asyncio.ensure_future(source.cached.get()) for _ in range(2))
+    while not source.asked:
+        await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.wait([first])
+    source.open.set()
+    assert await second == 1
 
 
 async def test_errors_are_not_kept_but_a_refusal_is_for_a_while() -> None:

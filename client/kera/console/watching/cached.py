@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
 from kera.console import limits
-from kera.core.errors import NotAllowed
+from kera.core.errors import ClosedError, NotAllowed
 
 T = TypeVar("T")
 _REST = 20
@@ -42,20 +42,26 @@ class Cached(Generic[T]):
         self._refused_s = 0.0
         """Time of the last refusal."""
         self._asking: asyncio.Task[T] | None = None
+        self._closed = False
 
     async def get(self) -> T:
-        """Return the result. Raises the errors of `ask`."""
-        age_s = float("inf") if self._at_s is None else self._now_s() - self._at_s
-        if age_s < max(self._fresh_s, _REST * self._took_s):
-            return self._value  # type: ignore[return-value]  # there was an answer
-        if self._refused is not None and self._now_s() - self._refused_s < limits.REFUSAL_S:
-            raise self._refused
-        if self._asking is None:
-            self._asking = asyncio.ensure_future(self._refresh())
-            self._asking.add_done_callback(self._done)
-        if age_s < max(self._stale_s, 2 * _REST * self._took_s):
-            return self._value  # type: ignore[return-value]
-        return await asyncio.shield(self._asking)
+        """Return the result. Raises the errors of `ask`, and `ClosedError`."""
+        while not self._closed:
+            age_s = float("inf") if self._at_s is None else self._now_s() - self._at_s
+            if age_s < max(self._fresh_s, _REST * self._took_s):
+                return self._value  # type: ignore[return-value]  # there was an answer
+            if self._refused is not None and self._now_s() - self._refused_s < limits.REFUSAL_S:
+                raise self._refused
+            if self._asking is None:
+                self._asking = asyncio.ensure_future(self._refresh())
+                self._asking.add_done_callback(self._done)
+            if age_s < max(self._stale_s, 2 * _REST * self._took_s):
+                return self._value  # type: ignore[return-value]
+            asking = self._asking
+            await asyncio.wait([asking])  # leaves it to other callers if this one is cancelled
+            if not asking.cancelled():  # otherwise `forget` or `close` has cancelled it
+                return asking.result()
+        raise ClosedError("this session has ended: load the page again")
 
     async def soon(self, patience_s: float) -> T | None:
         """Return the result, or None if there is none within `patience_s`. Raises the errors of `ask`."""
@@ -73,7 +79,8 @@ class Cached(Generic[T]):
             self._asking = None
 
     async def close(self) -> None:
-        """Stop asking."""
+        """Stop asking. Callers that wait for a result get `ClosedError`."""
+        self._closed = True
         asking = self._asking
         if asking is not None:
             asking.cancel()
