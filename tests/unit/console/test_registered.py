@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kera.client import RegisteredSchema
-from kera.console.browsing.registered import ASKED_MAX, Registered, readable
+from kera.console.browsing.registered import ASKED_MAX, UNKNOWN_S, Registered, readable
 from kera.core.errors import NotAllowed, UnknownSchema
 from kera.core.schemas import SchemaType
 from kera.core.schemas.framing import frame, message_path_to_bytes
@@ -135,6 +135,21 @@ async def test_a_schema_is_asked_for_once_and_so_many_for_a_page() -> None:
     assert len(registry.asked) == ASKED_MAX
     await reader.look_up(values[:ASKED_MAX])
     assert len(registry.asked) == ASKED_MAX
+
+
+async def test_a_schema_that_is_registered_later_is_found_after_a_while() -> None:
+    now_s = 0.0
+    registry = Registry()
+    reader = Registered(registry, now_s=lambda: now_s)  # type: ignore[arg-type]
+    value = frame(1, avro(ORDER))
+    await reader.look_up([value])
+    registry.schemas[1] = ALL[0]
+    now_s = UNKNOWN_S - 1
+    await reader.look_up([value])
+    assert (registry.asked, reader.schema_of(value)) == ([1], None)
+    now_s = UNKNOWN_S
+    await reader.look_up([value])
+    assert (registry.asked, reader.schema_of(value)) == ([1, 1], ALL[0])
 
 
 async def test_a_schema_by_which_nothing_can_be_read_keeps_no_others_from_being_shown() -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from google.protobuf import json_format, message_factory
 from google.protobuf.descriptor import Descriptor
@@ -29,32 +30,41 @@ from kera.core.schemas.framing import split_message_path, unframe
 ASKED_MAX = 16
 """Maximum number of schemas that are looked up for a page."""
 REMEMBERED_MAX = 256
+UNKNOWN_S = 30.0
+"""How long the registry is not asked again for a schema that it does not have."""
 _ANYWHERE = Context("", "value")
 
+T = TypeVar("T")
 Read = Callable[[bytes], Any]
 
 
 class Registered:
     """The schemas of one cluster that the user may see."""
 
-    def __init__(self, schemas: SchemaRegistry) -> None:
-        self._schemas = schemas
+    def __init__(self, schemas: SchemaRegistry, *, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._schemas, self._now_s = schemas, now_s
         self._known: OrderedDict[int, tuple[RegisteredSchema, Read] | None] = OrderedDict()
-        """The schemas by id; None: there is no such schema, or it cannot decode values."""
+        """The schemas by id; None: the schema cannot decode values."""
+        self._missed_s: OrderedDict[int, float] = OrderedDict()
+        """When the registry had no schema with an id, which it may get later."""
 
     async def look_up(self, values: Iterable[bytes | None], asked_max: int = ASKED_MAX) -> int:
         """Look up the schemas that these values name, at most `asked_max` of them.
 
         Return how many schemas the registry was asked for; if the registry fails, `asked_max`.
         """
-        unknown = {schema_id for value in values if (schema_id := _named(value))} - self._known.keys()
-        wanted = sorted(unknown)[:asked_max]
+        while self._missed_s and self._now_s() - next(iter(self._missed_s.values())) >= UNKNOWN_S:
+            self._missed_s.popitem(last=False)
+        named = {schema_id for value in values if (schema_id := _named(value))}
+        wanted = sorted(named - self._known.keys() - self._missed_s.keys())[:asked_max]
         for schema_id in wanted:
             try:
                 schema = await self._schemas.by_id(schema_id)
-                self._remember(schema_id, (schema, reader_of(schema)))
-            except (UnknownSchema, InvalidArgument, CannotDecode):
-                self._remember(schema_id, None)
+                _remember(self._known, schema_id, (schema, reader_of(schema)))
+            except UnknownSchema:
+                _remember(self._missed_s, schema_id, self._now_s())
+            except (InvalidArgument, CannotDecode):
+                _remember(self._known, schema_id, None)
             except KeraError:
                 return asked_max  # the records are shown without their schemas
         return len(wanted)
@@ -90,10 +100,13 @@ class Registered:
         known = self._known.get(_named(value))
         return None if known is None else known[0]
 
-    def _remember(self, schema_id: int, known: tuple[RegisteredSchema, Read] | None) -> None:
-        self._known[schema_id] = known
-        while len(self._known) > REMEMBERED_MAX:
-            self._known.popitem(last=False)
+
+def _remember(remembered: OrderedDict[int, T], schema_id: int, what: T) -> None:
+    """Add the newest of a bounded number of things."""
+    remembered[schema_id] = what
+    remembered.move_to_end(schema_id)
+    while len(remembered) > REMEMBERED_MAX:
+        remembered.popitem(last=False)
 
 
 def _named(value: bytes | None) -> int:
