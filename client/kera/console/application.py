@@ -153,9 +153,9 @@ class _Endpoints:
                 return _problem_page(visit, problem_of(error))
             # Security was turned on meanwhile, or the user's credentials are no longer valid.
             if self._house.secured:
-                await self._house.sign_out(visit.request.cookies.get(self._session_cookie, ""))
+                self._house.sign_out(visit.request.cookies.get(self._session_cookie, ""))
             else:
-                await self._house.has_become_secured()
+                self._house.has_become_secured()
             return _to_sign_in(visit.request)
         except KeraError as error:
             return _problem_page(visit, problem_of(error, changes=visit.request.method == "POST"))

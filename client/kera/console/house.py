@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from pydantic import SecretStr
@@ -57,6 +57,8 @@ class House:
         self._shared: View | None = None
         self._signing_in = 0
         self._expiring: asyncio.Task[None] | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+        """The tasks that close views whose sessions have ended."""
 
     async def open(self) -> None:
         """Connect, and find out whether the cluster requires authentication. Raises `KeraError`."""
@@ -81,9 +83,10 @@ class House:
             self._expiring.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._expiring
-        await self._close(self.sessions.end_all())
+        self._close_soon(each.view for each in self.sessions.end_all())
         if self._shared is not None:
-            await self._shared.close()
+            self._close_soon([self._shared])
+        await asyncio.gather(*self._closing, return_exceptions=True)
 
     def view_of(self, token: str, *, used: bool = True) -> tuple[View | None, str]:
         """Return the view of a browser with this session, and its user; None: it has to sign in.
@@ -95,12 +98,12 @@ class House:
         session = self.sessions.find(token, used=used) if token else None
         return (None, "") if session is None else (session.view, session.user)
 
-    async def has_become_secured(self) -> None:
+    def has_become_secured(self) -> None:
         """Require users to sign in from now on, because security was turned on while the console runs."""
         self.secured = True
         if self._shared is not None:
             shared, self._shared = self._shared, None
-            await shared.close()
+            self._close_soon([shared])
 
     async def sign_in(self, user: str, password: str) -> Session[View]:
         """Begin a session. Raises `AuthenticationFailed`, `Refused`, and errors of reaching the cluster."""
@@ -119,15 +122,19 @@ class House:
                 raise
         finally:
             self._signing_in -= 1
-        await view.start(limits.SIGN_IN_WARM_UP_S)
-        await self._close(ended)
+        self._close_soon(each.view for each in ended)
+        try:
+            await view.start(limits.SIGN_IN_WARM_UP_S)
+        except BaseException:  # the browser does not get this session's token
+            self.sign_out(session.token)
+            raise
         return session
 
-    async def sign_out(self, token: str) -> None:
+    def sign_out(self, token: str) -> None:
         """End a session."""
         session = self.sessions.end(token)
         if session is not None:
-            await self._close([session])
+            self._close_soon([session.view])
 
     async def _connect(self, settings: ClientSettings, user: str = "") -> View:
         client = await Client.connect(self._cluster.bootstrap, settings)
@@ -136,8 +143,11 @@ class House:
     async def _expire(self) -> None:
         while True:
             await asyncio.sleep(EXPIRY_INTERVAL_S)
-            await self._close(self.sessions.expire())
+            self._close_soon(each.view for each in self.sessions.expire())
 
-    @staticmethod
-    async def _close(sessions: list[Session[View]]) -> None:
-        await asyncio.gather(*(each.view.close() for each in sessions), return_exceptions=True)
+    def _close_soon(self, views: Iterable[View]) -> None:
+        """Close views in tasks of their own, because the task that has ended their sessions may be cancelled."""
+        for view in views:
+            task = asyncio.ensure_future(view.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)

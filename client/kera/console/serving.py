@@ -34,8 +34,8 @@ async def serve(settings: ConsoleSettings, cluster: Cluster, *, ready: Callable[
     settings.check()
     tls = settings.tls()
     house = House(cluster, admin=settings.admin, encrypted=settings.encrypted)
-    await house.open()
     try:
+        await house.open()
         settings.check_reach(secured=house.secured)
         listener = await _listen(settings)
         try:

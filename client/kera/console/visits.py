@@ -93,10 +93,10 @@ class Visit:
         """Answer with a redirect to another page, after a change."""
         return RedirectResponse(address, 303)
 
-    async def leave(self) -> None:
+    def leave(self) -> None:
         """End the user's session, if there is one."""
         if self.user:
-            await self.house.sign_out(self._cookie)
+            self.house.sign_out(self._cookie)
 
     async def form(self) -> Parameters:
         """Read the submitted form, and check that it is one of ours. Raises `Refused`, `InvalidArgument`."""

@@ -1,5 +1,6 @@
 """Who signs in, what a session is good for, and when it ends. A fake cluster stands in for one with security on."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -52,7 +53,7 @@ async def house(cluster: FakeCluster, clock: Clock, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(limits, "SIGN_IN_WARM_UP_S", 0.01)
     made = House(Cluster(cluster.bootstrap, cluster.settings(), all_is_well), admin=True, encrypted=False, now_s=clock)
     await made.open()
-    await made.has_become_secured()
+    made.has_become_secured()
     yield made
     await made.close()
 
@@ -183,6 +184,35 @@ async def test_when_there_are_too_many_sessions_others_wait(
     is_clear(await sign_in(browser, "eve"), 503, "Too many people are signed in")
     monkeypatch.setattr(limits, "SIGN_INS_MAX", 0)
     is_clear(await sign_in(browser, "ada"), 503, "Too many people sign in now")
+
+
+async def test_a_sign_in_that_is_given_up_leaves_no_connection(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[View] = []
+    close = View.close
+
+    async def noted(view: View) -> None:
+        await close(view)
+        closed.append(view)
+
+    monkeypatch.setattr(View, "close", noted)
+    house.sessions._per_user_max = 1
+    first = await house.sign_in("ada", PASSWORDS["ada"])
+    waiting = asyncio.Event()
+
+    async def start(*_: object) -> None:
+        waiting.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(View, "start", start)
+    second = asyncio.ensure_future(house.sign_in("ada", PASSWORDS["ada"]))
+    await waiting.wait()
+    second.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    assert len(house.sessions) == 0
+    await asyncio.gather(*house._closing)
+    assert len(closed) == 2
+    assert first.view in closed
 
 
 async def test_rights_that_end_with_a_password_that_changed_end_the_session(

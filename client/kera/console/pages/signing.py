@@ -46,7 +46,7 @@ async def sign_in(visit: Visit) -> Response:
 async def sign_out(visit: Visit) -> Response:
     """End the user's session."""
     await visit.form()
-    await visit.leave()
+    visit.leave()
     return visit.go("/sign-in" if visit.house.secured else "/")
 
 
