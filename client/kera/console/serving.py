@@ -66,9 +66,11 @@ async def serve(settings: ConsoleSettings, cluster: Cluster, *, ready: Callable[
 
 async def _run(server: _Server, listener: socket.socket, started: Callable[[], None]) -> None:
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+    serving.add_done_callback(lambda _: server.begun.set())  # ends the wait if the server cannot start
     try:
         await server.begun.wait()
-        started()
+        if not serving.done():
+            started()
         await asyncio.shield(serving)
     finally:
         server.should_exit = True

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import uvicorn
 from uvicorn.protocols.http.h11_impl import RequestResponseCycle
 
 from kera.client.testing import FakeCluster
@@ -55,6 +56,21 @@ async def exchange(port: int, *parts: bytes) -> bytes:
         return b""
     finally:
         writer.close()
+
+
+async def test_a_server_that_cannot_start_ends_with_its_error(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def startup(*_: object, **__: object) -> None:
+        raise OSError("no sockets are left")
+
+    monkeypatch.setattr(uvicorn.Server, "startup", startup)
+    told: list[str] = []
+    here = Cluster(cluster.bootstrap, cluster.settings(), all_is_well)
+    async with asyncio.timeout(LONG_S):
+        with pytest.raises(OSError, match="no sockets are left"):
+            await serving.serve(ConsoleSettings(port=0), here, ready=told.append)
+    assert told == []
 
 
 def request(method: str, address: str, *headers: str) -> bytes:
