@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import errno
+import fcntl
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -320,8 +321,9 @@ async def test_a_single_file_is_not_there_before_it_is_whole(tmp_path: Path) -> 
     await sink.open(given(ROWS.schema))
     await sink.put([Piece("0", 0, 1, ROWS)])
     assert not Path(path).exists()
-    with pytest.raises(CopyElsewhere, match="another process"):
-        await written(path, [ROWS])
+    for _ in range(2):
+        with pytest.raises(CopyElsewhere, match="another process"):
+            await written(path, [ROWS])
     await sink.finish(complete=False)
     await sink.close()
     assert names_in(tmp_path) == []
@@ -329,6 +331,36 @@ async def test_a_single_file_is_not_there_before_it_is_whole(tmp_path: Path) -> 
     await written(path, [ROWS])
     with pytest.raises(Refused, match="exists"):
         await written(path, [ROWS])
+
+
+async def test_a_lock_that_its_process_has_just_removed_is_taken_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock = fcntl.flock
+    removed: list[str] = []
+
+    def late(file: Any, how: int) -> None:
+        if not removed:
+            removed.append(file.name)
+            Path(file.name).unlink()
+        flock(file, how)
+
+    monkeypatch.setattr("kera.connect.files.sink.fcntl.flock", late)
+    sink = FilesSink(files(f"{tmp_path}/x.csv"))
+    await sink.open(given(ROWS.schema))
+    with pytest.raises(CopyElsewhere):
+        await written(f"{tmp_path}/x.csv", [ROWS])
+    await sink.close()
+
+
+async def test_a_file_that_another_copy_has_just_finished_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.csv"
+    monkeypatch.setattr("kera.connect.files.sink.fcntl.flock", lambda *_: path.write_text("whole"))
+    with pytest.raises(Refused, match="exists"):
+        await written(str(path), [ROWS])
+    assert (path.read_text(), names_in(tmp_path)) == ("whole", ["x.csv"])
 
 
 async def test_a_directory_of_another_copy_or_of_a_person_is_left_alone(tmp_path: Path) -> None:
@@ -384,4 +416,23 @@ async def test_a_file_of_a_copy_that_follows_is_finished_when_it_is_old(
     await sink.put([Piece("0", 0, 1, ROWS)])
     while not Path(tmp_path, "out", "part-00000.jsonl").exists():
         await asyncio.sleep(0.01)
+    await sink.close()
+
+
+async def test_a_copy_whose_last_file_could_not_be_finished_does_not_end_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sinks, "FILE_S", -1.0)
+    sink = FilesSink(files(f"{tmp_path}/out/", "jsonl"))
+    await sink.open(given(ROWS.schema))
+    await sink.put([Piece("0", 0, 1, ROWS)])
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("kera.connect.files.sink.os.fsync", full)
+    await sink._worker.call(sink._commit_old)
+    monkeypatch.undo()
+    with pytest.raises(DiskFull):
+        await sink.finish(complete=True)
     await sink.close()

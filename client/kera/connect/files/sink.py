@@ -102,6 +102,8 @@ class FilesSink:
         if self._target.exists():
             raise Refused(f"{self._target} exists: remove it, or write another one")
         self._take_lock(self._temporary.with_suffix(".lock"))
+        if self._target.exists():  # another process has finished it before the lock was free
+            raise Refused(f"{self._target} exists: remove it, or write another one")
 
     def _open_directory(self) -> None:
         self._directory.mkdir(exist_ok=True)
@@ -151,11 +153,17 @@ class FilesSink:
                 self._sync_directory()
 
     def _take_lock(self, path: Path) -> None:
-        self._lock = path.open("w")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise CopyElsewhere(f"another process copies into {self._target}") from error
+        while self._lock is None:
+            with contextlib.ExitStack() as unless_taken:
+                lock = unless_taken.enter_context(path.open("w"))
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError as error:
+                    raise CopyElsewhere(f"another process copies into {self._target}") from error
+                with contextlib.suppress(FileNotFoundError):  # its process may just have removed the file
+                    if os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+                        unless_taken.pop_all()
+                        self._lock = lock
 
     @property
     def _temporary(self) -> Path:
@@ -177,12 +185,11 @@ class FilesSink:
 
     async def put(self, pieces: Sequence[Piece]) -> Mapping[str, Place]:
         """See `Sink`. The rows go into a file that is not in the list yet."""
-        if self._failure is not None:
-            raise self._failure
         await self._worker.call(self._put, pieces)
         return self._counted
 
     def _put(self, pieces: Sequence[Piece]) -> None:
+        self._check()
         with self._translated():
             for piece in pieces:
                 if piece.rows.num_rows and self._writer is None:
@@ -245,18 +252,23 @@ class FilesSink:
 
     async def _finish_old(self) -> None:
         """Finish old files regularly, so that rows become visible even if only few arrive."""
-        while True:
+        while self._failure is None:
             await asyncio.sleep(1)
-            try:
-                await self._worker.call(self._commit_old)
-            except Exception as error:  # noqa: BLE001 - the next write raises it
-                self._failure = error
-                return
+            await self._worker.call(self._commit_old)
 
     def _commit_old(self) -> None:
-        if self._writer is not None and self._rows and time.monotonic() - self._begun_s > FILE_S:
+        if self._writer is None or not self._rows or time.monotonic() - self._begun_s <= FILE_S:
+            return
+        try:
             with self._translated():
                 self._commit()
+        except Exception as error:  # noqa: BLE001 - the next write, or the end of the copy, raises it
+            self._failure = error
+
+    def _check(self) -> None:
+        """Raise the error with which an old file could not be finished."""
+        if self._failure is not None:
+            raise self._failure
 
     async def finish(self, *, complete: bool) -> Mapping[str, Place]:
         """See `Sink`. A single file appears only when it is complete."""
@@ -265,6 +277,7 @@ class FilesSink:
         return self._counted
 
     def _finish(self) -> None:
+        self._check()
         with self._translated():
             if not self._whole:
                 self._commit()
