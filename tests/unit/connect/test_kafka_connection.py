@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
 import confluent_kafka
 import pytest
 
+from kera.connect.errors import Unreachable
 from kera.connect.kafka.connection import admin_of, settings_of
+from kera.connect.kafka.source import TopicSource
 
 
 def test_an_admin_client_writes_nothing_to_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
@@ -16,3 +23,55 @@ def test_an_admin_client_writes_nothing_to_standard_error(capfd: pytest.CaptureF
     del admin
 
     assert capfd.readouterr().err == ""
+
+
+class Consumer:
+    """Polls for 10 s each time; the answers are given."""
+
+    def __init__(self, clock: Clock, answers: Iterable[int | None]) -> None:
+        self._clock, self._answers = clock, iter(answers)
+
+    def assign(self, _: object) -> None:
+        pass
+
+    def consume(self, *_: object) -> list[Any]:
+        self._clock.now_s += 10
+        answer = next(self._answers)
+        if answer is None:
+            return []
+        error = confluent_kafka.KafkaError(answer)
+        return [SimpleNamespace(partition=lambda: -1, offset=lambda: None, error=lambda: error)]
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.mark.parametrize("answer", [None, confluent_kafka.KafkaError._ALL_BROKERS_DOWN])
+def test_a_copy_to_the_present_end_ends_when_no_broker_answers(
+    answer: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr("kera.connect.kafka.source.time.monotonic", clock)
+    source = TopicSource("127.0.0.1:1", "t", "copy", {}, follow=False)
+    source._consumer = Consumer(clock, itertools.repeat(answer))
+
+    with pytest.raises(Unreachable, match="has sent nothing for 60 s"):
+        list(source._messages({0: 0}, {0: 5}))
+    assert clock.now_s == 70
+
+
+def test_a_target_that_is_slow_is_no_silence_of_the_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr("kera.connect.kafka.source.time.monotonic", clock)
+    source = TopicSource("127.0.0.1:1", "t", "copy", {}, follow=False)
+    end_of_partition = confluent_kafka.KafkaError._PARTITION_EOF
+    source._consumer = Consumer(clock, [end_of_partition, None, None, None])
+
+    messages = source._messages({0: 0}, {0: 5})
+    for _ in range(3):
+        next(messages)
+        clock.now_s += 1000

@@ -163,21 +163,25 @@ class TopicSource:
             self._consumer.assign([kafka.TopicPartition(self._topic, number, starts[number]) for number in reading])
         patience = _Patience(self.shown)
         while reading:
+            begun_s = time.monotonic()
             with translated(self.shown):
                 found = self._consumer.consume(MESSAGES_MAX, POLL_S)
-            patience.heard(bool(found), forever=None in ends.values())
+            waited_s, heard = time.monotonic() - begun_s, False
             self._look_for_more(None in ends.values())
             by_partition: dict[int, list[Any]] = {}
             for message in found:
                 number = message.partition()
                 end = ends.get(number)
+                at_end = message.error() is not None and self._is_end(message.error())
+                heard = heard or at_end or message.error() is None
                 if message.error() is not None:
-                    if self._is_end(message.error()) and end is not None:
+                    if at_end and end is not None:
                         reading.discard(number)  # only marks of transactions are left
                 elif end is None or message.offset() < end:
                     by_partition.setdefault(number, []).append(message)
                 if end is not None and message.offset() is not None and message.offset() >= end - 1:
                     reading.discard(number)
+            patience.waited(waited_s, heard=heard, forever=None in ends.values())
             yield from by_partition.items() or [(0, [])]
 
     def _look_for_more(self, follows: bool) -> None:  # noqa: FBT001 - whether it does
@@ -253,18 +257,16 @@ class TopicSource:
 
 
 class _Patience:
-    """Measures how long no message has arrived."""
+    """Measures how long the copy has waited without a message from a broker."""
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._heard_s = time.monotonic()
+        self._silent_s = 0.0
 
-    def heard(self, anything: bool, *, forever: bool) -> None:  # noqa: FBT001 - what was heard
-        """Raise `Unreachable` if no message has arrived for too long, unless the copy waits `forever`."""
-        now_s = time.monotonic()
-        if anything:
-            self._heard_s = now_s
-        elif not forever and now_s - self._heard_s > SILENT_S:
+    def waited(self, seconds: float, *, heard: bool, forever: bool) -> None:
+        """Raise `Unreachable` if nothing was `heard` for too long, unless the copy waits `forever`."""
+        self._silent_s = 0.0 if heard else self._silent_s + seconds
+        if not forever and self._silent_s > SILENT_S:
             raise Unreachable(
                 f"{self._what}: Kafka has sent nothing for {SILENT_S:.0f} s, though there is more to read"
             )
