@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,8 @@ from kera.connect.planning.rounds import Round
 from kera.connect.records import is_default
 from kera.connect.streams.journal import producer_id
 from kera.connect.streams.sink import RoundWriter
-from kera.core.base.ids import EntryId
+from kera.connect.streams.source import StreamSource
+from kera.core.base.ids import EntryId, Position
 from kera.core.errors import InternalError, OutOfSequence, ProducerFenced
 from kera.core.format.schema import DEFAULT_SCHEMA
 
@@ -219,6 +221,51 @@ async def test_rows_that_may_be_gone_must_have_been_stored() -> None:
     chunks.stored.clear()
     with pytest.raises(SourceChanged):
         await again.settle([rows()], may_shrink=True)
+
+
+class Lossy:
+    """The client of a stream whose records 2 to 4 are lost."""
+
+    async def bounds(self, _: str) -> dict[int, list[Any]]:
+        return {0: [SimpleNamespace(start=(0, 0, 0), first_record=0, starts_behind_loss=False, lost=None)]}
+
+    def consumer(self, *_: object, **__: object) -> Any:
+        return self
+
+    async def __aenter__(self) -> Any:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def batches(self) -> AsyncIterator[Any]:
+        entry = EntryId(7, 0, 0)
+        for start, behind, first, batch in (
+            ((0, 0, 0), (0, 0, 9), 0, rows(b"a", b"b")),
+            ((0, 1, 0), (0, 1, 9), 5, rows(b"f")),
+        ):
+            header = SimpleNamespace(first_record=first)
+            yield SimpleNamespace(
+                batch=batch, header=header, start=Position(*start), next=Position(*behind), entry=entry
+            )
+
+
+async def test_a_copy_goes_on_behind_records_that_its_source_has_lost() -> None:
+    source = StreamSource(Lossy(), "s", follow=False, skip_lost=True)  # type: ignore[arg-type]
+    chunks, journal = Chunks(), Journal()
+    made = writer(chunks, journal)
+    await made.begin()
+
+    async for piece in source.read({}, 1):
+        await made.put([piece])
+
+    assert chunks.stored == [[b"a", b"b"], [b"f"]]
+    assert journal.rounds[-1].places == {"0/0": [0, 1, 9, 6]}
+    spans = [span for each in journal.rounds for span in each.spans]
+    assert [(span.start, span.end) for span in spans if not span.rows] == [([0, 0, 9, 2], [0, 1, 0, 5])]
+    (lost,) = await source.again([span for span in spans if not span.rows])
+    assert lost is not None, "they are not read again, because they are gone"
+    assert lost.num_rows == 0
 
 
 async def test_a_slice_that_is_cut_is_a_defect_and_nothing_goes_on() -> None:

@@ -91,8 +91,11 @@ class StreamSource:
                 async for chunk in consumer.batches():
                     part = part_of(chunk.entry.streamlet_id, chunk.entry.entry)
                     end = _behind(chunk)
-                    if self._skips and reached[part][:3] < [*chunk.start]:  # lost records are part of no piece
-                        reached[part] = [*chunk.start, chunk.header.first_record]
+                    if self._skips and reached[part][:3] < [*chunk.start]:  # lost records are a piece without rows
+                        start_of_chunk = [*chunk.start, chunk.header.first_record]
+                        rows = empty_batch(self.schema)
+                        yield Piece(part, reached[part], start_of_chunk, rows, chunk.entry.streamlet_id)
+                        reached[part] = start_of_chunk
                     yield Piece(part, reached[part], end, chunk.batch, chunk.entry.streamlet_id)
                     reached[part] = end
             except DataLost as error:
@@ -116,8 +119,8 @@ class StreamSource:
     async def again(self, spans: Sequence[Span]) -> list[pa.RecordBatch | None]:
         """See `Source`."""
         found: list[pa.RecordBatch | None] = []
-        for part, start, end, *_ in spans:
-            if start == end:  # the empty piece at the begin of the copy
+        for part, start, end, rows, *_ in spans:
+            if not rows:  # the piece at the begin of the copy, or lost records
                 found.append(empty_batch(self.schema))
                 continue
             streamlet, entry = (int(number) for number in part.split("/"))
