@@ -78,23 +78,22 @@ final class WriteConnection {
         head = null;
         header.clear();
         int kind = header.get(Frames.KIND_AT);
-        Outlet outlet = asked.remove(header.getLong(Frames.REQUEST_ID_AT));
+        long id = header.getLong(Frames.REQUEST_ID_AT);
+        Outlet outlet = asked.get(id); // it stays there until the fate of its chunk is known, for `abandon`
         if (kind == Frames.ERROR) {
             Wire.Failure failure = Wire.failure(message);
             if (outlet == null) {
                 throw new ProtocolException("refused by the peer: " + failure.message());
             }
+            asked.remove(id);
             return new Answer(outlet, new Wire.ChunkStatus(failure, 0, null, false));
         }
         if (kind != Frames.REPLY || outlet == null) {
             throw new ProtocolException("peer sent a frame of kind " + kind + " and no reply");
         }
-        try {
-            return new Answer(outlet, Wire.writeResponse(message));
-        } catch (ProtocolException error) {
-            asked.put(-1L, outlet); // the fate of its chunk is unknown, so `abandon` must return it
-            throw error;
-        }
+        Wire.ChunkStatus status = Wire.writeResponse(message);
+        asked.remove(id);
+        return new Answer(outlet, status);
     }
 
     private boolean filled(ByteBuffer part, long deadline) throws IOException {
