@@ -17,7 +17,10 @@ import java.nio.channels.SocketChannel;
 import java.security.GeneralSecurityException;
 import java.util.ArrayDeque;
 import java.util.Deque;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.FutureTask;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
 
 import javax.net.ssl.SSLEngine;
 import javax.net.ssl.SSLException;
@@ -80,7 +83,7 @@ final class Link implements Pool.Idle {
         boolean silent;
         do {
             silent = false;
-            for (InetAddress each : InetAddress.getAllByName(host)) {
+            for (InetAddress each : resolved(host, address, deadline)) {
                 long attempt = Deadline.earlier(deadline, Deadline.afterMs(CONNECT_ATTEMPT_MS));
                 try {
                     SSLEngine engine = tls == null ? null : tls.engine(host, port);
@@ -95,6 +98,24 @@ final class Link implements Pool.Idle {
             }
         } while (silent && !Deadline.passed(deadline));
         throw failure;
+    }
+
+    /** The addresses of {@code host}. Another thread looks them up, because that can take long, and has no deadline. */
+    private static InetAddress[] resolved(String host, String address, long deadline) throws IOException {
+        FutureTask<InetAddress[]> task = new FutureTask<>(() -> InetAddress.getAllByName(host));
+        Thread thread = new Thread(task, "kera-resolver");
+        thread.setDaemon(true);
+        thread.start();
+        try {
+            return task.get(Deadline.leftNanos(deadline), TimeUnit.NANOSECONDS);
+        } catch (InterruptedException error) {
+            Thread.currentThread().interrupt();
+            throw new InterruptedIOException("interrupted while looking for " + host);
+        } catch (TimeoutException error) {
+            throw new IOException("cannot connect to " + address + ": its name was not resolved in time", error);
+        } catch (ExecutionException error) {
+            throw new IOException("cannot connect to " + address + ": no host of this name is known", error.getCause());
+        }
     }
 
     /**
