@@ -56,10 +56,10 @@ final class KeraColumnarReader implements PartitionReader<ColumnarBatch> {
         });
         this.piece = piece;
         this.wanted = wanted;
+        this.reader = new PieceReader(piece, service, !wanted.isEmpty());
         if (!wanted.isEmpty()) {
             columnsOf(piece.schemaId); // an unreadable schema is an error even if the piece has no chunk
         }
-        this.reader = new PieceReader(piece, service, !wanted.isEmpty());
     }
 
     private Columns columnsOf(int schemaId) {
