@@ -191,6 +191,42 @@ async def test_a_renewal_that_fails_is_tried_again_while_it_is_good(world: World
     assert await tokens.token(need("a"), "query") == text
 
 
+async def test_a_defect_does_not_end_the_renewals(world: World, tokens: Tokens) -> None:
+    text = await tokens.token(need("a"), "query")
+    world.error = ValueError("a defect")
+    await world.passes(3000)
+    world.error = None
+    await world.passes(60)
+
+    assert len(world.renewed) == 1
+    assert await tokens.token(need("a"), "query") == text
+
+
+async def test_one_that_is_issued_while_its_holder_ends_is_revoked(
+    world: World, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = asyncio.Event()
+    issue = world.issue_token
+
+    async def slowly(resources: Iterable[str], *, lifetime_ms: int) -> Token:
+        issued = await issue(resources, lifetime_ms=lifetime_ms)
+        await answers.wait()
+        return issued
+
+    await tokens.token(need("a"), "query")
+    monkeypatch.setattr(world, "issue_token", slowly)
+    while world.issued == 1:
+        await world.passes(60)
+    releasing = asyncio.ensure_future(tokens.release("query"))
+    await settled()
+    answers.set()
+    await releasing
+
+    assert sorted(world.revoked) == ["t1", "t2"]
+    await world.passes(24 * 3600)
+    assert world.issued == 2
+
+
 async def test_one_that_could_not_be_renewed_at_all_is_replaced_when_somebody_asks(
     world: World, tokens: Tokens
 ) -> None:
@@ -234,6 +270,21 @@ async def test_what_a_query_does_not_ask_for_any_more_is_not_renewed_but_good_fo
     await world.passes(50 * 60)
     assert not world.good_now(before)
     assert world.good_now(await tokens.token(need("a", "b"), "query"))
+
+
+async def test_a_cluster_that_could_not_be_reached_for_any_reason_is_tried_again(world: World) -> None:
+    errors: list[Exception] = [OSError("no such file"), Unavailable("away")]
+
+    async def connect(owner: Owner) -> Client:
+        if errors:
+            raise errors.pop()
+        return await world.connect(owner)
+
+    tokens = Tokens(connect, now_s=lambda: world.now_s, sleep=world.sleep)
+    for kind in (Unavailable, OSError):
+        with pytest.raises(kind):
+            await tokens.token(need("a"), "query")
+    assert await tokens.token(need("a"), "query")
 
 
 async def test_what_the_cluster_says_against_it_comes_out(world: World, tokens: Tokens) -> None:

@@ -137,8 +137,9 @@ class Tokens:
             connecting = self._clients[owner] = asyncio.ensure_future(self._connect(owner))
         try:
             return await asyncio.shield(connecting)
-        except KeraError:
-            self._clients.pop(owner, None)
+        except Exception:
+            if self._clients.get(owner) is connecting:
+                del self._clients[owner]
             raise
 
 
@@ -167,6 +168,8 @@ class _Kept:
         self._former: list[str] = []
         """Ids of the tokens that were replaced."""
         self._renewing: asyncio.Task[None] | None = None
+        self._pausing = False
+        """Whether `_renewing` waits for the time of the next renewal."""
 
     @property
     def shared(self) -> bool:
@@ -183,15 +186,18 @@ class _Kept:
                 await self._look()
             if not self._text:
                 await self._get(owners)
-            elif self._renewing is None:
-                self._renew_later()
+            if self._renewing is None:
+                self._renewing = asyncio.ensure_future(self._keep_good())
             return self._text
 
     def rest(self) -> None:
-        """Stop renewing the token, because no holder asks for it now."""
-        if self._renewing is not None:
+        """Stop renewing the token, because no holder asks for it now. A renewal that is under way goes on to its end.
+
+        Otherwise nobody would revoke the token that it gets.
+        """
+        if self._renewing is not None and self._pausing:
             self._renewing.cancel()
-            self._renewing = None
+        self._renewing = None
 
     async def revoke(self) -> None:
         """Stop renewing the token, and revoke it and those that it replaced, if they were issued here."""
@@ -239,28 +245,29 @@ class _Kept:
         self._text, self._token_id, self._own = text, token_id, not owners
         self._until_s, self._looked_s = sent_s + good_ms / 1000, sent_s
         self._lifetime_ms = good_ms
-        if self._renewing is None:
-            self._renew_later()
-
-    def _renew_later(self) -> None:
-        self._renewing = asyncio.ensure_future(self._keep_good())
 
     async def _keep_good(self) -> None:
         """Renew the token whenever half of its life has passed; give up when it ends."""
-        while True:
-            await self._sleep(max((self._until_s - self._now_s()) / 2, 0))
-            async with self._changing:
-                failed = await self._renewed()
-            while failed and self._now_s() < self._until_s:
-                left_s = self._until_s - self._now_s()
-                log.warning("token %s was not renewed, it is valid for %.0f s: %s", self._token_id, left_s, failed)
-                await self._sleep(min(left_s / 4 + 0.1, TRY_AGAIN_S))
-                async with self._changing:
-                    failed = await self._renewed()
+        renewing, failed = asyncio.current_task(), ""
+        while self._renewing is renewing:
+            left_s = max(self._until_s - self._now_s(), 0)
             if failed:
-                self._text = ""
-                self._renewing = None
-                return
+                log.warning("token %s was not renewed, it is valid for %.0f s: %s", self._token_id, left_s, failed)
+            await self._pause(min(left_s / 4 + 0.1, TRY_AGAIN_S) if failed else left_s / 2)
+            async with self._changing:
+                if self._renewing is not renewing:  # it has been told to rest meanwhile
+                    return
+                failed = await self._renewed()
+                if failed and self._now_s() >= self._until_s:
+                    self._text = ""
+                    self._renewing = None
+
+    async def _pause(self, seconds: float) -> None:
+        self._pausing = True
+        try:
+            await self._sleep(seconds)
+        finally:
+            self._pausing = False
 
     async def _renewed(self) -> str:
         """Renew the token, and return the problem if that fails; empty: it was renewed."""
@@ -275,4 +282,7 @@ class _Kept:
             return error.message
         except KeraError as error:
             return error.message
+        except Exception as error:  # a defect must not end the renewals
+            log.exception("token %s was not renewed", self._token_id)
+            return type(error).__name__
         return ""
