@@ -53,8 +53,8 @@ def read_as_spark(bootstrap: str) -> Callable[[dict[str, Any]], int]:
     options = {"kera.bootstrap.servers": bootstrap, "subscribe": "any"}
 
     def read(asked: dict[str, Any]) -> int:
-        portal = shared(parse_read_options(options).connection)
-        described: StreamDescription = portal.call(lambda client: client.describe(asked["stream"]))
+        with shared(parse_read_options(options).connection) as portal:
+            described: StreamDescription = portal.call(lambda client: client.describe(asked["stream"]))
         piece = Piece(
             stream=described.name,
             entry=EntryId(described.stream_id, 0, 0),

@@ -4,7 +4,7 @@ Spark's planner and its Python workers are synchronous processes that live acros
 tasks. A `Portal` is a connected client on an event loop in its own thread:
 
 * the client connects on first use, in the process that uses it: a portal is never pickled;
-* `shared` keeps one portal per `Connection` and process, so that the tasks of the next micro-batch reuse connections
+* `shared` lends one portal per `Connection` and process, so that the tasks of the next micro-batch reuse connections
   and metadata;
 * `iterate` fetches ahead, so that the network is busy while Spark processes the items that have arrived.
 
@@ -19,6 +19,7 @@ import functools
 import os
 import queue
 import threading
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -36,10 +37,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SHARED_IDLE_MAX = 16
-"""Maximum number of idle portals to keep, of other clusters or with earlier tokens."""
+"""Maximum number of portals to keep that nobody uses, of other clusters or with earlier tokens."""
 _shared: dict[tuple[int, Connection], Portal] = {}
 """The shared portals by process and connection, the most recently used one last."""
-_shared_lock = threading.Lock()
+_lent: Counter[Portal] = Counter()
+"""How many users each shared portal has now."""
+_shared_lock = threading.RLock()  # the garbage collector may end a use within another one
 
 
 class Portal:
@@ -50,8 +53,6 @@ class Portal:
         self._connection = connection
         self._retry_timeout_ms = retry_timeout_ms
         self._client: Client | None = None
-        self._under_way: set[Future[Any]] = set()
-        """Calls that have begun and not yet ended."""
         self._connecting: asyncio.Lock | None = None
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="kera-portal", daemon=True)
@@ -72,7 +73,7 @@ class Portal:
         async def run() -> T:
             return await work(await self._connected())
 
-        return functools.partial(_outcome, self._begun(asyncio.run_coroutine_threadsafe(run(), self._loop)))
+        return functools.partial(_outcome, asyncio.run_coroutine_threadsafe(run(), self._loop))
 
     def iterate(self, work: Callable[[Client], AsyncGenerator[T, None]], ahead: int) -> Iterator[T]:
         """Yield the items of `work`, and fetch up to `ahead` items in advance.
@@ -93,7 +94,7 @@ class Portal:
                 raise
             items.put((False, None))
 
-        future = self._begun(asyncio.run_coroutine_threadsafe(pump(), self._loop))
+        future = asyncio.run_coroutine_threadsafe(pump(), self._loop)
         try:
             while True:
                 is_item, value = items.get()
@@ -116,16 +117,6 @@ class Portal:
                 asyncio.run_coroutine_threadsafe(self._client.close(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-
-    @property
-    def idle(self) -> bool:
-        """Whether no call is under way."""
-        return not self._under_way
-
-    def _begun(self, future: Future[T]) -> Future[T]:
-        self._under_way.add(future)
-        future.add_done_callback(self._under_way.discard)
-        return future
 
     async def _connected(self) -> Client:
         if self._connecting is None:
@@ -178,17 +169,28 @@ def ca_of(settings: ClientSettings) -> str:
     return "" if settings.tls_ca is None else str(expanded(settings.tls_ca))
 
 
-def shared(connection: Connection) -> Portal:
-    """Return this process's portal for `connection`. It lives until the process ends, or until many others are used."""
+@contextlib.contextmanager
+def shared(connection: Connection) -> Iterator[Portal]:
+    """Lend this process's portal for `connection`.
+
+    It lives until the process ends, or until nobody uses it and many others were used since.
+    """
     key = (os.getpid(), connection)  # Spark forks its workers: a parent's portal has no thread here
     with _shared_lock:
         portal = _shared.pop(key, None)
-        idle = [known for known, other in _shared.items() if known[0] == key[0] and other.idle]
+        idle = [known for known, other in _shared.items() if known[0] == key[0] and not _lent[other]]
         left = [_shared.pop(known) for known in idle[: max(0, len(idle) - SHARED_IDLE_MAX + 1)]]
         _shared[key] = portal = portal or Portal(connection)
-    for other in left:
-        other.close()
-    return portal
+        _lent[portal] += 1
+    try:
+        for other in left:
+            other.close()
+        yield portal
+    finally:
+        with _shared_lock:
+            _lent[portal] -= 1
+            if not _lent[portal]:
+                del _lent[portal]
 
 
 def close_shared() -> None:

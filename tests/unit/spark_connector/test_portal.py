@@ -8,7 +8,7 @@ import pytest
 from kera.client import Client
 from kera.core.errors import InternalError, Unavailable, UnknownStream
 from kera.spark_connector.connection import Connection
-from kera.spark_connector.portal import Portal, shared
+from kera.spark_connector.portal import SHARED_IDLE_MAX, Portal, shared
 from tests.unit.spark_connector.fakes import FakeClient
 
 
@@ -110,5 +110,17 @@ def portal_threads() -> set[threading.Thread]:
 
 @pytest.mark.usefixtures("cluster")
 def test_a_process_shares_one_portal_per_address() -> None:
-    assert shared(Connection("h:1")) is shared(Connection("h:1"))
-    assert shared(Connection("h:1")) is not shared(Connection("h:2"))
+    with shared(Connection("h:1")) as first, shared(Connection("h:1")) as again, shared(Connection("h:2")) as other:
+        assert first is again
+        assert first is not other
+
+
+def test_a_portal_that_somebody_has_is_not_closed_for_others(cluster: FakeClient) -> None:
+    with shared(Connection("h:1")) as portal:
+        for number in range(SHARED_IDLE_MAX + 2):
+            with shared(Connection(f"other:{number}")) as other:
+                other.call(lambda client: client.describe("numbers"))
+        assert cluster.closed, "others are"
+        assert portal.call(lambda client: client.describe("numbers")).name == "numbers"
+        with shared(Connection("h:1")) as again:
+            assert again is portal

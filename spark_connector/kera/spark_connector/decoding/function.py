@@ -40,8 +40,8 @@ def from_kera(
     """
     if undecodable not in get_args(Undecodable):
         raise InvalidArgument(f"undecodable is {undecodable!r}, and takes fail or null", field="undecodable")
-    portal = shared(connection_of({name: str(value) for name, value in options.items()}))
-    found = portal.call(lambda client: fetch(client, subject))
+    with shared(connection_of({name: str(value) for name, value in options.items()})) as portal:
+        found = portal.call(lambda client: fetch(client, subject))
     if found.latest.schema_type is SchemaType.JSON:
         return _json(column, found, undecodable)
     if found.latest.schema_type is SchemaType.ARROW:

@@ -60,7 +60,8 @@ class KeraBatchReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Return at least one partition per entry with records, as the streams are now."""
-        pieces = shared(self._options.connection).call(lambda client: plan_batch(client, self._options, self._wanted))
+        with shared(self._options.connection) as portal:
+            pieces = portal.call(lambda client: plan_batch(client, self._options, self._wanted))
         connection = for_tasks(self._options.connection, {piece.stream for piece in pieces})
         return [KeraPartition(piece, connection) for piece in pieces]
 

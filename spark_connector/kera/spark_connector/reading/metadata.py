@@ -91,7 +91,8 @@ class KeraMetadataReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Return one partition, with all rows."""
         tell = _streams if self._kind == "streams" else _partitions
-        return [Rows(shared(self._options.connection).call(lambda client: tell(client, self._options)))]
+        with shared(self._options.connection) as portal:
+            return [Rows(portal.call(lambda client: tell(client, self._options)))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows."""

@@ -97,7 +97,8 @@ def _fetched(
     settings: dict[str, Any] = {"shared_memory": shared_memory}
     if _rows_are_chunks(options, piece):
         settings["joined_bytes_max"] = 0
-    return shared(connection).iterate(lambda client: _gathered(client, piece, settings, losses), BATCHES_AHEAD)
+    with shared(connection) as portal:
+        yield from portal.iterate(lambda client: _gathered(client, piece, settings, losses), BATCHES_AHEAD)
 
 
 def _rows_are_chunks(options: ReadOptions, piece: Piece) -> bool:

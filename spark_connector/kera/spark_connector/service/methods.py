@@ -117,7 +117,8 @@ class Service:
         async def plan(client: Any) -> list[dict[str, Any]]:
             return await as_json(client, await plan_batch(client, options, wanted, parallelism=parallelism), options)
 
-        pieces = shared(options.connection).call(plan)
+        with shared(options.connection) as portal:
+            pieces = portal.call(plan)
         tasks = for_tasks(options.connection, {piece["stream"] for piece in pieces})
         return {"pieces": pieces, "token": token_as_json(tasks)}
 
@@ -126,10 +127,11 @@ class Service:
         from kera.spark_connector.service.pieces import connection_from_json
         from kera.spark_connector.service.routing import Asked, Router
 
-        portal, asked = shared(connection_from_json(params)), Asked.of(params)
-        with self._lock:
-            router = self._routers.setdefault(portal, Router())
-        return portal.call(lambda client: router.route(client, asked))
+        asked = Asked.of(params)
+        with shared(connection_from_json(params)) as portal:
+            with self._lock:
+                router = self._routers.setdefault(portal, Router())
+            return portal.call(lambda client: router.route(client, asked))
 
     def _can_write(self, params: Params) -> dict[str, Any]:
         from kera.spark_connector.service.writes import can_write
@@ -155,18 +157,20 @@ class Service:
         from kera.spark_connector.service.pieces import connection_from_json
         from kera.spark_connector.service.writes import WriteRouter, failures_of
 
-        portal, failed = shared(connection_from_json(params)), failures_of(params)
+        failed = failures_of(params)
         writer, stream, stream_id = str(params["writer"]), str(params["stream"]), int(params["stream_id"])
-        with self._lock:
-            router = self._write_routers.setdefault(portal, WriteRouter())
-        return portal.call(lambda client: router.route(client, writer, stream, stream_id, failed))
+        with shared(connection_from_json(params)) as portal:
+            with self._lock:
+                router = self._write_routers.setdefault(portal, WriteRouter())
+            return portal.call(lambda client: router.route(client, writer, stream, stream_id, failed))
 
     def _stored_rows(self, params: Params) -> dict[str, Any]:
         from kera.spark_connector.portal import shared
         from kera.spark_connector.service.pieces import connection_from_json
         from kera.spark_connector.service.writes import stored_rows
 
-        return shared(connection_from_json(params)).call(lambda client: stored_rows(client, params))
+        with shared(connection_from_json(params)) as portal:
+            return portal.call(lambda client: stored_rows(client, params))
 
     # -- streams -----------------------------------------------------------------------------------------------
 

@@ -86,7 +86,8 @@ def open_write(
         options.check_batch(overwrite=overwrite)
     else:
         options.check_streaming(overwrite=overwrite)
-    stream = target_of(options, columns, shared(options.connection), case_sensitive=case_sensitive)
+    with shared(options.connection) as portal:
+        stream = target_of(options, columns, portal, case_sensitive=case_sensitive)
     obstacle = _obstacle(stream)
     if stream is None or obstacle is not None:
         raise InvalidArgument(
@@ -124,8 +125,8 @@ def can_write(given: Mapping[str, str], columns: StructType, *, case_sensitive: 
     """Return whether the columnar engine supports a write. False also for errors, which Python then reports."""
     try:
         options = parse_write_options(given)
-        portal = shared(options.connection)
-        return _obstacle(target_of(options, columns, portal, case_sensitive=case_sensitive)) is None
+        with shared(options.connection) as portal:
+            return _obstacle(target_of(options, columns, portal, case_sensitive=case_sensitive)) is None
     except KeraError:
         return False
 

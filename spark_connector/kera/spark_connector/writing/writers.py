@@ -160,7 +160,6 @@ def write_rows(
     case_sensitive: bool,
 ) -> WriterCommitMessage:
     """Store all rows under `name`, and return the result for Spark."""
-    portal = shared(connection)
 
     async def begin(client: Client) -> TaskWriter:
         return TaskWriter(
@@ -172,13 +171,14 @@ def write_rows(
             case_sensitive=case_sensitive,
         )
 
-    task = portal.call(begin)
-    try:
-        for batch in iterator:
-            portal.call(lambda _, batch=batch: task.write(batch))  # type: ignore[misc]
-        return portal.call(lambda _: task.finish())
-    finally:
-        portal.call(lambda _: task.close())
+    with shared(connection) as portal:
+        task = portal.call(begin)
+        try:
+            for batch in iterator:
+                portal.call(lambda _, batch=batch: task.write(batch))  # type: ignore[misc]
+            return portal.call(lambda _: task.finish())
+        finally:
+            portal.call(lambda _: task.close())
 
 
 def report(messages: Sequence[WriterCommitMessage | None], **about: object) -> None:
