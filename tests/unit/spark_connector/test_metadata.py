@@ -5,7 +5,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from kera.core.base.ids import EntryId
 from kera.core.base.process import node_id
-from kera.core.errors import SchemaMismatch
+from kera.core.errors import SchemaMismatch, UnknownStream
 from kera.spark_connector.planning import Piece
 from kera.spark_connector.reading.metadata import COLUMNS, KeraMetadataReader, access
 from kera.spark_connector.source import KeraDataSource
@@ -43,6 +43,23 @@ def test_streams_are_listed_all_or_those_subscribed(cluster: FakeClient) -> None
     }
     assert (plain["name"], plain["typed"]) == ("plain", False)
     assert [row["name"] for row in rows("streams", subscribe="plain")] == ["plain"]
+
+
+def test_a_stream_that_is_deleted_meanwhile_is_left_out_unless_it_was_asked_for(
+    cluster: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.streams["plain"] = FakeStream(8, {0: [[]]}, typed=False)
+    bounds = cluster.bounds
+
+    async def gone(stream: str) -> object:
+        if stream == "plain":
+            raise UnknownStream("no stream is called 'plain'")
+        return await bounds(stream)
+
+    monkeypatch.setattr(cluster, "bounds", gone)
+    assert [row["name"] for row in rows("streams")] == ["numbers"]
+    with pytest.raises(UnknownStream):
+        rows("streams", subscribe="plain")
 
 
 def test_partitions_are_those_that_a_batch_would_read(cluster: FakeClient) -> None:

@@ -27,6 +27,7 @@ from pyspark.sql.types import (
 )
 
 from kera.core.base.process import node_id
+from kera.core.errors import UnknownStream
 from kera.spark_connector.columns import check_columns
 from kera.spark_connector.options.names import METADATA
 from kera.spark_connector.options.reading import Metadata, ReadOptions, SharedMemory
@@ -103,9 +104,14 @@ class KeraMetadataReader(DataSourceReader):
 async def _streams(client: Client, options: ReadOptions) -> list[dict[str, Any]]:
     room = asyncio.Semaphore(SIDE_BY_SIDE_MAX)
 
-    async def row(stream: StreamDescription) -> dict[str, Any]:
+    async def row(stream: StreamDescription) -> dict[str, Any] | None:
         async with room:
-            bounds = await client.bounds(stream.name)
+            try:
+                bounds = await client.bounds(stream.name)
+            except UnknownStream:
+                if options.subscription.named is not None:
+                    raise
+                return None  # it was deleted just now
         entries = [entry for of_streamlet in bounds.values() for entry in of_streamlet]
         return {
             "name": stream.name,
@@ -120,7 +126,8 @@ async def _streams(client: Client, options: ReadOptions) -> list[dict[str, Any]]
             "schema": stream.schema.to_string(show_field_metadata=False, show_schema_metadata=False),
         }
 
-    return list(await asyncio.gather(*map(row, await descriptions(client, options.subscription))))
+    rows = await asyncio.gather(*map(row, await descriptions(client, options.subscription)))
+    return [each for each in rows if each is not None]
 
 
 async def _partitions(client: Client, options: ReadOptions) -> list[dict[str, Any]]:
