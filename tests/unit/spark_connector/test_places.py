@@ -75,6 +75,8 @@ def test_streams_may_be_called_like_words_of_the_checkpoint() -> None:
         ('{"flights": {"0": [[1, 2]]}}', r"\[1, 2\] is not a position"),
         ('{"flights": {"0": [[1, 2, -3]]}}', r"\[1, 2, -3\] is not a position"),
         ('{"flights": {"0": ["soon"]}}', '"soon" is not a position'),
+        (f'{{"flights": {{"0": [[1, 2, {1 << 64}]]}}}}', "is not a position"),
+        (f'{{"flights": {{"0": [[1, 2, 3, {1 << 64}]]}}}}', "is not a position"),
         ('{"version": 2, "streams": {"flights": {"streamlets": {"0": [[1, 2, 3, 4]]}}}}', "has no stream_id"),
     ],
 )
@@ -109,7 +111,7 @@ def test_times_are_milliseconds_iso_8601_or_before_now(text: str, time: Time) ->
 
 
 @pytest.mark.parametrize(
-    "text", ["", "soon", "-5", "-5 parsecs", "1e3", "2025-13-01", "--1d", "-", str(EPOCH_MS_MAX + 1)]
+    "text", ["", "soon", "-5", "-5 parsecs", "1e3", "2025-13-01", "--1d", "-", str(EPOCH_MS_MAX + 1), "-999999999999w"]
 )
 def test_what_is_no_time_is_refused_with_what_to_write(text: str) -> None:
     with pytest.raises(

@@ -29,7 +29,9 @@ T = TypeVar("T")
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 EPOCH_MS_MAX = 253_402_300_799_999
-"""End of the year 9999: a larger number cannot be meant as milliseconds."""
+"""End of the year 9999: a larger number cannot be meant as milliseconds, also not before now."""
+_NUMBERS_MAX = (1 << 64) - 1
+"""The largest number in a position."""
 
 
 def parse_where(option: str, text: str) -> Where:
@@ -122,13 +124,17 @@ def _place(value: Any) -> Place:
         return "earliest"
     if not isinstance(value, bool) and value in ("latest", -1):
         return "latest"
-    if isinstance(value, list) and len(value) in (3, 4) and all(type(part) is int and part >= 0 for part in value):
+    if isinstance(value, list) and len(value) in (3, 4) and all(map(_is_number, value)):
         position = Position(*value[:3])
         return EntryOffset(position, value[3]) if len(value) == 4 else position
     raise ValueError(
         f"{json.dumps(value)} is not a position: use earliest, latest or, in a list with one per entry,"
         " [group, segment, offset]"
     )
+
+
+def _is_number(part: Any) -> bool:
+    return type(part) is int and 0 <= part <= _NUMBERS_MAX
 
 
 def _time(value: Any) -> Time:
@@ -139,7 +145,7 @@ def _time(value: Any) -> Time:
         return Time(epoch_us=text * 1000)
     if isinstance(text, str) and text.startswith("-"):
         ago_ms = span_ms(text[1:])
-        if ago_ms is not None:
+        if ago_ms is not None and ago_ms <= EPOCH_MS_MAX:
             return Time(ago_us=ago_ms * 1000)
     elif isinstance(text, str):
         try:
