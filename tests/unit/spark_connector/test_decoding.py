@@ -118,6 +118,8 @@ NODE = {"type": "record", "name": "N", "fields": [{"name": "next", "type": ["nul
         ({"type": "record", "name": "E", "fields": []}, "no fields"),
         ({"type": "bytes", "logicalType": "decimal", "precision": 50}, "up to 38 digits"),
         ("Unheard", "no type is called"),
+        ({"type": {"type": "int"}}, "no type is called {'type': 'int'}"),
+        ({"type": ["null", "int"]}, "no type is called"),
         (nested(40), "levels deep"),
         (doubled(20), "more than 10000 fields"),
     ],
@@ -125,6 +127,10 @@ NODE = {"type": "record", "name": "N", "fields": [{"name": "next", "type": ["nul
 def test_avro_that_is_no_column_is_refused_with_its_path(schema: Any, words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
         avro_types.arrow_type_of(json.dumps(schema))
+
+
+def test_null_may_be_an_object() -> None:
+    assert avro_types.arrow_type_of('[{"type": "null"}, "int"]') == pa.int32()
 
 
 def test_names_are_looked_up_in_their_namespace() -> None:
@@ -149,8 +155,14 @@ def test_a_json_schema_is_columns() -> None:
             "e": True,
             "f": {"type": "array"},
             "g": {"type": "string", "format": "date"},
+            "h": {"$ref": "#/$defs/list/oneOf/1"},
+            "i": {"$ref": "#/$defs/a%20b"},
         },
-        "$defs": {"x/y": {"type": "number"}},
+        "$defs": {
+            "x/y": {"type": "number"},
+            "a b": {"type": "boolean"},
+            "list": {"oneOf": [{"type": "string"}, {"type": "integer"}]},
+        },
     }
     assert json_types.arrow_type_of(json.dumps(schema)) == pa.struct(
         [
@@ -161,6 +173,8 @@ def test_a_json_schema_is_columns() -> None:
             ("e", pa.string()),
             ("f", pa.list_(pa.string())),
             ("g", pa.date32()),
+            ("h", pa.int64()),
+            ("i", pa.bool_()),
         ]
     )
 
@@ -180,6 +194,8 @@ def twice(depth: int) -> Any:
         ({"$ref": "#"}, "contains itself"),
         ({"$ref": "http://somewhere/else"}, "not in the schema"),
         ({"$ref": "#/nowhere"}, "not in the schema"),
+        ({"$ref": "#/allOf/2", "allOf": [{}, {}]}, "not in the schema"),
+        ({"$ref": "#node", "$defs": {"node": {"$anchor": "node"}}}, r"write the place.* as in #/\$defs/node"),
         ({"$ref": 7}, "not in the schema"),
         (twice(14), "more than 10000 fields"),
     ],

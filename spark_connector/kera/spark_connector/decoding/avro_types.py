@@ -61,9 +61,9 @@ class _Types:
             if schema in _PRIMITIVE:
                 return _PRIMITIVE[schema]
             schema = self._named.get(_full(schema, namespace), self._named.get(schema, schema))
-        if not isinstance(schema, Mapping):
-            raise refused(path, f"no type is called {schema!r}")
-        kind = schema.get("type")
+        kind = schema.get("type") if isinstance(schema, Mapping) else schema
+        if not isinstance(schema, Mapping) or not isinstance(kind, str):
+            raise refused(path, f"no type is called {kind!r}")
         if kind in {"record", "error"}:
             return self._of_record(schema, path, within, namespace)
         if kind == "array":
@@ -75,7 +75,7 @@ class _Types:
         return self._of_leaf(schema, kind, path, within, namespace)
 
     def _of_leaf(
-        self, schema: Mapping[str, Any], kind: Any, path: str, within: tuple[str, ...], namespace: str
+        self, schema: Mapping[str, Any], kind: str, path: str, within: tuple[str, ...], namespace: str
     ) -> pa.DataType:
         logical = schema.get("logicalType")
         if logical == "decimal" and kind in {"bytes", "fixed"}:
@@ -103,7 +103,7 @@ class _Types:
         return pa.struct(fields)
 
     def _of_union(self, schema: list[Any], path: str, within: tuple[str, ...], namespace: str) -> pa.DataType:
-        others = [each for each in schema if each != "null"]
+        others = [each for each in schema if each not in ("null", {"type": "null"})]
         if len(others) != 1:
             raise refused(path, "a union of several types; only that of one type and null is one")
         return self.of(others[0], path, within, namespace)

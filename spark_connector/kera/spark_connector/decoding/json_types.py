@@ -6,8 +6,10 @@ A part of a schema without exactly one type becomes a column of text, with the J
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 
@@ -17,6 +19,7 @@ from kera.spark_connector.decoding.types import Fields, refused
 _PRIMITIVE = {"integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_()}
 _FORMATS = {"date": pa.date32(), "date-time": pa.timestamp("us", tz="UTC")}
 """Types of text formats."""
+_INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
 def arrow_type_of(definition: str) -> pa.DataType:
@@ -80,10 +83,16 @@ def _of_object(schema: Mapping[str, Any], root: Any, fields: Fields, path: str, 
 def _referred(reference: Any, root: Any, path: str) -> Any:
     if not isinstance(reference, str) or not reference.startswith("#"):
         raise refused(path, f"it refers to {reference!r}, which is not in the schema")
+    first, *parts = unquote(reference.removeprefix("#")).split("/")
+    if first:
+        raise refused(path, f"it refers to {reference!r}: write the place of that schema, as in #/$defs/{first}")
     found = root
-    for part in reference.removeprefix("#").split("/")[1:]:
+    for part in parts:
         name = part.replace("~1", "/").replace("~0", "~")
-        found = found.get(name) if isinstance(found, Mapping) else None
+        if isinstance(found, list):
+            found = found[int(name)] if _INDEX.fullmatch(name) and int(name) < len(found) else None
+        else:
+            found = found.get(name) if isinstance(found, Mapping) else None
     if found is None:
         raise refused(path, f"it refers to {reference!r}, which is not in the schema")
     return found
