@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
-from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
 
 from kera.core.base.spelling import closest
 from kera.core.errors import InvalidArgument
@@ -160,12 +160,21 @@ def parse_end(text: str, *, file_format: str | None = None) -> End:
     if scheme == "file":
         if "?" in text or "#" in text:
             raise InvalidArgument(f"{text}: file: takes nothing behind '?' or '#'; in a name they are %3F and %23")
-        return _files(unquote(urlsplit(text).path) or text.removeprefix("file:"), file_format)
+        return _files(
+            unquote(_split(text, "write file:///path/of/a/file").path) or text.removeprefix("file:"), file_format
+        )
     if file_format is not None:
         raise InvalidArgument(f"--format applies to files only, and not to {scheme}:", option="--format")
     if scheme == "kera":
         return _stream(text)
     return _topic(text) if scheme == "kafka" else _table(text)
+
+
+def _split(text: str, way_out: str) -> SplitResult:
+    try:
+        return urlsplit(text)
+    except ValueError:  # its message may repeat a password
+        raise InvalidArgument(f"{text.partition(':')[0]}: the host is not valid; {way_out}") from None
 
 
 def _stream(text: str) -> StreamEnd:
@@ -197,7 +206,7 @@ def _topic(text: str) -> TopicEnd:
 
 
 def _table(text: str) -> TableEnd:
-    parts = urlsplit(text)
+    parts = _split(text, "an IPv6 address has brackets around it, as in postgresql://user@[::1]:5432/db")
     given = parse_qsl(parts.query, keep_blank_values=True)
     if parts.password is not None or any(name in LIBPQ_SECRETS for name, _ in given):
         raise InvalidArgument(

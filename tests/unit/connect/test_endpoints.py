@@ -74,6 +74,9 @@ def test_a_directory_needs_a_format() -> None:
         ("postgresql://db/shop?table=a#b", "%23"),
         ("postgresql://db/shop?table=a&settle=1.5", "settle=1.5: write a whole number of seconds"),
         (f"postgresql://db/shop?table=a&settle={'9' * 12}", "9: write a whole number of seconds"),
+        ("postgresql://[::1/shop?table=a", "the host is not valid; an IPv6 address has brackets"),
+        ("postgresql://[db]/shop?table=a", "the host is not valid"),
+        ("file://[x/a.csv", "the host is not valid; write file:///"),
     ],
 )
 def test_an_address_that_says_nothing_is_refused_with_what_to_write(text: str, said: str) -> None:
@@ -88,6 +91,8 @@ def test_an_address_that_says_nothing_is_refused_with_what_to_write(text: str, s
         "postgresql://db/shop?table=t&password=hush",
         "postgresql://db/d?table=t&sslpassword=hush",
         "kafka://u:hush@h/t",
+        "postgresql://me:hush@[::1/shop?table=t",
+        "postgresql://me:hush@\u2100/shop?table=t",
     ],
 )
 def test_a_password_in_an_address_is_refused_and_not_repeated(text: str) -> None:

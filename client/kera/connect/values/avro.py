@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import struct
 from collections.abc import Callable, Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any, TypeAlias
@@ -20,6 +21,7 @@ from kera.core.errors import CannotEncode
 
 FLOAT_DIGITS_EXACT = 15
 """Number of decimal digits that a float keeps exactly."""
+_FLOATS = {"float": struct.Struct("<f"), "double": struct.Struct("<d")}
 Shape: TypeAlias = Callable[[Any, str], Any]
 """Converts a value, given its path, into one that the serializer takes. Raises `ValueError`, `UnknownField`."""
 
@@ -121,9 +123,17 @@ def _leaf(kind: str, logical: str | None, value: Any, path: str) -> Any:
         raise ValueError(f"field {path}: {error}") from error
     if kind in {"bytes", "fixed"} and isinstance(value, str):
         raise ValueError(f"field {path} is {kind}, for which JSON has no form: make it a string in the schema")
-    if kind in {"float", "double"} and isinstance(value, int) and not isinstance(value, bool) and float(value) != value:
+    if kind in _FLOATS and isinstance(value, int) and not isinstance(value, bool) and not _holds(kind, value):
         raise ValueError(f"field {path} is a {kind}, which cannot hold {value} exactly")
     return value
+
+
+def _holds(kind: str, number: int) -> bool:
+    """Return whether a float of this kind can be exactly `number`."""
+    try:
+        return bool(_FLOATS[kind].unpack(_FLOATS[kind].pack(float(number))) == (number,))
+    except OverflowError:
+        return False
 
 
 _TEXT_TO: dict[str, Callable[[str], Any]] = {
