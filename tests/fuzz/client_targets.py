@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import socket
 import tempfile
 from collections.abc import Callable
 from functools import cache
@@ -311,7 +312,8 @@ def _arena_file() -> Path:
 def _greet(data: bytes) -> str:
     """A client maps the memory of a broker as it is said to be, and looks at where it is said to be."""
     hello = parse(push_pb2.PushHello, data)
-    memory = push_connect._map(hello, os.open(_arena_file(), os.O_RDONLY), os.getuid())
+    with socket.socket(socket.AF_UNIX) as unconnected:
+        memory = push_connect._map(hello, os.open(_arena_file(), os.O_RDONLY), unconnected)
 
     def look() -> None:
         channel = PushChannel(hello, memory, Decoder(), "somewhere")
