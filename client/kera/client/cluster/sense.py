@@ -30,4 +30,4 @@ def available_from(error: DataLost, default: Position | None = None) -> Position
     match error.attributes.get("available_from", default):
         case [int(group_id), int(segment_id), int(offset)]:
             return Position(group_id, segment_id, offset)
-    raise ProtocolError(f"a broker does not report where records go on: {error.message}")
+    raise ProtocolError(f"a broker does not report the start of an entry: {error.message}")
