@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
@@ -57,7 +56,7 @@ def test_a_copy_to_the_present_end_ends_when_no_broker_answers(
     clock = Clock()
     monkeypatch.setattr("kera.connect.kafka.source.time.monotonic", clock)
     source = TopicSource("127.0.0.1:1", "t", "copy", {}, follow=False)
-    source._consumer = Consumer(clock, itertools.repeat(answer))
+    source._consumer = Consumer(clock, [answer] * 20)
 
     with pytest.raises(Unreachable, match="has sent nothing for 60 s"):
         list(source._messages({0: 0}, {0: 5}))
