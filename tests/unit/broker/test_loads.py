@@ -132,6 +132,22 @@ def test_a_load_waits_for_memory(make_engine: MakeEngine) -> None:
     assert outcome.calls == [None]
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_who_waits_no_longer_is_forgotten_and_the_segment_is_loaded_nevertheless(log: Log, *, begun: bool) -> None:
+    engine = on_disk_only(log, 1).engine
+    gone, stays = Outcome(), Outcome()
+    engine.memory.loads.load(log.entry, (1, 1), gone)
+    jobs = engine.memory.plan() if begun else []
+    engine.memory.loads.forget(log.entry, (1, 1), gone)
+    engine.memory.loads.forget(log.entry, (1, 1), gone)
+    engine.memory.loads.forget(log.entry, (9, 9), gone)
+    engine.memory.loads.load(log.entry, (1, 1), stays)
+    finish(engine, jobs)
+    engine.run()
+
+    assert (gone.calls, stays.calls, resident(log)) == ([], [None], [(1, 1)])
+
+
 def test_a_disk_that_cannot_be_read_is_told_and_tried_again_when_somebody_asks(log: Log) -> None:
     on_disk_only(log, 1)
     log.engine.disk.read_error = errno.EIO

@@ -1,6 +1,7 @@
 """Repair covers again what has too few replicas, wherever it is, at its pace, and whatever goes meanwhile."""
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -31,6 +32,8 @@ class Repairing(Replicated):
                 pump=self.wire.pump,
                 bytes_per_s=lambda: bytes_per_s,
                 rest_s=0.001,
+                failed_rest_s=0.001,
+                set_aside_s=0.001,
             ).run()
         )
 
@@ -192,6 +195,67 @@ async def test_damage_is_left_out(world: Repairing) -> None:
 
     assert world.copies(stream)[0::2] == [2, 2]
     assert world.copies(stream)[1] == 0
+
+
+class Unreadable:
+    """A stream with a virtual segment of two segments, of which the second one is on disk only and cannot be read."""
+
+    def __init__(self, world: Repairing) -> None:
+        self.world = world
+        world.replication.limits.request_bytes_max = CHUNK_BYTES
+        self.stream = world.closed(2, replication=3)
+        world.append(self.stream, 4)
+        world.finish()
+        world.close_all()
+        memory = world.engine.memory
+        memory.segments.close_all()
+        world.finish()
+        self.entry = self.stream.streamlets[0].entries[0]
+        self.entry.resident[1, 1].slot.pin()
+        slots = [*world.engine.fill_memory(), memory.slots.allocate()]
+        for slot in slots:
+            slot.retire()
+        self.entry.resident[1, 1].slot.unpin()
+        assert list(self.entry.resident) == [(1, 1)]
+        world.engine.disk.read_error = errno.EIO
+
+    def lose_copies(self) -> None:
+        """A backup comes back without anything, so all that it had has to be made anew."""
+        self.world.wire.lose(1, memory=True)
+        self.world.wire.tick(DELAY_MS)
+        self.world.wire.connect(1)
+
+    def attempts(self) -> int:
+        """How often it was tried to read it."""
+        return self.world.engine.memory.totals.disk_errors
+
+
+async def test_data_that_cannot_be_read_does_not_block_the_repair_of_other_virtual_segments(world: Repairing) -> None:
+    unreadable = Unreadable(world)
+    other = world.open(8, replication=3)
+    world.append(other, 2)
+    world.finish()
+    world.close_all()
+    unreadable.lose_copies()
+    await world.until(lambda: world.copies(other) == [3, 3])
+
+    assert world.copies(unreadable.stream) == [3, 3, 3, 3, 2, 2]
+    assert not world.repaired()
+
+
+async def test_what_can_be_read_is_copied_once_and_not_with_each_attempt_to_read_the_rest(world: Repairing) -> None:
+    unreadable = Unreadable(world)
+    unreadable.lose_copies()
+    await world.until(lambda: unreadable.attempts() >= 2)
+    copied = world.replication.totals.bytes_repaired
+    await world.until(lambda: unreadable.attempts() >= 5)
+    assert world.replication.totals.bytes_repaired == copied
+    world.engine.disk.read_error = 0
+    await world.until(world.repaired)
+
+    assert world.copies(unreadable.stream) == [3] * 6
+    assert world.replication.totals.bytes_repaired == copied + 2 * CHUNK_BYTES
+    assert nothing_pinned(world.engine)
 
 
 async def test_without_enough_backups_repair_waits_for_them(world: Repairing) -> None:

@@ -10,7 +10,7 @@ replicas are freed: the older ones were on disk, too, and some data may have bee
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 
 from kera.broker.log.entry import Entry, length_of
@@ -125,10 +125,13 @@ class Backlog:
 
     # -- repair ----------------------------------------------------------------------------------------------------
 
-    def next_deficient(self) -> VirtualSegment | None:
-        """Return the virtual segment to repair next; None if there is none, or too few backups can be used."""
+    def next_deficient(self, besides: Container[VirtualSegment] = ()) -> VirtualSegment | None:
+        """Return the virtual segment to repair next, none of `besides`.
+
+        None: there is none, or too few backups can be used.
+        """
         priority = partial(priority_of, self._logs.streams)
-        return self._coverage.next_deficient(self._backups.usable(self._logs.now_ms), priority)
+        return self._coverage.next_deficient(self._backups.usable(self._logs.now_ms), priority, besides)
 
     def cover(self, segment: Segment, start: int, end: int, done: Done) -> Batch | None:
         """Replicate chunks again; return their batch, or None if the stream is gone."""

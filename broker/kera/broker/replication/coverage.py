@@ -11,7 +11,7 @@ Until then all its replicas are kept, even bad ones: one may be the last.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Protocol
 
 from kera.broker.records import Change, SegmentAddress
@@ -262,14 +262,23 @@ class Coverage:
 
     # -- repair ----------------------------------------------------------------------------------------------------
 
-    def next_deficient(self, usable: int, priority_of: Callable[[int], int] = lambda _: 0) -> VirtualSegment | None:
+    def next_deficient(
+        self,
+        usable: int,
+        priority_of: Callable[[int], int] = lambda _: 0,
+        besides: Container[VirtualSegment] = (),
+    ) -> VirtualSegment | None:
         """Return the virtual segment to repair next, if `usable` backups are enough for it; None if there is none.
+
+        It is none of `besides`.
 
         Virtual segments without any replica come first, then those of streams with a higher priority, then those with
         the fewest replicas, then the oldest.
         """
         replacing = {old for old, _ in self.replacing}
-        waiting = [each for each in self.deficient if each not in replacing and each.wanted <= usable]
+        waiting = [
+            each for each in self.deficient if each not in replacing and each not in besides and each.wanted <= usable
+        ]
         return min(
             waiting,
             key=lambda each: (

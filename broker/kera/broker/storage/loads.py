@@ -10,6 +10,7 @@ they replace others.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from kera.broker.log.arena import Slot
@@ -41,6 +42,7 @@ class Loads:
         self._wanted: dict[tuple[Entry, Key], None] = {}
         """The wanted segments, in the order of the requests."""
         self._waiters: dict[tuple[Entry, Key], list[Done]] = {}
+        """Who waits for each wanted segment; an empty list if all have given up."""
         self._read_on: set[tuple[Entry, Key]] = set()
         """Wanted segments whose readers will want the following ones, too."""
         self._awaited: dict[tuple[Entry, Key], int] = {}
@@ -80,6 +82,15 @@ class Loads:
                 self._read_on.add((entry, key))
         self._wanted[entry, key] = None
         self._books.events.disk_work()
+
+    def forget(self, entry: Entry, key: Key, done: Done) -> None:
+        """Forget a `done` that nobody waits for any more. The segment is still loaded, for the next attempt."""
+        segment = entry.resident.get(key)
+        loading = self._in_flight.get(segment) if segment is not None else None
+        for waiters in (self._waiters.get((entry, key)), loading):
+            if waiters is not None:
+                with contextlib.suppress(ValueError):
+                    waiters.remove(done)
 
     def not_loaded(self, entry: Entry, key: Key) -> Unavailable:
         """Return the error for a segment that was not loaded in time."""
