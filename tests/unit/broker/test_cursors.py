@@ -8,6 +8,7 @@ import pytest
 
 from kera.broker.serving.cursors import CHANGES_MAX
 from kera.broker.serving.limits import CONSUMER_GROUP_BYTES_MAX, ServingLimits
+from kera.broker.storage.jobs import IndexJob
 from kera.core.base.ids import EARLIEST, Position
 from kera.core.errors import InvalidArgument
 from kera.core.rpc import api
@@ -145,6 +146,20 @@ async def test_a_truncation_is_answered_when_it_cannot_come_back(broker: Broker)
     assert list(broker.engine.store.physical_ids()) == []
 
 
+@limited(load_wait_ms=10)
+@pytest.mark.parametrize("broker", ["disk"], indirect=True)
+@pytest.mark.timeout(20)
+async def test_a_truncation_waits_for_memory_only_so_long(broker: Broker) -> None:
+    slots = broker.engine.fill_memory()
+    late, good = await truncate(broker, cursor(Position(1, 2, CHUNK_BYTES)), cursor(Position(1, 2, 0)))
+    assert (late.error.code, late.error.retriable, good.error.code) == ("unavailable", True, "")
+    for slot in slots:
+        slot.retire()
+    (result,) = await truncate(broker, cursor(Position(1, 2, CHUNK_BYTES)))
+
+    assert (result.error.code, place(result.start)) == ("", Position(1, 2, CHUNK_BYTES))
+
+
 async def test_a_group_that_was_truncated_is_gone_and_those_behind_it_are_there(broker: Broker) -> None:
     await truncate(broker, cursor(Position(2, 1, 0)))
     request = api.GET_AVAILABLE_GROUPS.request(stream_id=STREAM_ID)
@@ -167,6 +182,22 @@ async def test_a_cursor_is_on_disk_when_it_is_answered(broker: Broker) -> None:
 
     assert (result.error.code, place(result.start)) == ("", Position(1, 1, 0))
     assert broker.engine.index.cursors(entry_of(broker).log_id) == {"a": Position(1, 2, CHUNK_BYTES)}
+
+
+async def test_the_cursors_of_a_request_are_written_to_disk_together(broker: Broker) -> None:
+    broker.paused = True
+    asked = asyncio.ensure_future(commit(broker, cursor(Position(1, 1, 0)), cursor(Position(1, 2, 0))))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    jobs = broker.engine.memory.plan()
+    (change,) = [job for job in jobs if isinstance(job, IndexJob)]
+    assert len(change.done) == 2
+    for job in jobs:
+        broker.engine.perform(job)
+    broker.resume()
+
+    assert [result.error.code for result in await asked] == ["", ""]
+    assert entry_of(broker).committed == {"a": Position(1, 2, 0)}
 
 
 async def test_consumer_groups_have_cursors_of_their_own(broker: Broker) -> None:

@@ -13,12 +13,12 @@ from kera.broker.log.entry import Entry
 from kera.broker.log.locate import Progress, Query, Step, list_segments, locate
 from kera.broker.log.read_plan import entry_of
 from kera.broker.log.segment import Segment
-from kera.broker.log.waiting import until_done
 from kera.broker.ownership.streams import Streams
 from kera.broker.records import Key
 from kera.broker.serving.cursors import position_of
 from kera.broker.serving.limits import ServingLimits
 from kera.broker.serving.stream_access import CheckStream, nothing_is_kept
+from kera.broker.storage.load_wait import until_loaded
 from kera.broker.storage.persistence import PersistenceManager
 from kera.core.access.rights import Operation
 from kera.core.base.turns import TimeSlices, Turns
@@ -154,11 +154,7 @@ class Lookups:
 
     async def _load(self, entry: Entry, key: Key, until_s: float) -> None:
         """Wait until a segment is in memory, or turns out to be removed. Raises if it cannot be loaded in time."""
-        try:
-            async with asyncio.timeout_at(until_s):
-                await until_done(lambda done: self._memory.loads.load(entry, key, done, ahead=False))
-        except TimeoutError:
-            raise self._memory.loads.not_loaded(entry, key) from None
+        await until_loaded(self._memory.loads, entry, key, until_s, ahead=False)
 
     def _let_go(self, segment: Segment | None) -> None:
         """Note that the request needs a segment, if there is one, no longer."""
