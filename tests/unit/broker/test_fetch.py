@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kera.broker.serving import fetch
 from kera.broker.serving.fetch import READ_RANGES_MAX
 from kera.broker.serving.limits import ServingLimits
 from kera.core.base.ids import EARLIEST, Position
@@ -409,6 +410,25 @@ async def test_a_reader_who_waits_for_the_disk_is_told_when_his_stream_is_droppe
     stored.streams.drop(STREAM_ID)
 
     assert [result.error.code for result in (await read).message.results] == ["unknown_stream"]
+
+
+@pytest.mark.timeout(20)
+async def test_entries_that_a_connection_reads_no_longer_are_forgotten(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "READERS_KEPT_S", 0.01)
+    fill(broker, 6)
+    peer = Peer("unix", "one")
+    entry = broker.streams.get(STREAM_ID).streamlet(0).entries[0]
+    broker.read(read_range(), peer=peer)
+    assert list(entry.readers.values()) == [(1, 2)]
+    while entry.readers:
+        await asyncio.sleep(0.001)
+    broker.read(read_range(), peer=peer)
+    assert list(entry.readers.values()) == [(1, 2)]
+    peer.closed()
+
+    assert not entry.readers
 
 
 async def test_where_readers_are_is_known_until_their_connections_end(broker: Broker) -> None:

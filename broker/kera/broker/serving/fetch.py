@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Generator
+from functools import partial
 from typing import NamedTuple
 
 from kera.broker.counters import Counters
@@ -27,6 +28,7 @@ from kera.broker.serving.limits import ServingLimits
 from kera.broker.serving.outgoing import AnswersNotTaken, Outgoing
 from kera.broker.serving.stream_access import CheckStream, nothing_is_kept
 from kera.broker.slices import Slices
+from kera.broker.storage.load_wait import until_loaded
 from kera.broker.storage.persistence import PersistenceManager
 from kera.core.access.rights import Operation
 from kera.core.base.ids import Position
@@ -43,9 +45,25 @@ READ_RANGES_MAX = 65536
 READ_RANGES_AT_ONCE = 32
 """A request with more ranges is handled in slices, with other requests in between."""
 READ_WAIT_MS_MAX = 60_000
-_ENTRIES = "entries"
+READERS_KEPT_S = 300.0
+"""How long the broker remembers where a connection has read an entry last; longer than a read waits."""
+_READS = "reads"
 
 ReadReply = Reply[broker_pb2.MultiReadChunksResponse]
+
+
+class _Reads:
+    """The entries that a connection reads."""
+
+    __slots__ = ("entries", "left", "timer")
+
+    def __init__(self) -> None:
+        self.entries: dict[Entry, float] = {}
+        """Each with when it was read last, as a time of the loop."""
+        self.left: list[Entry] = []
+        """Entries that it does not read any more, and that still know where it was."""
+        self.timer: asyncio.TimerHandle | None = None
+        """Looks for entries that it has left; None: there are none to look at."""
 
 
 class _Found(NamedTuple):
@@ -78,7 +96,8 @@ class Fetches:
         self._counters = counters
         self._turns = turns
         self._load_wait_s = limits.load_wait_ms / 1000
-        self._slices = Slices(asyncio.get_running_loop())
+        self._loop = asyncio.get_running_loop()
+        self._slices = Slices(self._loop)
         self.outgoing = Outgoing(memory.slots.slot_count)
         self.read_bytes_max = min(read_bytes_max, READ_BYTES_MAX)  # the transports may allow less
 
@@ -118,9 +137,11 @@ class Fetches:
                 if look.found:
                     return look.reply
                 if look.missing:
-                    if not await self._loaded(look.missing[0], errors, load_until):
-                        entry, key = look.missing[0]
-                        errors[entry, key] = self._memory.loads.not_loaded(entry, key)
+                    wanted = look.missing[0]
+                    try:
+                        await until_loaded(self._memory.loads, *wanted, load_until)
+                    except KeraError as error:
+                        errors[wanted] = error
                 elif loop.time() >= wait_until or not await waiter.woken(wait_until):
                     return (await self._read_ranges_again(call, errors, waiter)).reply
         finally:
@@ -133,21 +154,6 @@ class Fetches:
         if len(call.message.ranges) > READ_RANGES_AT_ONCE:
             return await self._turns.run(steps, id(call.peer))
         return at_once(steps)
-
-    async def _loaded(
-        self, wanted: tuple[Entry, Key], errors: dict[tuple[Entry, Key], KeraError], until: float
-    ) -> bool:
-        """Wait until a segment is in memory or its load has failed, which sets `errors`; False after `until`."""
-        future: asyncio.Future[KeraError | None] = asyncio.get_running_loop().create_future()
-        self._memory.loads.load(*wanted, lambda error: None if future.done() else future.set_result(error))
-        try:
-            async with asyncio.timeout_at(until):
-                error = await future
-        except TimeoutError:
-            return False
-        if error is not None:
-            errors[wanted] = error
-        return True
 
     def _read_ranges(
         self, call: ReadCall, errors: dict[tuple[Entry, Key], KeraError], waiter: EntriesWaiter | None = None
@@ -219,25 +225,45 @@ class Fetches:
         return length
 
     def _note(self, peer: Peer, entry: Entry, position: Position) -> None:
-        """Remember where a reader is, until its connection is gone."""
-        entries: set[Entry] | None = peer.state.get(_ENTRIES)
-        if entries is None:
-            entries = peer.state[_ENTRIES] = set()
-            peer.on_close.append(lambda: self._forget(peer))
-        entries.add(entry)
+        """Remember where a reader is, until its connection is gone or it has not read the entry for long."""
+        reads: _Reads | None = peer.state.get(_READS)
+        if reads is None:
+            reads = peer.state[_READS] = _Reads()
+            peer.on_close.append(lambda: self._forget_all(peer))
+        if reads.timer is None:
+            reads.timer = self._loop.call_later(READERS_KEPT_S, self._forget_old, id(peer), reads)
+        reads.entries[entry] = self._loop.time()
         entry.readers[id(peer)] = place_of(entry, position)
 
-    def _forget(self, peer: Peer) -> None:
+    def _forget_old(self, reader: int, reads: _Reads) -> None:
+        """Forget where a reader was long ago: it would keep what it does not read, and entries that were dropped."""
+        before_s = self._loop.time() - READERS_KEPT_S
+        reads.left += [entry for entry, read_s in reads.entries.items() if read_s <= before_s]
+        for entry in reads.left:
+            reads.entries.pop(entry, None)
+        reads.timer = None
+        if reads.entries:
+            reads.timer = self._loop.call_later(READERS_KEPT_S, self._forget_old, reader, reads)
+        self._slices.add(partial(_forget_some, reader, reads))
+
+    def _forget_all(self, peer: Peer) -> None:
         """Forget the reader of a closed connection."""
-        entries: set[Entry] = peer.state.pop(_ENTRIES, set())
+        reads: _Reads = peer.state.pop(_READS)
+        if reads.timer is not None:
+            reads.timer.cancel()
+        reads.left += reads.entries
+        reads.entries.clear()
+        if _forget_some(id(peer), reads):
+            self._slices.add(partial(_forget_some, id(peer), reads))
 
-        def forget_some() -> bool:
-            for _ in range(min(len(entries), FORGOTTEN_AT_ONCE)):
-                entries.pop().readers.pop(id(peer), None)
-            return bool(entries)
 
-        if forget_some():
-            self._slices.add(forget_some)
+def _forget_some(reader: int, reads: _Reads) -> bool:
+    """Forget where a reader was in some of the entries that it has left; return whether there are more."""
+    for _ in range(min(len(reads.left), FORGOTTEN_AT_ONCE)):
+        entry = reads.left.pop()
+        if entry not in reads.entries:  # otherwise it has come back
+            entry.readers.pop(reader, None)
+    return bool(reads.left)
 
 
 def place_of(entry: Entry, position: Position) -> Key:
