@@ -5,7 +5,10 @@ from typing import Any
 import pytest
 
 from kera.broker.log.streamlet import Streamlet
+from kera.broker.serving import thesis_api
+from kera.broker.serving.limits import CONSUMER_GROUP_BYTES_MAX
 from kera.broker.serving.thesis_api import GivenGroups
+from kera.core.base.turns import at_once
 from kera.core.errors import InvalidArgument, NotOwner, StreamletOutOfRange, UnknownGroup, UnknownStream
 from kera.core.rpc import api
 from kera.core.rpc.method import Method
@@ -37,6 +40,22 @@ async def test_groups_are_given_to_a_consumer_group_once(broker: Broker) -> None
 async def test_groups_are_given_to_consumer_groups_with_a_name_only(broker: Broker) -> None:
     with pytest.raises(InvalidArgument, match="consumer_group"):
         await broker.ask(api.GET_NEXT_GROUPS, api.GET_NEXT_GROUPS.request(**WHERE))
+
+
+async def test_a_name_of_a_consumer_group_has_so_many_bytes_and_not_characters(broker: Broker) -> None:
+    request = api.GET_NEXT_GROUPS.request(**WHERE, consumer_group="ä" * CONSUMER_GROUP_BYTES_MAX)
+    with pytest.raises(InvalidArgument, match=f"at most {CONSUMER_GROUP_BYTES_MAX} bytes"):
+        await broker.ask(api.GET_NEXT_GROUPS, request)
+
+
+async def test_an_answer_has_so_many_groups_however_many_are_asked_for(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(thesis_api, "GROUPS_MAX", 2)
+    request = api.GET_NEXT_GROUPS.request(**WHERE, consumer_group="a", groups_max=2**32 - 1)
+    answers = [await broker.ask(api.GET_NEXT_GROUPS, request) for _ in range(2)]
+
+    assert [[group.group_id for group in answer.groups] for answer in answers] == [[1, 2], [3]]
 
 
 async def test_segments_of_a_group_are_described_from_where_the_consumer_knows_them(broker: Broker) -> None:
@@ -145,7 +164,7 @@ async def test_a_streamlet_that_is_not_here_is_refused(
 
 
 def given(groups: GivenGroups, streamlet: Streamlet, consumer_group: str, groups_max: int) -> list[int]:
-    return [group_id for group_id, _ in groups.next(streamlet, consumer_group, groups_max)]
+    return [group_id for group_id, _ in at_once(groups.next(streamlet, consumer_group, groups_max))]
 
 
 @pytest.fixture
@@ -169,6 +188,16 @@ def test_consumer_groups_do_not_take_groups_from_each_other(streamlet: Streamlet
     assert given(groups, streamlet, "a", 9) == [13, 14]
 
 
+def test_requests_of_a_consumer_group_at_the_same_time_are_not_given_the_same_groups(streamlet: Streamlet) -> None:
+    groups = GivenGroups()
+    first = groups.next(streamlet, "a", 9)
+    for _ in range(4):  # the two entries, and two groups
+        next(first)
+    assert given(groups, streamlet, "a", 2) == [12, 13]
+
+    assert [group_id for group_id, _ in at_once(first)] == [10, 11, 14]
+
+
 def test_a_group_that_is_opened_later_is_given_then(engine: Engine) -> None:
     log, groups = Log(engine, group_segments=1), GivenGroups()
     log.append(size=4096)
@@ -180,7 +209,7 @@ def test_a_group_that_is_opened_later_is_given_then(engine: Engine) -> None:
 
 
 def test_groups_say_whose_entry_they_are_of(streamlet: Streamlet) -> None:
-    groups = GivenGroups().next(streamlet, "a", 9)
+    groups = at_once(GivenGroups().next(streamlet, "a", 9))
 
     assert [(entry.index, streamlet.is_active(group_id, entry)) for group_id, entry in groups] == [
         (1, False),

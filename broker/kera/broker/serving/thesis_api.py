@@ -8,6 +8,7 @@ a restart or a move of the streamlet, it gives all of them again.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
+from heapq import heappop, heappush
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,6 +18,7 @@ from kera.broker.log.segment import Segment
 from kera.broker.log.streamlet import Streamlet
 from kera.broker.ownership.streams import Streams
 from kera.broker.records import Key, SegmentRecord
+from kera.broker.serving.descriptions import GROUPS_MAX
 from kera.broker.serving.limits import CONSUMER_GROUP_BYTES_MAX
 from kera.core.base.turns import Turns
 from kera.core.errors import InvalidArgument
@@ -35,24 +37,37 @@ class GivenGroups:
         self._last: dict[str, int] = {}
         """By consumer group; the group that has been silent for longest comes first."""
 
-    def next(self, streamlet: Streamlet, consumer_group: str, groups_max: int) -> list[tuple[int, Entry]]:
-        """Return the next groups that this consumer group was not given yet, at most `groups_max`, in order."""
-        last = self._last.pop(consumer_group, 0)
+    def next(
+        self, streamlet: Streamlet, consumer_group: str, groups_max: int
+    ) -> Generator[None, None, list[tuple[int, Entry]]]:
+        """Return the next groups that this consumer group was not given yet, at most `groups_max`, in order.
+
+        Yields after each look at an entry. Groups that are opened meanwhile are left to the next request.
+        """
+        through_id = streamlet.next_group_id - 1
+        last = self._note(consumer_group, 0)
+        heads: list[tuple[int, int]] = []
+        for entry in list(streamlet.entries.made):
+            _push(heads, entry, last, through_id)
+            yield
         found: list[tuple[int, Entry]] = []
-        while len(found) < groups_max:
-            candidates = [
-                (group_id, entry.index)
-                for entry in streamlet.entries.made
-                if (group_id := entry.next_group(last)) is not None
-            ]
-            if not candidates:
-                break
-            last, index = min(candidates)
-            found.append((last, streamlet.entries[index]))
-        self._last[consumer_group] = last
+        while heads and len(found) < groups_max:
+            group_id, index = heappop(heads)
+            entry = streamlet.entries[index]
+            last = self._note(consumer_group, last)
+            if group_id > last:  # otherwise another request has taken it meanwhile
+                last = self._note(consumer_group, group_id)
+                found.append((group_id, entry))
+            _push(heads, entry, last, through_id)
+            yield
+        return found
+
+    def _note(self, consumer_group: str, group_id: int) -> int:
+        """Note that a consumer group was given the groups up to one; return the last one that it was given."""
+        last = self._last[consumer_group] = max(group_id, self._last.pop(consumer_group, 0))
         if len(self._last) > CONSUMER_GROUPS_MAX:
             del self._last[next(iter(self._last))]
-        return found
+        return last
 
 
 class ThesisApi:
@@ -63,28 +78,36 @@ class ThesisApi:
         self._turns = turns
         self._given: WeakKeyDictionary[Streamlet, GivenGroups] = WeakKeyDictionary()
 
-    def get_next_groups(self, call: Call[broker_pb2.GetNextGroupsRequest]) -> Reply[broker_pb2.GetNextGroupsResponse]:
+    async def get_next_groups(
+        self, call: Call[broker_pb2.GetNextGroupsRequest]
+    ) -> Reply[broker_pb2.GetNextGroupsResponse]:
         """Return groups of a streamlet; each group is given to a consumer group once."""
-        request = call.message
+        return Reply(await self._turns.run(self._next_groups(call.message), id(call.peer)))
+
+    def _next_groups(
+        self, request: broker_pb2.GetNextGroupsRequest
+    ) -> Generator[None, None, broker_pb2.GetNextGroupsResponse]:
         streamlet = self._streamlet(request)
         if not request.consumer_group:
             raise InvalidArgument("getNextGroups needs a consumer_group")
-        if len(request.consumer_group) > CONSUMER_GROUP_BYTES_MAX:
-            raise InvalidArgument("consumer_group is too long", limit=CONSUMER_GROUP_BYTES_MAX)
-        given = self._given.setdefault(streamlet, GivenGroups())
-        groups = given.next(streamlet, request.consumer_group, request.groups_max or len(streamlet.entries))
-        owner_id, intervals = self._where(request)
-        return Reply(
-            broker_pb2.GetNextGroupsResponse(
-                groups=[
-                    broker_pb2.GroupInfo(
-                        group_id=group_id, entry=entry.index, closed=not streamlet.is_active(group_id, entry)
-                    )
-                    for group_id, entry in groups
-                ],
-                owner_id=owner_id,
-                intervals=intervals,
+        if len(request.consumer_group.encode()) > CONSUMER_GROUP_BYTES_MAX:
+            raise InvalidArgument(
+                f"consumer_group is too long: it has at most {CONSUMER_GROUP_BYTES_MAX} bytes",
+                limit=CONSUMER_GROUP_BYTES_MAX,
             )
+        given = self._given.setdefault(streamlet, GivenGroups())
+        groups_max = min(request.groups_max or len(streamlet.entries), GROUPS_MAX)
+        groups = yield from given.next(streamlet, request.consumer_group, groups_max)
+        owner_id, intervals = self._where(request)
+        return broker_pb2.GetNextGroupsResponse(
+            groups=[
+                broker_pb2.GroupInfo(
+                    group_id=group_id, entry=entry.index, closed=not streamlet.is_active(group_id, entry)
+                )
+                for group_id, entry in groups
+            ],
+            owner_id=owner_id,
+            intervals=intervals,
         )
 
     async def get_next_segments(
@@ -146,6 +169,13 @@ class ThesisApi:
 
     def _streamlet(self, request: Any) -> Streamlet:
         return self._streams.streamlet(request.stream_id, request.streamlet_id)
+
+
+def _push(heads: list[tuple[int, int]], entry: Entry, after: int, through_id: int) -> None:
+    """Add the first group of an entry behind `after`, if there is one up to `through_id`, to a heap of groups."""
+    group_id = entry.next_group(after)
+    if group_id is not None and group_id <= through_id:
+        heappush(heads, (group_id, entry.index))
 
 
 def _segment_info(key: Key, segment: Segment | SegmentRecord) -> broker_pb2.SegmentInfo:
