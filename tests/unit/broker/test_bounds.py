@@ -75,6 +75,17 @@ def test_no_group_is_left_out_that_is_opened_while_others_are_listed(engine: Eng
     assert told(rest) == [(3, 1, 8, 9, False), (4, 0, 8, 9, False)]
 
 
+def test_a_group_that_is_removed_while_others_are_looked_for_does_not_end_the_list(log: Log) -> None:
+    log.append_many(9, record_count=1)
+    steps = list_groups(log.streamlet, 0, MANY)
+    next(steps)
+    log.entry.move_start(Position(2, 1, 0), 8)
+
+    groups, complete = result_of(steps)
+
+    assert (told(groups), complete) == ([(2, 0, 8, 9, False)], True)
+
+
 def test_a_group_that_is_written_to_is_listed_though_all_that_it_had_was_removed(engine: Engine) -> None:
     """Who had seen the one behind it would pass over what comes to it later."""
     log = Log(engine, entries=2)

@@ -7,6 +7,7 @@ its records.
 from __future__ import annotations
 
 from collections.abc import Generator
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 from kera.broker.log.entry import Entry, length_of
@@ -126,28 +127,34 @@ def list_groups(
     """Return the groups behind `after_group_id` in the order of their ids, and whether the list is complete.
 
     The list ends at the first group without durable data: a reader that saw later groups would miss that one. For the
-    same reason, groups that are opened during the call are not listed. Yields after each segment, so the list is not a
-    snapshot of one moment, but the bounds of each group are.
+    same reason, groups that are opened during the call are not listed. Yields after each entry and segment, so the list
+    is not a snapshot of one moment, but the bounds of each group are.
     """
     found: list[GroupBounds] = []
     through_id = streamlet.next_group_id - 1
-    heads = {entry: _next_group(entry, after_group_id) for entry in streamlet.entries.made}
+    heads: list[tuple[int, int]] = []
+    for entry in list(streamlet.entries.made):
+        _push_next(heads, entry, after_group_id, through_id)
+        yield
     while len(found) < groups_max:
-        candidates = [
-            (group_id, entry.index)
-            for entry, group_id in heads.items()
-            if group_id is not None and group_id <= through_id
-        ]
-        if not candidates:
+        if not heads:
             return found, True
-        group_id, index = min(candidates)
+        group_id, index = heappop(heads)
         entry = streamlet.entries[index]
-        bounds = yield from group_bounds(streamlet, entry, group_id)
-        if bounds is None:
-            return found, True
-        found.append(bounds)
-        heads[entry] = _next_group(entry, group_id)
+        if _next_group(entry, group_id - 1) == group_id:  # otherwise it was removed meanwhile
+            bounds = yield from group_bounds(streamlet, entry, group_id)
+            if bounds is None:
+                return found, True
+            found.append(bounds)
+        _push_next(heads, entry, group_id, through_id)
     return found, False
+
+
+def _push_next(heads: list[tuple[int, int]], entry: Entry, after: int, through_id: int) -> None:
+    """Add the first group of an entry behind `after`, if there is one up to `through_id`, to a heap of groups."""
+    group_id = _next_group(entry, after)
+    if group_id is not None and group_id <= through_id:
+        heappush(heads, (group_id, entry.index))
 
 
 def _next_group(entry: Entry, after: int) -> int | None:
