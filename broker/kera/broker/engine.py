@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from kera.broker.backup_ways import BackupWays
@@ -22,6 +23,8 @@ from kera.broker.log.entry import Entry
 from kera.broker.log.events import Events
 from kera.broker.log.intervals import held_streamlets
 from kera.broker.log.retention import new_starts
+from kera.broker.log.streamlet import Streamlet
+from kera.broker.ownership.stream import Stream
 from kera.broker.ownership.stream_records import assignments_version
 from kera.broker.ownership.streams import Streams
 from kera.broker.records import SegmentAddress
@@ -45,7 +48,9 @@ from kera.broker.storage.restart import Restart
 from kera.broker.storage.segment_files import SegmentStore, report_damage
 from kera.core.base.clock import Clock
 from kera.core.base.ids import EntryId
+from kera.core.base.repeated import Repeated
 from kera.core.base.telemetry import get_logger
+from kera.core.base.turns import SLICE_S
 from kera.core.errors import PathNotWritable, StartError
 from kera.core.runtime import MACHINE, Runtime
 from kera.server.lineage import comes_from
@@ -55,7 +60,7 @@ log = get_logger("kera.log")
 
 TICK_S = 0.1
 RETENTION_TICKS = 10
-"""Retention looks at all streams with rules once in this many ticks."""
+"""Retention rests for this many ticks before it looks at all streams with rules again."""
 THREADS = 5
 """One commit, one flush, two loads and one removal can be under way."""
 IDS_LOGGED_MAX = 100
@@ -127,9 +132,12 @@ class LogEngine:
         self._changed = asyncio.Event()
         self._started_s = clock.monotonic_s()
         self._time = SteadyTime(clock)
+        self._failing: dict[str, Repeated] = {}
+        """The parts of the periodic work that have failed."""
         memory.events.disk_work.listen(self._work)
         memory.events.backup_work.listen(self.replicator.pump_soon)
         self._ticking = asyncio.create_task(self._tick(tick_s))
+        self._retaining = asyncio.create_task(self._retain_for_ever(tick_s * RETENTION_TICKS))
         self._repairing: asyncio.Task[None] | None = None
 
     @classmethod
@@ -324,7 +332,7 @@ class LogEngine:
 
     def _done(self, job: Job, future: asyncio.Future[None]) -> None:
         self._jobs.discard(future)
-        future.result()  # `perform` raises only for a defect
+        future.result()  # `perform` raises nothing
         if isinstance(job, LoadJob) and self._healing.helps(job):
             self._healing.begin(job, lambda: self._finished(job))
         else:
@@ -337,30 +345,43 @@ class LogEngine:
         self._changed.set()
 
     async def _tick(self, tick_s: float) -> None:
-        ticks = 0
         while True:
             await asyncio.sleep(tick_s)
-            ticks += 1
             now_s = self._clock.monotonic_s()
-            self.memory.tick(int(now_s * 1000), self._time.now_us(), idle_close_ms=self._settings.idle_close_ms)
-            self.replication.tick(int(now_s * 1000))
-            if ticks % RETENTION_TICKS == 0:
-                self._retain()
-            if self.arena.inherited and (now_s - self._started_s) * 1000 >= self._settings.reader_grace_ms:
-                for slot in self.arena.inherited:
-                    slot.release()
-                self.arena.inherited.clear()
+            now_ms, now_us, idle_close_ms = int(now_s * 1000), self._time.now_us(), self._settings.idle_close_ms
+            self._try("memory", partial(self.memory.tick, now_ms, now_us, idle_close_ms=idle_close_ms))
+            self._try("replication", partial(self.replication.tick, now_ms))
+            if (now_s - self._started_s) * 1000 >= self._settings.reader_grace_ms:
+                while self.arena.inherited:
+                    self._try("memory of the last launch", self.arena.inherited.pop().release)
 
-    def _retain(self) -> None:
-        now_us = self.memory.now_us
-        for stream in self.streams:
-            if not stream.retention:
-                continue
-            for streamlet in stream.streamlets.values():
-                for entry, position, record in new_starts(streamlet, stream.retention, now_us):
-                    self.streams.move_start(entry, position, record)
-                if stream.retention.age_us:
-                    self.memory.close_older(streamlet.entries.made, stream.retention.age_us // 1000)
+    def _try(self, what: str, work: Callable[[], object]) -> None:
+        """Do a part of the periodic work. Its failure is logged, and stops neither other parts nor later ones."""
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - a defect must not stop the clock of everything else
+            failing = self._failing.setdefault(what, Repeated(log))
+            failing.goes_on("periodic work failed; it goes on", level="error", part=what, exc_info=error)
+
+    async def _retain_for_ever(self, rest_s: float) -> None:
+        """Look at all streams with rules again and again, in slices: there may be many, on a disk that is slow."""
+        while True:
+            await asyncio.sleep(rest_s)
+            until_s = self._loop.time() + SLICE_S
+            for stream in [stream for stream in self.streams if stream.retention]:
+                for streamlet_id, streamlet in list(stream.streamlets.items()):
+                    if self._loop.time() >= until_s:
+                        await asyncio.sleep(0)
+                        until_s = self._loop.time() + SLICE_S
+                    known = self.streams.by_id.get(stream.stream_id)
+                    if known is stream and stream.streamlets.get(streamlet_id) is streamlet:
+                        self._try("retention", partial(self._retain, stream, streamlet))
+
+    def _retain(self, stream: Stream, streamlet: Streamlet) -> None:
+        for entry, position, record in new_starts(streamlet, stream.retention, self.memory.now_us):
+            self.streams.move_start(entry, position, record)
+        if stream.retention.age_us:
+            self.memory.close_older(streamlet.entries.made, stream.retention.age_us // 1000)
 
     # -- the end -----------------------------------------------------------------------------------------------
 
@@ -387,6 +408,7 @@ class LogEngine:
                     while self.memory.removals.removing:
                         await self._progress()
         self._ticking.cancel()
+        self._retaining.cancel()
         if self._repairing is not None:
             self._repairing.cancel()
             await asyncio.wait([self._repairing])

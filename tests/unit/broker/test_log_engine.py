@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from pydantic import ByteSize
+from structlog.testing import capture_logs
 
 from kera.broker.engine import TICK_S, LogEngine
 from kera.broker.log.arena import Arena
@@ -21,6 +22,7 @@ from kera.broker.ownership.stream_records import stream_record
 from kera.broker.ownership.unknown import UnknownReport
 from kera.broker.settings import BrokerSettings
 from kera.broker.storage.disk import LocalDisk
+from kera.broker.storage.persistence import PersistenceManager
 from kera.core.base.clock import SystemClock
 from kera.core.base.ids import EARLIEST
 from kera.core.errors import PathNotWritable, SharedMemoryTooSmall, StartError
@@ -454,6 +456,22 @@ async def test_retention_goes_by_the_clock(settings: BrokerSettings) -> None:
         entry = streamlet_of(engine).entries[0]
         await until(lambda: entry.start_record == 2 * SEGMENT and engine.memory.idle)
         assert await read_all(engine) == [2 * SEGMENT]
+
+
+async def test_a_part_of_a_tick_that_fails_stops_neither_the_other_parts_nor_the_next_ticks(
+    settings: BrokerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a defect")
+
+    async with started(settings, tick_s=0.002) as engine:
+        with capture_logs() as lines, monkeypatch.context() as failing:
+            failing.setattr(PersistenceManager, "tick", fail)
+            before_ms = engine.memory.now_ms
+            await until(lambda: engine.replication.logs.now_ms > before_ms + 10)
+            assert engine.memory.now_ms == before_ms
+        assert [line["part"] for line in lines if "part" in line] == ["memory"]
+        await until(lambda: engine.memory.now_ms > before_ms + 10)
 
 
 async def test_idle_segments_go_to_disk(settings: BrokerSettings) -> None:
