@@ -132,7 +132,7 @@ class Taken(NamedTuple):
     chunks: list[tuple[Target, int]]
     """The chunks that were written, each as its target and its number there."""
     wrong: str
-    """What is wrong with the answer; empty: nothing."""
+    """The error that the answer has; empty: none."""
 
 
 def put_in_place(

@@ -40,7 +40,7 @@ SET_ASIDE_S = 10.0
 
 
 class _Attempt:
-    """What an attempt to repair a virtual segment (or extent of the backlog) leaves to the next one, if it fails."""
+    """The progress of an attempt to repair a virtual segment, or an extent of the backlog. The next attempt goes on from it."""
 
     __slots__ = ("covered", "places", "retry_s")
 
@@ -77,7 +77,7 @@ class Repair:
         self._failed_rest_s = failed_rest_s
         self._set_aside_s = set_aside_s
         self._attempts: dict[VirtualSegment | Extent, _Attempt] = {}
-        """What is being repaired, or has failed: it is tried again when there is nothing else to do."""
+        """Repairs under way, and failed ones, which are tried again when there is nothing else to repair."""
         self._loop = asyncio.get_running_loop()
         self._free_s = 0.0
         """When the next piece may be sent, as a time of the loop."""

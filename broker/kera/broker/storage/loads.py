@@ -42,7 +42,7 @@ class Loads:
         self._wanted: dict[tuple[Entry, Key], None] = {}
         """The wanted segments, in the order of the requests."""
         self._waiters: dict[tuple[Entry, Key], list[Done]] = {}
-        """Who waits for each wanted segment; an empty list if all have given up."""
+        """The callbacks of the requests that wait for each wanted segment; empty if all have given up."""
         self._read_on: set[tuple[Entry, Key]] = set()
         """Wanted segments whose readers will want the following ones, too."""
         self._awaited: dict[tuple[Entry, Key], int] = {}

@@ -1,4 +1,4 @@
-"""What a coordinator waits for if its metadata are older than the cluster, as after a restore from a copy. Pure.
+"""Holds a coordinator back whose metadata are older than the cluster, as after a restore from a copy. Pure.
 
     ASKING     ──► brokers report which streams they hold, in which versions; none can register, no other work is done
        │  all have reported, and brokers that are not in the metadata had time to; or the grace is over
@@ -6,9 +6,8 @@
        │  all that can be is taken up; or the grace is over once more
     OVER
 
-The work that has to wait is whatever old metadata would decide: recoveries, moves, drops, and that new launches own
-what
-earlier ones did. Such a decision would start a second history of a stream that has gone on elsewhere.
+The work that has to wait is whatever old metadata would decide: recoveries, moves, drops, and that new launches
+own what earlier ones did. Such a decision would start a second history of a stream that has gone on elsewhere.
 
 Metadata are older than the cluster if a broker knows numbers that are missing in them: a launch's epoch above all that
 were given, the epoch of a coordinator that led after the last one in the metadata, or assignments which that one made.
