@@ -198,9 +198,8 @@ class Coordinator:
         """Return the coordinator of the metadata in `store`; an empty store becomes a new cluster.
 
         It answers requests from now on; its background work begins with `start`. `coordinator_epoch` belongs to this
-        term of
-        leadership, and grows with each term. Raises `UnknownFormat` if this version is too old for the cluster, and
-        `MetadataDamaged` if a record cannot be read, or is missing.
+        term of leadership, and grows with each term. Raises `UnknownFormat` if this version is too old for the cluster,
+        and `MetadataDamaged` if a record cannot be read, or is missing.
         """
         ledger = await Ledger.load(store)
         check_records(ledger.snapshot())

@@ -40,7 +40,7 @@ SET_ASIDE_S = 10.0
 
 
 class _Attempt:
-    """The progress of an attempt to repair a virtual segment, or an extent of the backlog. The next attempt goes on from it."""
+    """The progress of an attempt to repair a virtual segment or an extent of the backlog, for the next attempt."""
 
     __slots__ = ("covered", "places", "retry_s")
 

@@ -31,8 +31,7 @@ def changed_user(
 
     If the user exists with exactly the request's verifier, this request has created it, since its salt is random. So a
     client that repeats a request whose answer was lost gets the same record. Raises `InvalidArgument`, `UnknownUser`
-    and
-    `UserExists`.
+    and `UserExists`.
     """
     name = check_name("user", request.name)
     if known is None and not request.create:

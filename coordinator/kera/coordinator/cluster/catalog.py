@@ -293,8 +293,7 @@ def relaunched(
     Yields between streamlets; the caller must let nothing else change meanwhile.
 
     An assignment for which `stays` returns true keeps its epoch. The streams in `but` stay as they are. So does a
-    stream
-    whose creation is under way: its epoch is now outdated, and its creation fails on that.
+    stream whose creation is under way: its epoch is now outdated, and its creation fails on that.
     """
     changed = []
     for stream in catalog.concerning(broker_id):
@@ -317,8 +316,7 @@ def first_group_id_of(owner: common_pb2.StreamletAssignment, broker_epoch: int) 
     """Return where the group ids of a new launch begin if it finds nothing of the streamlet.
 
     The result is above the ids of the launch before. As epochs are never given twice, it is also above the ids of
-    launches
-    that a restore of older metadata has removed from the metadata.
+    launches that a restore of older metadata has removed from the metadata.
     """
     return max(owner.first_group_id + GROUPS_PER_LAUNCH, broker_epoch * GROUPS_PER_LAUNCH)
 

@@ -95,10 +95,9 @@ def emptied(
     """Return the assignment without this interval of this broker, of which nothing is left.
 
     The owner's interval stays, and an interval that does not exist is no error. An interval that was joined with later
-    ones
-    ends elsewhere and stays: the broker that reported it empty did not know of those. Positions in a removed interval
-    then
-    belong to the interval before it, or, if it was the first one, to the one behind it; no group exists at them.
+    ones ends elsewhere and stays: the broker that reported it empty did not know of those. Positions in a removed
+    interval then belong to the interval before it, or, if it was the first one, to the one behind it; no group exists
+    at them.
     """
     intervals = intervals_of(assignment)
     gone = (broker_id, first_group_id, end_group_id)

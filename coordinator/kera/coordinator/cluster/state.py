@@ -68,8 +68,7 @@ class State:
         """The turns of long work, which runs in slices."""
         self.lost: asyncio.Future[KeraError] = asyncio.get_running_loop().create_future()
         """Done, with the reason, once memory may differ from the store: another coordinator has written, or the outcome
-        of a
-        write is unknown. This coordinator must not act any more.
+        of a write is unknown. This coordinator must not act any more.
         """
         self._numbers_from_us = clock.now_us() + 1_000_000
         self.catching_up = ""
@@ -244,8 +243,7 @@ class State:
         """Send its brokers, and the brokers in `also`, the stream's current version, if the stream still exists.
 
         A failed call is repeated once the broker can be reached, see `tell_again`, or the broker learns the version
-        when it
-        registers anew.
+        when it registers anew.
         """
         failed = await self._tell(stream.stream_id, lambda now: {*self.catalog.holders(now), *also})
         for broker_id, error in failed.items():

@@ -38,8 +38,7 @@ shared.
 PRIORITY_MAX = 9
 VIRTUAL_LOGS_MAX = 1024
 """Maximum of virtual logs: each has an open virtual segment on each broker of the stream, and a replica in the memory
-of R
-backups.
+of R backups.
 """
 SCHEMA_BYTES_MAX = 256 << 10
 """Maximum of all versions of a stream's Arrow schema: some thousand columns. They are kept in the stream's record."""
@@ -312,8 +311,7 @@ def extended_schema(
     """Return the version of `stream`'s schema that also has the columns of `add_columns`; empty if the newest has them.
 
     So a repeated request adds nothing. Raises `InvalidArgument`, and `SchemaMismatch` if a column of that name has
-    another
-    type, or the bytes are not an Arrow schema.
+    another type, or the bytes are not an Arrow schema.
     """
     newest = max(stream.schemas, key=lambda version: version.schema_id)
     if not newest.typed:

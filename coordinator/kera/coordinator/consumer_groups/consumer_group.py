@@ -10,8 +10,8 @@ A member is removed, and the groups that it held become free, if it is silent fo
 user's code for longer than its progress time-out. It learns this only from the answer to its next round.
 
 The store has a `StreamletProgress` for each streamlet that the consumer group has begun; `Leases.take_dirty` returns
-the
-changed ones. After a restart, members are known by the groups that they hold, with their time-outs, which start anew.
+the changed ones. After a restart, members are known by the groups that they hold, with their time-outs, which start
+anew.
 """
 
 from __future__ import annotations
@@ -63,8 +63,7 @@ class ConsumerGroup:
         """Carry out a member's request; `answering` adds the groups that it holds. `shapes`: of its streams.
 
         Yields between streamlets, each in a consistent state, and requests of other members are carried out in between.
-        Raises
-        `InvalidArgument`, and `Unavailable` if there are too many members.
+        Raises `InvalidArgument`, and `Unavailable` if there are too many members.
         """
         check_round(request)
         self.expire(now_s)
@@ -227,8 +226,7 @@ class ConsumerGroup:
         """Set the cursors of streamlets. Raises `InvalidArgument`, also when members are active, unless `force` is set.
 
         Yields before the first change, and not after it, so that all cursors change together. With `forward_only`,
-        cursors only
-        go forward, each streamlet independently, and it yields between streamlets.
+        cursors only go forward, each streamlet independently, and it yields between streamlets.
         """
         fresh: dict[tuple[int, int], StreamletProgress] = {}
         for start in starts:

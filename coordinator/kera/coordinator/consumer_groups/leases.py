@@ -2,8 +2,7 @@
 no waiting.
 
 A group is held by at most one member. Each time it is given it gets a new lease number, and steps of earlier holders
-are
-refused.
+are refused.
 """
 
 from __future__ import annotations

@@ -111,10 +111,8 @@ def evened_out(members: Mapping[str, Member], recent: Mapping[str, float]) -> It
     """Yield the groups to give back, each with its holder: from the member with most to the one with least, in turn.
 
     This continues until no member has two groups more than a member that could take one of them. It runs for each
-    member
-    that joins, even when many join at once. So both kinds are in heaps: a member is pushed again whenever its count
-    changes,
-    and its outdated entries are skipped.
+    member that joins, even when many join at once. So both kinds are in heaps: a member is pushed again whenever its
+    count changes, and its outdated entries are skipped.
     """
     count = {member_id: member.at_work for member_id, member in members.items()}
     able = {m.member_id: m.groups_max for m in members.values() if m.stream_ids}

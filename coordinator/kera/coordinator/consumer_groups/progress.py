@@ -51,8 +51,7 @@ def parts_in(progress: messages.StreamletProgress) -> Iterator[messages.GroupPro
     """Yield the groups of a record; for a split group, its parts.
 
     Parts are within the group's own entry, which describes the whole: a coordinator that does not know parts continues
-    at
-    the first place that is not done, and leaves nothing out.
+    at the first place that is not done, and leaves nothing out.
     """
     for group in progress.groups:
         yield from group.parts or (group,)
@@ -352,8 +351,7 @@ class StreamletProgress:
         """End a part at a position, where the record with that ordinal is; the rest becomes the group's next part.
 
         Returns False if that is not possible: the part does not end with its group, more of it is done already, or
-        there are
-        `PARTS_MAX` parts. Repeating a split changes nothing and returns True.
+        there are `PARTS_MAX` parts. Repeating a split changes nothing and returns True.
         """
         group = self.groups[key[2:]]
         if group.end is not None:
@@ -374,8 +372,7 @@ class StreamletProgress:
         """Join the parts of each group of which no part is held; return whether there were any.
 
         The joined group starts at the first place that is not done, and what was done behind that is read again. This
-        serves
-        members that do not understand parts, when there are no others.
+        serves members that do not understand parts, when there are no others.
         """
         parts: dict[int, list[tuple[tuple[int, int], Group]]] = {}
         for key, group in self.groups.items():

@@ -1,9 +1,8 @@
 """When consumer groups were used last, and which of them have no chosen name. No I/O, no waiting.
 
 A client that generates a name, as a query without a name does for each new checkpoint, says so. Such a consumer group
-is
-*unnamed* as long as only such clients use it. It is forgotten when it was unused for the retention of the coordinator's
-settings; a named one stays until it is deleted.
+is *unnamed* as long as only such clients use it. It is forgotten when it was unused for the retention of the
+coordinator's settings; a named one stays until it is deleted.
 
 Time is the time that coordinators have spent leading: each one continues where the last one stopped (`Uses.clock_ms`).
 So no wall clock decides, a cluster that was shut down for a month forgets nothing when it is back, and metadata that

@@ -58,8 +58,7 @@ class Filling:
         """Evaluate how long chunks took over the last window, in which some were closed.
 
         If a few chunks are late and many are full early, the wait grows, but not to the whole grant: machines are busy
-        now and
-        then, and other streams would have to adapt their waits again.
+        now and then, and other streams would have to adapt their waits again.
         """
         granted_us, since_s, grown = self._granted.get(stream, _Granted(0, now_s, grown=False))
         settling_s = max(window_s, ADVICE_S)

@@ -1,8 +1,7 @@
 """Log lines about constraints that are no longer held, or are held again: each once, and many in one line.
 
 A lost broker may break all of them at once. Up to a handful are logged one by one; more are logged as their number,
-with
-the names and reasons of the first few. Changes soon after a log line are collected, and logged together later. The
+with the names and reasons of the first few. Changes soon after a log line are collected, and logged together later. The
 caller passes the time of a clock that never goes back.
 """
 

@@ -20,8 +20,7 @@ STREAMS_MAX = 1_000
 """Maximum of streams of all constraints together: a broker gets the budgets of all at once."""
 CONSTRAINTS_OF_STREAM_MAX = 16
 """Maximum of constraints whose paths have the same stream, so that a principal that may alter only one stream
-cannot use
-up all constraints.
+cannot use up all constraints.
 """
 ELEMENTS_MAX = 31
 """Maximum of a path: 16 streams, and the groups between them."""

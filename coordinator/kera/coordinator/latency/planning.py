@@ -3,8 +3,7 @@
 Brokers get all budgets at once, with the answer to a heartbeat, whenever they report a different version. A version
 counts the budgets of one coordinator, above its epoch; 0 is the version of a cluster without constraints. Measurements
 are in memory only. A new coordinator leaves brokers their budgets until it has received some heartbeats. Then it does
-not
-know how long any buffer was allowed to wait, and takes all of the writers' time for permitted wait.
+not know how long any buffer was allowed to wait, and takes all of the writers' time for permitted wait.
 """
 
 from __future__ import annotations

@@ -118,8 +118,8 @@ def split(
     """Split a limit over the hops of a path. `caps` returns an additional maximum for the wait of a hop's buffer.
 
     Guarantees, whatever was measured: needs are never negative, and if the limit is feasible, all hops together are
-    allowed
-    at most the limit less the margin. If it is not feasible, no buffer waits, unless not waiting would be of no help.
+    allowed at most the limit less the margin. If it is not feasible, no buffer waits, unless not waiting would be of no
+    help.
     """
     parts = _needs(hops, limit_us, measured, by_p99=by_p99)
     needs = sum(part.need_us for part in parts.values())

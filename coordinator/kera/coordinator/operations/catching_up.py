@@ -46,8 +46,7 @@ def is_later_launch(numbers: KnownNumbers, epoch: int, current: int, epoch_max: 
     """Whether a launch was registered at a coordinator that the metadata do not know.
 
     `current`: the epoch of the member's launch in the metadata, 0: none. A launch that this coordinator has registered
-    has
-    replaced all before. `epoch_max`: the highest epoch that may have been given by now.
+    has replaced all before. `epoch_max`: the highest epoch that may have been given by now.
     """
     return numbers.launch_epoch < epoch <= epoch_max and current <= numbers.launch_epoch
 

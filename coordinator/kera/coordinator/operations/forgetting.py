@@ -1,8 +1,7 @@
 """Removing the records of members that are gone for good (``kera cluster forget``).
 
 Otherwise a member stays a member forever, since it may come back. A forgotten member is on no list any more, no
-recovery
-waits for it, and should it come back, its registration is refused.
+recovery waits for it, and should it come back, its registration is refused.
 
 The request is refused for a member that is alive or expected back, and for one that is still needed:
 

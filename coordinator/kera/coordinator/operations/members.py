@@ -86,17 +86,14 @@ class Members:
         """Make a launch of a broker the current one; the answer has exactly the streams that it has to know.
 
         A launch that registers again gets the same answer. A new launch fences the one before it; where it has lost the
-        data of
-        a streamlet, its group ids start above the earlier ones (see `GROUPS_PER_LAUNCH`). It does not own streamlets
-        under
-        recovery any more, and replicated streamlets are recovered if it has lost its memory. The answer leaves out a
-        stream
-        whose assignments the broker knows in a later version than the metadata, until that version has been taken up
-        (``unknown``). A launch that is younger than the metadata keeps its epoch, and the streamlets that it serves.
+        data of a streamlet, its group ids start above the earlier ones (see `GROUPS_PER_LAUNCH`). It does not own
+        streamlets under recovery any more, and replicated streamlets are recovered if it has lost its memory. The
+        answer leaves out a stream whose assignments the broker knows in a later version than the metadata, until that
+        version has been taken up (``unknown``). A launch that is younger than the metadata keeps its epoch, and the
+        streamlets that it serves.
 
         Raises `InvalidArgument`, `StaleEpoch` for a launch that was declared lost, and `Unavailable` while it has to
-        wait
-        because the metadata may be older than the cluster (``restored``).
+        wait because the metadata may be older than the cluster (``restored``).
         """
         await self._restored.registers(request)
         broker_id, epoch, streams = await self._state.to_the_end(self._register_broker(request))
@@ -167,8 +164,7 @@ class Members:
         """Return the streams that a broker holds, except `told`, in which it has no part any more.
 
         Streams whose assignments it knows in a version that the metadata lack, as after a restore from an older copy,
-        are left
-        out: the broker may have the only data of them.
+        are left out: the broker may have the only data of them.
         """
         catalog, going_on = self._state.catalog, self._restored.going_on()
         concerning = {*going_on} | {stream.stream_id for stream in (*told, *catalog.concerning(broker_id))}

@@ -11,8 +11,7 @@ A move that is interrupted anywhere is resolved by its stored record (``moves``)
 
 No broker accepts chunks for a streamlet from the seal until the new owner has opened it: this time is the *stall*.
 Streamlets of one stream with the same owner may move together, in the same steps: then the stall of all is hardly
-longer
-than that of one.
+longer than that of one.
 """
 
 from __future__ import annotations

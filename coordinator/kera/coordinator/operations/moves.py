@@ -179,8 +179,7 @@ def written_again(ledger: Ledger, stream: common_pb2.StreamInfo) -> tuple[dict[s
     """Return Moves to write for a stream that only its brokers know, for streamlets that may not have been opened.
 
     Earlier records of moves and of state handed over are deleted: an owner that got that state again would give group
-    ids
-    that it has given since. Returns the changes to write, and the streamlets of the new Moves.
+    ids that it has given since. Returns the changes to write, and the streamlets of the new Moves.
     """
     changes: dict[str, bytes | None] = {}
     streamlets = []

@@ -5,12 +5,11 @@ instance gets a share of `PRODUCER_EPOCHS` epochs, above all that were given bef
 instance has reached, the epochs of a later one are above it, and brokers refuse the earlier one.
 
 A streamlet learns of an instance from its first chunk, and may forget it. So brokers also learn from which epoch on
-they
-may accept chunks of a name (its *fence*): all fences when they register, new ones with the answers to their heartbeats.
-Their heartbeats report up to which *version* they have noted them. A version counts the fences of one coordinator,
-above
-its epoch; a broker with the version of another coordinator gets all fences. A new instance is answered once all living
-brokers have noted its fence. A broker that is away learns it before it serves again, or with its first heartbeat.
+they may accept chunks of a name (its *fence*): all fences when they register, new ones with the answers to their
+heartbeats. Their heartbeats report up to which *version* they have noted them. A version counts the fences of one
+coordinator, above its epoch; a broker with the version of another coordinator gets all fences. A new instance is
+answered once all living brokers have noted its fence. A broker that is away learns it before it serves again, or with
+its first heartbeat.
 
 Records: ``producers/<name>`` → ProducerRecord: the id, the first epoch of the latest instance, and who asked first.
 """

@@ -3,8 +3,7 @@
 The load of a streamlet is what is appended to it and read from it, in bytes per second. A busy broker gives to the
 idlest, one streamlet at a time, and chooses the one whose move brings the two closest. It does so only while it has
 `LOAD_RATIO` times the mean, of all brokers or of the two, so that noise moves nothing. The busiest goes first; if it
-can
-give nothing, as when one streamlet is all its load, the next one is tried.
+can give nothing, as when one streamlet is all its load, the next one is tried.
 
 Once loads are even enough, streamlets with little load go from the broker with the most streamlets to the broker with
 the fewest, while the numbers differ by two or more and the move does not make the receiver busier than the giver. A
@@ -230,8 +229,7 @@ def spread(placed: Mapping[StreamletId, Placed], brokers: Mapping[int, int], cou
     """Return the moves that spread the streamlets of one stream evenly over `count` brokers.
 
     `brokers` are those that may have some, each with its number of streamlets of all streams. The brokers with most of
-    this
-    stream keep theirs; of the others, the ones with the fewest streamlets join.
+    this stream keep theirs; of the others, the ones with the fewest streamlets join.
     """
     mine: dict[int, list[StreamletId]] = {broker_id: [] for broker_id in brokers}
     leaving: list[StreamletId] = []

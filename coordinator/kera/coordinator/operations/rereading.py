@@ -1,11 +1,10 @@
 """Reads stored records again while a coordinator leads, and restores the ones that somebody else changed.
 
 The leader is the store's only writer, but in ZooKeeper somebody else can delete or add a node, or set another value.
-The
-next leader would find that the census is wrong, and refuse to lead. So the leader reads a few records each second, and
-all of them within a few minutes. Its memory has what was written last: it puts a record back that differs, deletes one
-that it never wrote, and reports this in the log and in its health. Like every write, this one depends on the record of
-the leader, so a coordinator that another one has replaced restores nothing.
+The next leader would find that the census is wrong, and refuse to lead. So the leader reads a few records each second,
+and all of them within a few minutes. Its memory has what was written last: it puts a record back that differs, deletes
+one that it never wrote, and reports this in the log and in its health. Like every write, this one depends on the record
+of the leader, so a coordinator that another one has replaced restores nothing.
 
 A node whose name stands for no record is not noticed here: the store reports it to the next leader.
 """

@@ -18,8 +18,7 @@ class StreamletReport:
     """The changes that one heartbeat makes. Reports on streamlets in which the broker has no part any more are void.
 
     So are reports on streamlets that others recover from its replicas, as when it is being emptied: those brokers look
-    for
-    the records that the replicas had before the report, and must find them.
+    for the records that the replicas had before the report, and must find them.
     """
 
     def __init__(self, state: State, recoveries: RecoveryRecords, launch: Launch) -> None:

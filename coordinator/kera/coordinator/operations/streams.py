@@ -140,16 +140,12 @@ class StreamOperations:
         """Create a stream, and return when its brokers serve it.
 
         The id is written first and the stream last. A crash between them leaves no stream, and on some brokers
-        streamlets of an
-        id that will never be used again: they hold no data, and the next leader has them dropped. So there is nothing
-        to resume:
-        a stream exists entirely or not at all. A caller may repeat its request: with the same `creation_id` it gets the
-        stream
-        that the first request has created, or is about to.
+        streamlets of an id that will never be used again: they hold no data, and the next leader has them dropped. So
+        there is nothing to resume: a stream exists entirely or not at all. A caller may repeat its request: with the
+        same `creation_id` it gets the stream that the first request has created, or is about to.
 
         Raises `StreamExists`, `InvalidArgument`, `SchemaMismatch`, `QuotaExceeded`; `Unavailable` if there are too few
-        brokers
-        or one of them does not answer; `TooFewBackups`; and a broker's error.
+        brokers or one of them does not answer; `TooFewBackups`; and a broker's error.
         """
         known = self._state.catalog.created_by(name, creation_id)
         if known is not None:
@@ -288,10 +284,8 @@ class StreamOperations:
         """Change the fields of a stream's configuration that `request` sets, and add columns; return the stream.
 
         When it returns, the reachable brokers use the new configuration; the others get it once they can be reached. If
-        the
-        request sets `brokers`, the stream is spread over that many. A request that changes nothing writes nothing, but
-        the
-        brokers get the configuration again: the request may be a repeated one.
+        the request sets `brokers`, the stream is spread over that many. A request that changes nothing writes nothing,
+        but the brokers get the configuration again: the request may be a repeated one.
 
         Raises `UnknownStream`, also if the stream is deleted meanwhile, `InvalidArgument`, `SchemaMismatch`, and
         `Unavailable`

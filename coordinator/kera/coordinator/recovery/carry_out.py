@@ -131,8 +131,8 @@ class Recoveries:
         """Declare a broker's launches lost, as of now, if there is anything to recover and a broker to take over.
 
         The check and the write are one change: `is_needed` is called while nothing else can change. With cause
-        `DRAINED` the
-        broker lives on, and only loses older groups of streamlets. Raises `Unavailable` if no broker can take over.
+        `DRAINED` the broker lives on, and only loses older groups of streamlets. Raises `Unavailable` if no broker can
+        take over.
         """
         if info := await self._state.change(self._begin(broker_id, cause, is_needed)):
             log.warning("recovery begins", broker_id=broker_id, before_epoch=info.before_epoch, cause=cause)

@@ -179,9 +179,8 @@ def recovered(
     """Return the assignment of a lost streamlet once `owner` has taken it over.
 
     `own_losses`: recoveries of earlier launches of the owner. Older groups of the streamlet that those launches had
-    belong
-    to the owner from now on. The other recoveries then skip the streamlet, so these groups have to be recovered with
-    it.
+    belong to the owner from now on. The other recoveries then skip the streamlet, so these groups have to be recovered
+    with it.
     """
     changed = taken_over(
         assignment, recovery.broker_id, owner.member_id, owner.epoch, next_group_id=state.next_group_id
@@ -314,8 +313,7 @@ def plan_owners(recovery: RecoveryInfo, view: View) -> tuple[dict[StreamletId, L
     """Return the brokers that have to take over the lost streamlets, and the obstacles where none can.
 
     A streamlet of which the lost broker had only older groups stays with its owner. Others are spread evenly over the
-    living
-    brokers, so that all of them recover; the broker with the fewest streamlets gets the first one.
+    living brokers, so that all of them recover; the broker with the fewest streamlets gets the first one.
     """
     given = Counter(owner.member_id for owner in view.planned.values() if _lives(view, owner))
     plan: dict[StreamletId, Launch] = {}

@@ -1,9 +1,8 @@
 """The census of the records: how many there are below each first component of their keys, and a sum over them.
 
 A store returns what is in it. In ZooKeeper, somebody can delete or change a record, and a reader would take the rest
-for
-all of it: a deleted stream would never have existed. So each write also writes the census of what it changes, in the
-same transaction, and a coordinator checks the census before it relies on the records.
+for all of it: a deleted stream would never have existed. So each write also writes the census of what it changes, in
+the same transaction, and a coordinator checks the census before it relies on the records.
 
     census/<first component>   JSON: records, sum (of the CRC-32C of key and value of each, modulo 2^32)
     census/.                   of the records whose key has one component

@@ -1,8 +1,7 @@
 """Checks LMDB's file before LMDB maps it.
 
 LMDB trusts the file. If a page is missing because the file was cut off, the kernel kills the process with SIGBUS,
-without
-a message; and an empty file becomes a new database. So `check` follows all pages that LMDB could reach:
+without a message; and an empty file becomes a new database. So `check` follows all pages that LMDB could reach:
 
     page 0, page 1     header, then meta: the roots of two trees as of one commit; the later of the two counts
     branch             header, then the offsets of its nodes; a node has the number of the page below it, and a key
@@ -30,8 +29,7 @@ PAGE_BYTES = frozenset(1 << bits for bits in range(9, 17))
 # LMDB writes its structures in the layout of this machine's C compiler.
 _HEADER = struct.Struct("@NHHHH")
 """Page number, padding, kind, end of the nodes' offsets, end of the free room; in overflow pages the last two
-have their
-count.
+have their count.
 """
 _OVERFLOW_COUNT = struct.Struct("@I")
 _DATABASE = "IHHNNNNN"

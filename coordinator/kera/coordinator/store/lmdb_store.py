@@ -92,8 +92,7 @@ class LmdbStore:
 
         `for_copy`: a copy will be put into the store, so an earlier attempt that was interrupted is no error. With
         `replace_damaged`, damaged metadata are also set aside, and the store is empty. They are put back if the store
-        is closed
-        without a write.
+        is closed without a write.
         """
         self._directory = DataDir(data_dir)
         self._path = self._directory.path / "metadata"
@@ -319,8 +318,7 @@ class LmdbStore:
         """Whether a failed commit has changed nothing.
 
         LMDB treats a disk that takes only a part of the pages like any other error. Then the page that makes the commit
-        valid
-        was not written. If writing that page itself fails, nothing can be read until the store is opened anew.
+        valid was not written. If writing that page itself fails, nothing can be read until the store is opened anew.
         """
         try:
             with self._environment.begin(db=self._records) as transaction:

@@ -12,10 +12,8 @@ have different ones.
 
 This requires that the wall clock advances between a copy and its return, and that at most a million ids, or one epoch,
 are given per second on average, and one instance of a name per half hour. A clock that was set back does no harm as
-long
-as the counter is there. Metadata may be restored within a second: so a coordinator uses a time after the second in
-which
-it has started (``State``).
+long as the counter is there. Metadata may be restored within a second: so a coordinator uses a time after the second in
+which it has started (``State``).
 
 Ids of brokers and backups are small, for people, and only counted: see ``kera.coordinator.cluster.membership`` for
 members that are younger than the metadata.

@@ -6,8 +6,8 @@ Each candidate is a node of ZooKeeper that lasts as long as its owner's session.
 session for the session time-out. So a coordinator that asks for its node and finds it, leads for `LEASE_PART` of the
 time-out from when it asked. It asks with a transaction, for which a majority of the ensemble has to be there. It need
 not ask whether its node is still the oldest: no younger one becomes older. The rest of the time-out is a margin,
-because
-servers report their sessions to the ensemble's leader only once per half tick: a time-out is at least two ticks.
+because servers report their sessions to the ensemble's leader only once per half tick: a time-out is at least two
+ticks.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 Their parts are put into ``staged`` first. Then one transaction makes ``pending``: that decides the write. It is carried
 out part by part, each in a transaction that removes the part, and the last one also removes ``pending``. Every reader
-or
-writer that finds ``pending`` carries it out first. The versions of all records are checked before the decision. As the
-deciding transaction depends on ``revision``, they are still the same then.
+or writer that finds ``pending`` carries it out first. The versions of all records are checked before the decision. As
+the deciding transaction depends on ``revision``, they are still the same then.
 """
 
 from __future__ import annotations

@@ -54,8 +54,7 @@ class ZooKeeperTransactions:
         """Carry out one transaction; `also`: operations besides those of `writes`. Takes bounded time.
 
         Raises `Overtaken` if one of `also` is impossible. `look` is called before the transaction is sent anew, and
-        sees the
-        same state as the transaction; `between` is called when another transaction has come first.
+        sees the same state as the transaction; `between` is called when another transaction has come first.
         """
         session, loop = self._session, asyncio.get_running_loop()
         deadline = loop.time() + session.request_timeout_s
