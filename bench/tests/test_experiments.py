@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.common import ROOT
 from bench.experiments import kafka, locality, report
-from bench.experiments.__main__ import chosen, wait_until_quiet
+from bench.experiments.__main__ import OUT, chosen, wait_until_quiet
 from bench.experiments.catalogue import EXPERIMENTS
 from bench.experiments.checksum import ChecksumCost
 from bench.experiments.measure import Measured, buffer_bytes_of, processes_of, sample_of, turns, workload_of
@@ -286,6 +287,13 @@ def test_a_point_that_failed_says_why() -> None:
     text = report.page([failed], None)
     assert "| a | 1 | the broker is gone |" in text
     assert "| It grows | at least 2 |  |  | not measured |" in text
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda experiment: experiment.name)
+def test_every_claim_was_measured(experiment: Experiment) -> None:
+    recorded = report.load(experiment, ROOT / OUT)
+    assert recorded is not None, f"make bench RUN='experiments --only {experiment.name}'"
+    assert [each.claim.text for each in recorded.verdicts if each.state == "not measured"] == []
 
 
 @pytest.mark.parametrize(("plotted", "figure"), [("produced", "500 (500-500)"), ("latency", "0 (0-0)")])
