@@ -3,6 +3,7 @@
 import errno
 from typing import Any
 
+import lmdb
 import pytest
 from structlog.testing import capture_logs
 
@@ -166,6 +167,24 @@ def test_an_index_that_cannot_be_changed_for_long_is_logged_once_and_when_that_i
         log.engine.run()
     events = [line["event"] for line in lines if "index" in line["event"]]
     assert events == ["cannot change the index; retrying", "the index can be changed again"]
+
+
+def test_files_stay_to_be_removed_while_the_index_cannot_be_read(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed(log, 1)
+    engine = log.engine
+
+    def fail(*_: Any) -> None:
+        raise lmdb.ReadersFullError("MDB_READERS_FULL")
+
+    with capture_logs(), monkeypatch.context() as failing:
+        failing.setattr(engine.index, "removal", fail)
+        move_start(log, Position(1, 1, SLOT_BYTES), 4)
+        engine.run()
+        assert (list(engine.store.physical_ids()), engine.memory.removals.failed) == ([1], True)
+    engine.memory.tick(engine.memory.now_ms + RETRY_MS, idle_close_ms=NEVER_MS)
+    engine.run()
+
+    assert (list(engine.store.physical_ids()), engine.memory.removals.removing) == ([], False)
 
 
 # --- dropping a stream -------------------------------------------------------------------------------------

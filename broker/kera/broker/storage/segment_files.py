@@ -10,12 +10,13 @@ A segment file has the chunks of one segment from its first byte on, and zeros u
 is the physical id of the segment within its broker, given only once. A directory has up to 1,024 files.
 
 Everything here blocks and runs on threads. Each segment has at most one job under way. A failed job has its error in
-`error`; none is raised.
+`error`, whatever it is; none is raised.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import mmap
 import struct
@@ -86,11 +87,16 @@ class SegmentStore:
                     self.remove_files(job.physical_ids)
                 case ArriveJob():
                     self._arrive(job)
-        except OSError as error:
-            job.error = error
+        except Exception as error:  # noqa: BLE001 - whatever it is, the job has to end, so that it is tried again
+            job.error = error if isinstance(error, OSError) else self._as_of_disk(error, job)
             if isinstance(job, StoreJob):
                 with contextlib.suppress(OSError):
                     self._spares.clear()  # if the disk is full, that makes room
+
+    def _as_of_disk(self, error: Exception, job: Job) -> OSError:
+        """Return an error for an exception that is not of the disk: a defect, or an index that cannot be read."""
+        log.error("a job of the log failed unexpectedly", job=type(job).__name__, exc_info=error)
+        return OSError(errno.EIO, f"{type(error).__name__}: {error}", str(self.root))
 
     def _write(self, job: StoreJob) -> None:
         changes: list[Change] = list(job.changes)
