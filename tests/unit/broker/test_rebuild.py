@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from kera.broker.log.intervals import Interval
 from kera.broker.records import TO_COME, Key, SegmentAddress, SegmentRecord
@@ -193,7 +194,8 @@ async def test_what_a_shorter_replica_does_not_have_is_read_from_the_next_one(tm
         await backup.server.close()
 
 
-async def test_what_the_disk_has_not_made_durable_comes_once_more(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), RuntimeError("a defect")])
+async def test_what_the_disk_has_not_made_durable_comes_once_more(tmp_path: Path, error: Exception) -> None:
     """A disk tells only once that it has lost something: that the next sync succeeds says nothing of the file."""
     chunks = [placed(number, FIRST, first_record=number) for number in range(2)]
     merge = StreamletMerge(Known(*REF, 1, (Interval(0),)), {})
@@ -208,7 +210,7 @@ async def test_what_the_disk_has_not_made_durable_comes_once_more(tmp_path: Path
         synced.append(name)
         if synced.count("5") == 1 and name == "5":
             os.pwrite(fd, bytes(2 * CHUNK_BYTES), 0)  # as if its memory had been given to something else
-            raise OSError(errno.EIO, "Input/output error")
+            raise error
 
     world = World(
         tmp_path,
@@ -218,8 +220,9 @@ async def test_what_the_disk_has_not_made_durable_comes_once_more(tmp_path: Path
     world.backups = [backup.message]
     replicas = ReplicasToRead(KEY, 0, 2 * CHUNK_BYTES, (1,), first={FIRST})
     world.found = Materials([merge], Scanned({KEY: replicas}))
-    world.begin(world.found)
-    await world.until(lambda: world.readable)
+    with capture_logs():
+        world.begin(world.found)
+        await world.until(lambda: world.readable)
 
     record = world.records[FIRST]
     assert (synced.count("5"), record.physical_id) == (1, 6)

@@ -87,11 +87,11 @@ class Installer:
         except OSError as error:
             self._cannot_sync.goes_on("cannot sync recovered data; trying again", level="error", error=str(error))
             failing = of_disk(error)
-        finally:
-            self.failing = failing
-            if failing:
-                self._complete.extend(target for target in batch if target.memory is not None)
+        except Exception as error:  # noqa: BLE001 - a defect must not leave segments that nobody installs
+            self._cannot_sync.goes_on("syncing recovered data failed; trying again", level="error", exc_info=error)
+        self.failing = failing
         if checksums is None:
+            self._complete.extend(target for target in batch if target.memory is not None)
             for target in batch:
                 if target.memory is None:
                     self._on_unsure(target)
