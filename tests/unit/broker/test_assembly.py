@@ -1,5 +1,6 @@
 """The memory in which segments are put together: bounded, used again, and never by two."""
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,19 @@ def test_smaller_memory_makes_room_for_what_is_larger(assembly: Assembly) -> Non
     large = assembly.begin(target(2, 6 * BLOCK_BYTES))
     assert large is not None
     assert len(large) == 6 * BLOCK_BYTES
+
+
+def test_a_segment_for_which_the_host_has_no_memory_is_put_together_in_its_file_and_costs_no_room(
+    assembly: Assembly, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    with monkeypatch.context() as context:
+        context.setattr("kera.broker.recovery.assembly.mmap.mmap", no_memory)
+        assert [assembly.begin(target(number)) for number in range(2)] == [None, None]
+
+    assert None not in [assembly.begin(target(number)) for number in (2, 3)]
 
 
 def test_a_segment_with_holes_is_put_together_in_its_file(assembly: Assembly) -> None:

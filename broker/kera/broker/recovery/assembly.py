@@ -122,8 +122,12 @@ class Assembly:
             self._drop_free()
         if size > self._left_bytes:
             return None
+        try:
+            memory = memoryview(mmap.mmap(-1, size))
+        except OSError:  # the host has no memory left
+            return None
         self._left_bytes -= size
-        return memoryview(mmap.mmap(-1, size))
+        return memory
 
 
 class Taken(NamedTuple):
