@@ -33,12 +33,16 @@ class Coordinator:
         self.asked: list[int] = []
         self.is_there = True
         self.claims: dict[int, str] = {}
+        self.leaves_out = 0
+        """Owners that its next answer lacks."""
 
     async def find(self, request: coordinator_pb2.FindProducersRequest) -> coordinator_pb2.FindProducersResponse:
         if not self.is_there:
             raise Unavailable("there is no coordinator")
         self.asked += [use.producer_id for use in request.uses]
-        return coordinator_pb2.FindProducersResponse(owners=[self._owner(use) for use in request.uses])
+        left_out, self.leaves_out = self.leaves_out, 0
+        uses = request.uses[: len(request.uses) - left_out]
+        return coordinator_pb2.FindProducersResponse(owners=[self._owner(use) for use in uses])
 
     def _owner(self, use: coordinator_pb2.ProducerUse) -> coordinator_pb2.ProducerOwner:
         owner = coordinator_pb2.ProducerOwner(first_id=use.producer_id, last_id=use.producer_id)
@@ -109,6 +113,16 @@ async def test_a_producers_id_is_for_whom_it_was_given_to(guarded: Guarded) -> N
     assert guarded.try_once(ALICE, MINE + 1, 0) == "", "a block is asked for once"
     assert guarded.coordinator.asked == [MINE]
     assert [guarded.try_once(who, MINE, sequence) for who, sequence in ((SUPER, 1), (DAEMON, 2))] == ["", ""]
+
+
+async def test_an_answer_without_all_owners_is_no_answer_and_the_coordinator_is_asked_again(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producer_owners, "PAUSE_S", 0)
+    guarded.coordinator.leaves_out = 1
+
+    assert await guarded.write(ALICE, MINE) == ""
+    assert guarded.coordinator.asked == [MINE, MINE]
 
 
 async def test_a_name_is_for_whom_may_use_it_as_long_as_that_is_so(guarded: Guarded) -> None:

@@ -63,6 +63,13 @@ def test_a_fence_holds_for_streamlets_that_are_open_and_for_those_that_come(stre
             streams.get(STREAM_ID).streamlet(streamlet_id).append(memoryview(made), verify_header(made))
 
 
+def test_fences_that_are_not_whole_are_ignored_and_asked_for_again(streams: Streams) -> None:
+    streams.fences.note(coordinator_pb2.ProducerFences(version=1, producer_ids=[1], first_epochs=[4]))
+    streams.fences.note(coordinator_pb2.ProducerFences(version=2, producer_ids=[1, 2], first_epochs=[5]))
+
+    assert (streams.fences.version, streams.fences.first_epochs) == (1, {1: 4})
+
+
 def test_opening_again_leaves_open_streamlets_as_they_are_and_adds_new_ones(streams: Streams) -> None:
     streams.open(stream_info(owners=(BROKER_ID, OTHER)), BROKER_ID)
     before = streams.get(STREAM_ID).streamlet(0)

@@ -7,7 +7,10 @@ share them.
 
 from __future__ import annotations
 
+from kera.core.base.telemetry import get_logger
 from kera.v1 import coordinator_pb2
+
+log = get_logger("kera.access")
 
 
 class ProducerFences:
@@ -20,7 +23,14 @@ class ProducerFences:
         """The first accepted epoch of each fenced producer, which never goes back."""
 
     def note(self, fences: coordinator_pb2.ProducerFences) -> None:
-        """Note the coordinator's fences."""
+        """Note the coordinator's fences. A message that is not whole is ignored, and the next heartbeat asks again."""
+        if len(fences.producer_ids) != len(fences.first_epochs):
+            log.error(
+                "the coordinator's fences are not whole; they are ignored",
+                producer_ids=len(fences.producer_ids),
+                first_epochs=len(fences.first_epochs),
+            )
+            return
         for producer_id, first_epoch in zip(fences.producer_ids, fences.first_epochs, strict=True):
             self.first_epochs[producer_id] = max(first_epoch, self.first_epochs.get(producer_id, 0))
         self.version = fences.version

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from kera.core.base.ids import PRODUCER_IDS
 from kera.core.base.repeated import Repeated
 from kera.core.base.telemetry import get_logger
-from kera.core.errors import KeraError
+from kera.core.errors import KeraError, Unavailable
 from kera.v1 import coordinator_pb2
 
 log = get_logger("kera.access")
@@ -113,6 +113,10 @@ class ProducerOwners:
             )
             try:
                 answer = await find(request)
+                if len(answer.owners) != len(uses):
+                    raise Unavailable(
+                        f"the coordinator has named {len(answer.owners)} owners, and {len(uses)} were asked"
+                    )
             except KeraError as error:  # clients that send again cause another request
                 failing.goes_on("cannot look up owners of producer ids", ids=len(uses), error=error.message)
                 await asyncio.sleep(PAUSE_S)
