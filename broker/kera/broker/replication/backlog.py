@@ -125,7 +125,7 @@ class Backlog:
 
     # -- repair ----------------------------------------------------------------------------------------------------
 
-    def next_deficient(self, besides: Container[VirtualSegment] = ()) -> VirtualSegment | None:
+    def next_deficient(self, besides: Container[object] = ()) -> VirtualSegment | None:
         """Return the virtual segment to repair next, none of `besides`.
 
         None: there is none, or too few backups can be used.

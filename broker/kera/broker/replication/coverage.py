@@ -266,7 +266,7 @@ class Coverage:
         self,
         usable: int,
         priority_of: Callable[[int], int] = lambda _: 0,
-        besides: Container[VirtualSegment] = (),
+        besides: Container[object] = (),
     ) -> VirtualSegment | None:
         """Return the virtual segment to repair next, if `usable` backups are enough for it; None if there is none.
 
