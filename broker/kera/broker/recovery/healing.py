@@ -130,7 +130,13 @@ class Healing:
             )
         elif not job.holes:
             segment.slot.pin()
-            self._keep(self._write_anew(segment, record)).add_done_callback(lambda _: segment.slot.unpin())
+
+            def written(task: asyncio.Task[None]) -> None:
+                segment.slot.unpin()
+                if not task.cancelled() and (error := task.exception()) is not None:
+                    log.error("writing a segment anew failed", segment=place_of(segment.address), exc_info=error)
+
+            self._keep(self._write_anew(segment, record)).add_done_callback(written)
 
     async def _collect(self, source: _Source, address: SegmentAddress, chunks: Chunks) -> str:
         """Add a virtual segment's chunks of a segment to `chunks`; return why that has to be tried again, if so."""

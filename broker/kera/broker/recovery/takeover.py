@@ -18,6 +18,7 @@ import struct
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from kera.broker.backup_ways import OVER_TCP, BackupWays
 from kera.broker.log.bounds import removed_before
@@ -168,8 +169,13 @@ class Takeovers:
         task = self._joined.get(token)
         if task is None:
             task = self._joined[token] = asyncio.create_task(self._take_over(request))
-            task.add_done_callback(lambda _: self._joined.pop(token, None))
+            task.add_done_callback(partial(self._joined_over, token))
         return await asyncio.shield(task)
+
+    def _joined_over(self, token: bytes, task: asyncio.Task[broker_pb2.TakeOverResponse]) -> None:
+        self._joined.pop(token, None)
+        if not task.cancelled():
+            task.exception()  # retrieved also if all who have asked are gone
 
     async def _take_over(self, request: broker_pb2.TakeOverRequest) -> broker_pb2.TakeOverResponse:
         source = (request.source.broker_id, request.source.before_epoch)

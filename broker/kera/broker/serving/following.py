@@ -21,6 +21,7 @@ from kera.broker.serving.fetch import place_of
 from kera.broker.serving.limits import PushLimits, ServingLimits
 from kera.broker.slices import Loop, Slices, Timer
 from kera.broker.storage.persistence import PersistenceManager
+from kera.core.base.done import Done
 from kera.core.base.ids import Position
 from kera.core.errors import KeraError
 from kera.v1 import common_pb2
@@ -29,7 +30,19 @@ from kera.v1 import common_pb2
 class Follower:
     """A range of an entry, and how far its reader has received it."""
 
-    __slots__ = ("address", "end", "error", "mark", "marked", "missing", "place", "position", "timer", "watched")
+    __slots__ = (
+        "address",
+        "end",
+        "error",
+        "loading",
+        "mark",
+        "marked",
+        "missing",
+        "place",
+        "position",
+        "timer",
+        "watched",
+    )
 
     def __init__(self, start: common_pb2.Cursor, end: common_pb2.Cursor | None, mark: Callable[[Any], object]) -> None:
         """`mark`: called with the follower when it may have new data, or an error."""
@@ -48,6 +61,8 @@ class Follower:
         """The segment that it waits for, either while it is loaded, or in line for a load."""
         self.timer: Timer | None = None
         """Ends the wait for a load."""
+        self.loading: tuple[Entry, Key, Done] | None = None
+        """The load that it waits for, and what that calls."""
         self.error: KeraError | None = None
         """Why the segment cannot be loaded."""
 
@@ -212,7 +227,8 @@ class Loading:
         follower.timer = self._loop.call_later(
             self._load_wait_s, lambda: self._loaded(follower, key, self._memory.loads.not_loaded(entry, key))
         )
-        self._memory.loads.load(entry, key, lambda error: self._loaded(follower, key, error))
+        follower.loading = entry, key, lambda error: self._loaded(follower, key, error)
+        self._memory.loads.load(*follower.loading)
 
     def stop(self, follower: Follower) -> None:
         """End the wait of a follower, if it waits, and let the next one in line have its turn."""
@@ -221,6 +237,9 @@ class Loading:
         if follower.timer is not None:
             follower.timer.cancel()
             follower.timer = None
+            loading, follower.loading = follower.loading, None
+            if loading is not None:
+                self._memory.loads.forget(*loading)
             self._loading -= 1
             self.next()
 

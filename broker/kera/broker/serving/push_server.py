@@ -47,6 +47,7 @@ from kera.core.push import (
     encode,
 )
 from kera.core.rpc import api
+from kera.core.rpc.handling import error_reply
 from kera.core.rpc.method import Call, Evidence, Handler, Peer
 from kera.core.rpc.unix_socket import ANY_USER, OWN_USER, bind_unix, peer_user
 from kera.core.rpc.wire import error_to_message, parse
@@ -382,8 +383,8 @@ class _Connection(asyncio.Protocol):
         try:
             reply = handler(Call(request, memoryview(b""), self._peer))
             answer = (await reply if inspect.isawaitable(reply) else reply).message
-        except KeraError as error:
-            self._refuse(error)
+        except Exception as error:  # noqa: BLE001 - whatever the handler raises is answered
+            self._write(encode(PushKind.REFUSED, error_reply(error, api.AUTHENTICATE).SerializeToString()))
         else:
             self._write(encode(PushKind.AUTHENTICATED, answer.SerializeToString()))
         finally:

@@ -51,7 +51,10 @@ class IndexWriter:
         self._failing = Repeated(log)
 
     def note(self, changes: list[Change], done: Done) -> None:
-        """Make changes that belong to no segment; call `done` when they are durable, or have failed."""
+        """Make changes that belong to no segment; call `done` when they are durable, or the first attempt has failed.
+
+        A change that has failed is tried again, so it may still come to be.
+        """
         self._noted.append((changes, done))
         self._books.events.disk_work()
 
@@ -137,7 +140,10 @@ class IndexWriter:
             self._failing.goes_on(
                 "cannot change the index; retrying", level="error", error=str(job.error), retry_ms=RETRY_MS
             )
-            error = DiskFailed(f"cannot change the index: {job.error}", path=str(job.error.filename))
+            error = DiskFailed(
+                f"cannot change the index: {job.error}; the broker tries again, so the change may still come to be",
+                path=str(job.error.filename),
+            )
             self.failed = replace(job, done=[], error=None)
             self._retry_ms = now_ms + RETRY_MS
         for done in job.done:

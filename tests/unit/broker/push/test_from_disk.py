@@ -137,6 +137,7 @@ def test_a_load_that_takes_too_long_ends_the_lane_and_is_worth_another_try(node:
     node.run(disk=False)
 
     assert reader.end()[:2] == ("FAILED", "unavailable")
+    assert not any(node.engine.memory.loads._waiters.values()), "who waits no longer is forgotten"
     node.run()
     assert reader.runs == [], "it comes when nobody waits any more"
 

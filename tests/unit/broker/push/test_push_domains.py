@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from kera.broker.serving.push import Push
 from kera.broker.serving.push_server import PushServer
@@ -26,8 +27,16 @@ from kera.core.access.identity import Identity
 from kera.core.access.rights import Operation
 from kera.core.base.blocks import FileCalls
 from kera.core.base.ids import EARLIEST, EntryId
-from kera.core.errors import AuthenticationFailed, InvalidArgument, NotAllowed, Unavailable, UnknownStream
+from kera.core.errors import (
+    AuthenticationFailed,
+    InternalError,
+    InvalidArgument,
+    NotAllowed,
+    Unavailable,
+    UnknownStream,
+)
 from kera.core.push import STRANGER_BYTES_MAX, PushKind, encode, encode_numbers
+from kera.core.rpc import api
 from kera.core.rpc.unix_socket import ANY_USER, OWN_USER
 from kera.server.access.guard import Guard
 from kera.v1 import access_pb2, push_pb2
@@ -156,6 +165,17 @@ async def test_who_may_read_a_domain_reads_its_streams_in_place(served: Served) 
 async def test_who_may_not_read_a_domain_does_not_get_it(served: Served, rules: list[access_pb2.AccessRule]) -> None:
     served.allow(*rules)
     with pytest.raises(NotAllowed, match="user:alice may not read domain:eu"):
+        await served.connect()
+
+
+async def test_whoever_introduces_itself_is_answered_whatever_fails(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(_: Any) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(served.guard, "service", lambda: {api.AUTHENTICATE: fail})
+    with capture_logs(), pytest.raises(InternalError, match="a defect"):
         await served.connect()
 
 
