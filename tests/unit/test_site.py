@@ -104,9 +104,9 @@ def test_the_python_api_has_signatures_fields_and_attributes() -> None:
 
     assert "### Client.connect\n\n```python\nasync Client.connect(\n    bootstrap: str,\n" in text
     assert "### Client.admin\n\n```python\nClient.admin: Admin\n" in text
-    assert "* `next: Position`: Where the chunk after this one starts." in text
+    assert "* `next: Position`: Start of the next chunk." in text
     assert "Its fields are in [Settings](../settings.md#producer)." in text
-    assert "EARLIEST = Position(group_id=0, segment_id=0, offset=0)\n```\n\nWhere an entry starts" in text
+    assert "EARLIEST = Position(group_id=0, segment_id=0, offset=0)\n```\n\nThe start of an entry, " in text
 
 
 @pytest.mark.parametrize("parameters", ["", "a, b=1, *, c, **d", "a, /, b, *c, d=None", "a: str, *, b: int = 1"])

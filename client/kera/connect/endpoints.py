@@ -315,7 +315,7 @@ def copy_name(source: End, target: End) -> str:
 
 
 def check_copy_name(name: str) -> str:
-    """Return `name`. Raises `InvalidArgument` if it is no valid name of a copy."""
+    """Return `name`. Raises `InvalidArgument` if it is not a valid name of a copy."""
     if not name or len(name) > NAME_CHARS_MAX or _ODD.search(name):
         raise InvalidArgument(
             f"--name: {name!r} is not a copy's name: letters, digits, and . _ -, at most {NAME_CHARS_MAX} of them",

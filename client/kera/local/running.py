@@ -91,10 +91,14 @@ class RunningCluster:
             tasks[0].add_done_callback(lambda _: ended.set())
 
         def cancel() -> None:
-            tasks[0].cancel()
+            if tasks:
+                tasks[0].cancel()
+            else:  # the interrupt came before `begin` was scheduled
+                coroutine.close()
+                ended.set()
 
-        self._loop.call_soon_threadsafe(begin)
         try:
+            self._loop.call_soon_threadsafe(begin)
             ended.wait()
         except BaseException:
             self._loop.call_soon_threadsafe(cancel)

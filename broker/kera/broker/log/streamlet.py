@@ -166,7 +166,7 @@ class Streamlet(StreamletProgress):
     # -- ownership -------------------------------------------------------------------------------------------------
 
     def hold(self, held: Holding) -> None:
-        """Set the intervals that are here. An owner takes chunks from now on; a broker that is no owner takes none."""
+        """Set the intervals that are here. An owner takes chunks from now on; another broker takes none."""
         self.intervals = held.intervals
         if held.owned and not self.owned:
             self._owner_before_promised_us = self._memory.now_us  # the former owner's promise is still unknown

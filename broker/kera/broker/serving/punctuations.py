@@ -135,7 +135,7 @@ class Punctuations:
             try:
                 return self._writer.punctuate(write, stream, streamlet, entry, request.timestamp_us)
             except ArenaFull as error:
-                if "domain" in error.attributes:  # waiting is no use
+                if "domain" in error.attributes:  # waiting does not help
                     raise
                 if self._writer.made_room(write):
                     continue

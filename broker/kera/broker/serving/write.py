@@ -238,7 +238,7 @@ class Writer:
                     check_payload(bulk, at, header, stream.schemas[header.schema_id])
                 self._append(write, stream, streamlet, bulk[at:chunk_end], header)
             except KeraError as error:
-                if isinstance(error, ArenaFull) and "domain" not in error.attributes:  # else waiting is no use
+                if isinstance(error, ArenaFull) and "domain" not in error.attributes:  # else waiting does not help
                     write.pump = True
                     if self._backlog.make_room():
                         continue

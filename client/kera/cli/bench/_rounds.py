@@ -235,7 +235,7 @@ async def _consume_after(tasks: list[Any], cluster: MeasuredCluster) -> Round:
         consumed = await asyncio.gather(*(worker.result() for worker in consumers))
         after_s = cluster.cpu_seconds()
     for result in consumed:
-        result.latencies = ""  # the age of records that were written before is no latency
+        result.latencies = ""  # records that were written before have an age, and not a latency
     return _put_together([], consumed, cluster, before_s, after_s)
 
 

@@ -74,7 +74,7 @@ class Losses:
 
     def __init__(self, *, are_allowed: bool) -> None:
         self.are_allowed = are_allowed
-        """Whether the loss of acknowledged records is no violation if the cluster reports it."""
+        """Whether the loss of acknowledged records is permitted if the cluster reports it."""
         self.entries: set[Entry] = set()
         """Entries with reported losses."""
         self.first: dict[Entry, int] = {}

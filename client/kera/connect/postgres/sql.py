@@ -135,7 +135,7 @@ class Rows(NamedTuple):
 
 
 def quoted(name: str) -> str:
-    """Quote the name of a table or column. Raises `InvalidArgument` if it is no valid name."""
+    """Quote the name of a table or column. Raises `InvalidArgument` if it is not a valid name."""
     if not name or "\0" in name:
         raise InvalidArgument(f"{name!r} is not a table or column name")
     return '"' + name.replace('"', '""') + '"'

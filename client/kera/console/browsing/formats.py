@@ -137,7 +137,7 @@ class Decoder:
 
 
 def _packed(value: bytes) -> dict[Any, Any] | None:
-    """Decode an object of msgpack; None: it is no object.
+    """Decode an object of msgpack; None: it is not an object.
 
     Other bytes rarely decode as an object, but often as a number or a list.
     """

@@ -219,7 +219,7 @@ class Catalog:
         return brokers is not None and brokers.owners[broker_id] > 0
 
     def consumer_groups_waited_for(self) -> set[str]:
-        """Return the consumer groups that streams' settings name; these are no leftovers."""
+        """Return the consumer groups that streams' settings name, so that they are not forgotten."""
         return set(+self._waited_for)
 
     def streamlet_counts(self) -> Counter[int]:

@@ -94,7 +94,7 @@ def remove(path: str, version: int = -1) -> Operation:
 
 
 class NodeMissing(MetadataStoreFailed):
-    """A node does not exist. Callers for which that is no error catch this."""
+    """A node does not exist. Callers that expect that catch this."""
 
 
 class NodeThere(MetadataStoreFailed):
