@@ -37,6 +37,7 @@ from kera.broker.storage.physical_ids import PhysicalIds
 from kera.broker.storage.restart import Restart
 from kera.broker.storage.segment_files import SegmentStore
 from kera.core.base.ids import EARLIEST, Position
+from kera.core.base.turns import at_once
 from kera.core.errors import ArenaFull, DataLost, InvalidCursor, OutOfSequence, ProducerFenced, RecordTooLarge
 from kera.core.format.chunk import HEADER_BYTES, ChunkHeader, verify_chunk
 from tests.property.streamlet_model import Lease, Model, Seen, Stored, chunks_of, encoded, placed_chunks
@@ -291,7 +292,7 @@ class StreamletMachine(RuleBasedStateMachine):
     @rule(consumer_group=st.sampled_from("ab"), groups_max=st.integers(1, 4))
     def next_groups(self, consumer_group: str, groups_max: int) -> None:
         given = self.given.setdefault(consumer_group, [])
-        groups = self.given_groups.next(self.streamlet, consumer_group, groups_max)
+        groups = at_once(self.given_groups.next(self.streamlet, consumer_group, groups_max))
         there = sorted({chunk.appended.group_id for entry in self.model.entries for chunk in entry})
         assert [group_id for group_id, _ in groups] == there[len(given) : len(given) + groups_max]
         given += [group_id for group_id, _ in groups]

@@ -6,6 +6,7 @@ from kera.broker.log.read_plan import group_entry
 from kera.broker.log.streamlet import Streamlet
 from kera.broker.serving.thesis_api import GivenGroups
 from kera.core.base.ids import Position
+from kera.core.base.turns import at_once
 from kera.core.errors import DataLost, UnknownGroup
 from tests.unit.broker.support import Engine, Log
 
@@ -75,4 +76,4 @@ def test_a_dropped_streamlet_has_no_groups(streamlet: Streamlet) -> None:
     streamlet.drop()
 
     assert streamlet.available_groups() == (0, 0)
-    assert GivenGroups().next(streamlet, "a", 9) == []
+    assert at_once(GivenGroups().next(streamlet, "a", 9)) == []
