@@ -40,7 +40,7 @@ class Where:
     unnamed: Literal["earliest", "latest"] | None = None
     """The place in a stream that `streams` does not name; None: it must name all streams."""
     behind: Literal["error", "latest"] = "latest"
-    """What a time means in a streamlet without records at or after it."""
+    """The position that a time stands for in a streamlet without records at or after it."""
     stream_ids: Mapping[str, int] = field(default_factory=dict)
     """The incarnations of the streams to which the places belong, if the text has them."""
 
