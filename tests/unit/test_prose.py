@@ -2,7 +2,7 @@
 
 A riddle is a sentence that has to be read twice, found by its form: a noun clause as subject ("What is lost …",
 "Who reads …"), an inverted relative ("of which"), a passive that hides who acts ("is told"), or filler ("so many").
-The search is rough on purpose: it counts, and a page may have a few.
+The search is rough on purpose: it counts, and a page may have a few. Docstrings and comments are held to the same.
 """
 
 import ast
@@ -49,6 +49,14 @@ DOCSTRINGS_LEFT = {
     "scripts": 0,
 }
 """Docstrings of each package that begin so, without naming their subject. Lower the counts; never raise one."""
+
+
+CODE_LIMIT = 3
+"""Riddles per 100 sentences that the docstrings and comments of a package may have."""
+CODE_TEXT = re.compile(
+    r'^ *r?"""([^\0]*?)"""|((?:^ *# (?!type:|noqa|fmt:|pragma).*\n)+)|  # (?!type:|noqa|fmt:)(.*)$', re.MULTILINE
+)
+"""A docstring, lines of comments, or a comment behind a statement."""
 
 
 HEAD_ALONE = re.compile(r'^ *r?"""See the head of this module', re.MULTILINE)
@@ -133,6 +141,26 @@ def test_docstrings_name_their_subject() -> None:
 def test_a_docstring_without_a_subject_is_found() -> None:
     text = 'x = 1\n"""Of this version."""\n\ndef f():\n    """What is kept."""\n    return "Of it"\n'
     assert len(DOCSTRING_RIDDLE.findall(text)) == 2
+
+
+def code_text(source: str) -> str:
+    """The docstrings and comments of a module, a paragraph each."""
+    return "\n\n".join(re.sub("^ *#? ?", "", "".join(each), flags=re.MULTILINE) for each in CODE_TEXT.findall(source))
+
+
+@pytest.mark.parametrize("package", [each for each in DOCSTRINGS_LEFT if "/" in each])
+def test_docstrings_and_comments_are_written_in_plain_english(package: str) -> None:
+    paths = [path for path in (ROOT / package).rglob("*.py") if not path.stem.endswith(("_pb2", "_pb2_grpc"))]
+    found = [each for path in paths for each in sentences(code_text(path.read_text(encoding="utf-8")))]
+    worst = [each for each in found if riddles(each)]
+    assert 100 * len(worst) / len(found) <= CODE_LIMIT, "\n".join(["rewrite some of these sentences:", *worst[:20]])
+
+
+def test_docstrings_and_comments_are_found() -> None:
+    source = (
+        'x = 1  # noqa: E501\n"""A sentence of four."""\n    # Of two\n    # lines that follow.\nf()  # who it is\n'
+    )
+    assert list(sentences(code_text(source))) == ["A sentence of four.", "Of two lines that follow.", "who it is"]
 
 
 def test_docstrings_say_what_a_thing_is() -> None:

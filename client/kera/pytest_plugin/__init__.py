@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 try:
     from pytest_asyncio import fixture as async_fixture
-except ImportError:  # without pytest-asyncio no test has a loop in which the fake cluster could run
+except ImportError:  # without pytest-asyncio, no loop runs the fake cluster
     async_fixture = pytest.fixture  # type: ignore[assignment]
 
 SMALL = {"arena_bytes": 64 << 20, "backup_memory_bytes": 64 << 20, "segment_bytes": 1 << 20}
