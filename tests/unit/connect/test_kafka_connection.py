@@ -11,6 +11,7 @@ import pytest
 
 from kera.connect.errors import Unreachable
 from kera.connect.kafka.connection import admin_of, settings_of
+from kera.connect.kafka.sink import cause_of
 from kera.connect.kafka.source import TopicSource
 
 
@@ -74,3 +75,21 @@ def test_a_target_that_is_slow_is_no_silence_of_the_brokers(monkeypatch: pytest.
     for _ in range(3):
         next(messages)
         clock.now_s += 1000
+
+
+class Ended:
+    """A producer that has ended; calls about its transaction report the reason."""
+
+    def abort_transaction(self, _timeout_s: float) -> None:
+        raise confluent_kafka.KafkaException(confluent_kafka.KafkaError(confluent_kafka.KafkaError._FENCED))
+
+
+@pytest.mark.parametrize(
+    ("reported", "cause"),
+    [
+        (confluent_kafka.KafkaError._FATAL, confluent_kafka.KafkaError._FENCED),
+        (confluent_kafka.KafkaError._QUEUE_FULL, confluent_kafka.KafkaError._QUEUE_FULL),
+    ],
+)
+def test_the_reason_why_a_producer_has_ended_is_found(reported: int, cause: int) -> None:
+    assert cause_of(confluent_kafka.KafkaError(reported), Ended()).code() == cause

@@ -229,7 +229,7 @@ class TopicSink:
                 self._producer.poll(RETRY_S)
                 continue
             except kafka.KafkaException as error:
-                raise self._failure(error.args[0]) from error
+                raise self._failure(cause_of(error.args[0], self._producer)) from error
             self._producer.poll(0)
             return
 
@@ -282,6 +282,21 @@ DEFAULTS = {
     "partitioner": "murmur2_random",  # the partitioner of Java's producers
 }
 _OF_PRODUCERS = ("linger.", "queue.buffering.", "partitioner", "transaction.", "message.", "compression.", "batch.")
+
+
+def cause_of(error: Any, producer: Any) -> Any:
+    """Return the error that has ended a producer of Kafka's; any other error is returned as it is.
+
+    `produce` reports a producer that has ended without the reason. Calls about its transaction report the reason.
+    """
+    import confluent_kafka as kafka
+
+    if error.code() == kafka.KafkaError._FATAL:  # noqa: SLF001
+        try:
+            producer.abort_transaction(ABORT_S)
+        except kafka.KafkaException as fatal:
+            return fatal.args[0]
+    return error
 
 
 def _error_in(failed: BaseException | None) -> Any:
