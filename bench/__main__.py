@@ -49,6 +49,7 @@ BENCHMARKS = {
     "write-cost": Benchmark("minutes", "a write request: the broker's writer, with either core"),
     "producer-cost": Benchmark("minutes", "a batch: the producer, with either core"),
     "record-cost": Benchmark("minutes", "a record that is sent or read by itself, with either core"),
+    "lone": Benchmark("3 min", "a record that travels alone: client, broker, backup; without asyncio; small batches"),
     "native-cost": Benchmark("minutes", "the functions of the native core, beside the same in Python"),
     "small-requests": Benchmark("2 min", "small requests from a program in C, with either core"),
     "grpc-writes": Benchmark("4 min", "writes over gRPC, from Python and from Java"),
