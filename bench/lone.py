@@ -51,7 +51,7 @@ class _Watch:
 
 
 async def _paced(count: int, do: Callable[[], Awaitable[object]]) -> None:
-    """Do something so many times, `RATE` times a second."""
+    """Await `do` `count` times, `RATE` times a second."""
     loop = asyncio.get_running_loop()
     begun_s = loop.time()
     for number in range(count):

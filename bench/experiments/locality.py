@@ -103,10 +103,9 @@ EXPERIMENT = Experiment(
         ),
     ),
     plotted="consumed",
-    note="The producer has a call for each chunk of 256 KiB. Consumed is what a stream has, over the time until all"
-    " consumers have all of it: a consumer that falls behind leaves the producer more of the machine. A remote"
-    " consumer is one that is told to pull: its connection is a unix socket of this machine, which is faster than a"
-    " network.",
+    note="The producer has a call for each chunk of 256 KiB. Consumed is the size of the stream over the time until"
+    " all consumers have read it all: a consumer that falls behind leaves the producer more of the machine. Remote"
+    " consumers pull, over a unix socket of this machine, which is faster than a network.",
 )
 
 

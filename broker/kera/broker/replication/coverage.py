@@ -47,7 +47,7 @@ class Coverage:
         self.draining: set[int] = set()
         """Backups whose replicas no longer count: they are copied elsewhere, and then freed."""
         self._adopted: set[int] = set()
-        """The open streams. What is left of other streams is unknown, so their virtual segments stay untouched."""
+        """The open streams. The virtual segments of all other streams stay untouched."""
         self.segments: dict[int, VirtualSegment] = {}
         """All closed virtual segments, by id."""
         self._of_stream: dict[int, dict[int, VirtualSegment]] = defaultdict(dict)

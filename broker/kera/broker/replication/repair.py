@@ -4,8 +4,8 @@ It handles one virtual segment (or extent of the backlog) after the other, piece
 chunks from disk if they are not in memory, appends them to the stream's repair log, and waits for the backups. A
 setting bounds the pace.
 
-What cannot be repaired, such as data that cannot be read, is tried again when all else is repaired, so it blocks
-nothing. The part of a virtual segment that can be read is replicated once, and not again with each attempt.
+Data that cannot be read is tried again when all other data is repaired, so it does not block repair.
+The part of a virtual segment that can be read is replicated once, and not again with each attempt.
 """
 
 from __future__ import annotations

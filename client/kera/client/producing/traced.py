@@ -8,7 +8,7 @@
                 with links to all of them (up to a limit). Its context goes to the broker with the request
 
 A chunk that is sent again is in another request, with a new span. Requests with gathered small batches, and with
-batches of so many streamlets that they go as bundles, have no context: their chunks are known too late.
+batches that are sent as bundles because they have many streamlets, have no context: their chunks are known too late.
 """
 
 from __future__ import annotations

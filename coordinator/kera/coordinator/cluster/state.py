@@ -98,8 +98,9 @@ class State:
         return self.ledger.last_number(FEATURE_LEVEL_KEY)
 
     def pace(self) -> TimeSlices:
-        """Return the pace for work that may be long: call `step` often. What was read before a step may not hold after
-        it.
+        """Return the pace for work that may be long: call `step` often.
+
+        State may change during a step, so read it again afterwards.
         """
         return self.turns.pace(REQUESTER.get())
 

@@ -151,7 +151,8 @@ def split(
 def shared(total: int, weights: Sequence[float], most: Sequence[float]) -> list[int]:
     """Share a total by weights, so that none gets more than its maximum in `most`. Weights are above 0.
 
-    What one cannot take goes to the others; a remainder is left only if all are at their maximum.
+    An element at its maximum leaves the rest of its share to the others. A remainder is left only if all are at their
+    maximum.
     """
     shares = [0] * len(weights)
     open_, left = set(range(len(weights))), total

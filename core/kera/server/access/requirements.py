@@ -171,7 +171,7 @@ def _compatibility_set(request: Any) -> Iterable[Need]:
 
 
 PATH_ELEMENTS_MAX = 64
-"""Number of a latency constraint's elements that are checked; one with so many elements is refused for every caller."""
+"""Maximum number of elements of a latency constraint that are checked; a constraint with more is always refused."""
 
 
 def _on_path(operation: Operation, path: Iterable[str]) -> Iterable[Need]:

@@ -17,8 +17,8 @@ public final class Environment {
     private Environment() {}
 
     /**
-     * What the driver lacks. This starts the planner, which takes a second the first time. Throws {@link KeraException}
-     * if the planner did not start in time, but may the next time.
+     * Returns the requirement that the driver does not meet, if any. Starts the planner, which takes a second the first
+     * time. Throws {@link KeraException} if the planner did not start in time; the next call tries again.
      */
     public static Optional<String> missing(String python) {
         return missingVersion(package$.MODULE$.SPARK_VERSION()).or(Environment::missingForReading)
