@@ -1,4 +1,4 @@
-"""A coordinator with security on, and those who create streams."""
+"""A coordinator with security on, and users who create streams."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def secure(cluster: Cluster, *super_users: str) -> None:
 
 
 async def limit(cluster: Cluster, name: str, **quota: int) -> None:
-    """Give a user a quota; "": the default one."""
+    """Set the quota of a user; the name "" stands for the default quota."""
     called_by(ROOT)
     access = cluster.coordinator.access
     if name and not any(each.name == name for each in access.list_users(messages.ListUsersRequest()).users):
@@ -34,11 +34,11 @@ async def limit(cluster: Cluster, name: str, **quota: int) -> None:
 
 
 def called_by(who: Identity | None) -> None:
-    """What the test asks for from now on is asked by somebody."""
+    """Make `who` the caller of all further requests of the test."""
     CALLER.set(None if who is None else Peer("grpc", "10.0.0.9:1", identity=who))
 
 
 async def create(cluster: Cluster, who: Identity | None, name: str, **options: str) -> common_pb2.StreamInfo:
-    """A stream, by somebody."""
+    """Create a stream as `who`."""
     called_by(who)
     return await cluster.coordinator.streams.create(name, config(1, 0, None), common_pb2.StreamSchema(), **options)

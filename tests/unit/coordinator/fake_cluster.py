@@ -1,4 +1,4 @@
-"""A cluster for unit tests: a real coordinator, and fakes of all that is around it."""
+"""A cluster for unit tests: a real coordinator with fakes of its store, clock, brokers and backups."""
 
 import asyncio
 from collections import Counter
@@ -20,50 +20,50 @@ from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 
 SETTINGS = CoordinatorSettings.for_testing(Path("unused"))
 FIRST_VERSION = 1 << CHANGES_BITS
-"""Of the assignments of a stream that the first coordinator has created."""
+"""The first version of the assignments of a stream that the first coordinator creates."""
 
 
 class FakeBrokers:
-    """Brokers that answer as told: at once, with an error, or when `answering` is set."""
+    """Brokers that answer at once, with an error, or when `answering` is set, as the test chooses."""
 
     def __init__(self) -> None:
         self.opened: list[tuple[int, str]] = []
         self.dropped: list[tuple[int, int]] = []
         self.streams: dict[tuple[int, int], common_pb2.StreamInfo] = {}
-        """What each broker was told last, by its id and the stream's."""
+        """The last description of each stream that each broker got, by broker id and stream id."""
         self.handed_over: dict[tuple[int, int, int], common_pb2.StreamletState] = {}
-        """What each broker was given with a streamlet, by its id, the stream's and the streamlet's."""
+        """The state that each broker got with a streamlet, by the ids of broker, stream and streamlet."""
         self.sealed: list[tuple[int, int, int]] = []
         self.asked_where: list[tuple[int, int, int]] = []
-        """Who was asked once more where a streamlet ended."""
+        """Requests for the end of a streamlet: ids of broker, stream and streamlet."""
         self.taken_over: list[tuple[int, broker_pb2.TakeOverRequest]] = []
         self.ends: dict[tuple[int, int], common_pb2.StreamletState] = {}
-        """Where streamlets end, by the stream's id and theirs; others end before their second group."""
+        """The ends of streamlets, by stream id and streamlet id; others end before their second group."""
         self.failures: dict[int, Exception] = {}
-        """What every call of a broker comes to."""
+        """The exception that every call of a broker raises, by broker id."""
         self.unsealable: set[int] = set()
         """Streamlets that cannot be sealed."""
         self.lacking: set[int] = set()
-        """Streamlets that nobody opens who was not given what was handed over."""
+        """Streamlets that a broker opens only with their handed-over states."""
         self.refused: set[int] = set()
         """Brokers whose addresses refuse connections."""
         self.waits_for: list[str] = []
-        """What brokers wait for that are to take over."""
+        """The reasons why brokers do not take over yet."""
         self.unreadable: dict[str, str] = {}
-        """What brokers wait for that are to take over streams of these names, by name."""
+        """The reasons why brokers do not take over certain streams yet, by name of the stream."""
         self.unopenable: set[str] = set()
         """Names of streams for which brokers have no room."""
         self.measured: list[tuple[int, list[common_pb2.Cursor]]] = []
-        """Who was asked what there is behind cursors."""
+        """Requests for the lag behind cursors: broker id and cursors."""
         self.lag: Callable[[int, common_pb2.Cursor], broker_pb2.Lag] = lambda *_: broker_pb2.Lag()
-        """What a broker has behind a cursor."""
+        """The lag that a broker reports for a cursor."""
         self.answering = asyncio.Event()
         self.answering.set()
         self.asked = asyncio.Event()
         self.created: list[str] = []
-        """Streams that brokers were told nobody has had."""
+        """Names of streams that brokers opened as newly created ones."""
         self.epochs: list[int] = []
-        """Of the coordinators that gave orders."""
+        """The epoch of the coordinator behind each order."""
 
     async def _answer(self, broker: common_pb2.BrokerInfo, coordinator_epoch: int) -> None:
         self.epochs.append(coordinator_epoch)
@@ -166,7 +166,7 @@ class FakeBackups:
 
     def __init__(self) -> None:
         self.fenced: list[tuple[int, int, int]] = []
-        """Backup, broker, and the epoch before which it is refused."""
+        """Backup, broker, and the epoch before which the backup refuses the broker."""
         self.freed: list[tuple[int, int, int]] = []
         self.replicas: Counter[int] = Counter()
         self.failures: dict[int, Exception] = {}
@@ -195,7 +195,7 @@ class FakeBackups:
 
 
 class Cluster:
-    """A coordinator over what is around it: a store, a clock and brokers, which outlive it."""
+    """A coordinator with a store, a clock, brokers and backups that outlive it."""
 
     def __init__(self, store: MemoryStore | None = None) -> None:
         self.store = store or MemoryStore()
@@ -206,12 +206,12 @@ class Cluster:
         self.epoch = 0
         self.observe_move: ObserveMove = lambda *_: None
         self.guard: Guard | None = None
-        """In front of coordinators that are loaded from then on."""
+        """The guard of coordinators that are loaded from then on."""
         self.coordinator: Coordinator
         self._loaded: list[Coordinator] = []
 
     async def load(self) -> Coordinator:
-        """Another coordinator of what is in the store."""
+        """Load another coordinator from the store."""
         loaded = await Coordinator.load(
             self.store,
             self.brokers,
@@ -226,13 +226,13 @@ class Cluster:
         return loaded
 
     async def close(self) -> None:
-        """No coordinator leaves work behind that would begin more while the event loop ends."""
+        """Close all coordinators, so that their work does not begin more while the event loop ends."""
         self.brokers.answering.set()
         for coordinator in self._loaded:
             await coordinator.close()
 
     async def edit(self, *writes: Write) -> None:
-        """Records are changed as a coordinator does it that takes no census."""
+        """Change records as a coordinator without a census does."""
         places = {f"{CENSUS}{write.key.partition('/')[0] if '/' in write.key else '.'}" for write in writes}
         known = {place: self.store.records[place].version for place in places if place in self.store.records}
         await self.store.write(*writes, *(Write(place, None, version) for place, version in known.items()))
@@ -243,26 +243,26 @@ class Cluster:
         return self.coordinator
 
     async def settle(self) -> None:
-        """A heartbeat interval goes by, and all that comes of it is done."""
+        """Let a heartbeat interval pass, and wait for all work that it starts."""
         self.coordinator.tick()
         await self.coordinator.idle()
 
     async def heartbeat(self, *broker_ids: int, **fields: Any) -> None:
-        """Heartbeats of the current launches of brokers."""
+        """Send heartbeats of the current launches of brokers."""
         for broker_id in broker_ids:
             epoch = self.coordinator.state.brokers.epoch(broker_id)
             request = coordinator_pb2.HeartbeatRequest(broker_id=broker_id, broker_epoch=epoch, **fields)
             await self.coordinator.members.heartbeat(request)
 
     def backup_heartbeat(self, *backup_ids: int) -> None:
-        """Heartbeats of the current launches of backups."""
+        """Send heartbeats of the current launches of backups."""
         for backup_id in backup_ids:
             epoch = self.coordinator.state.backups.epoch(backup_id)
             request = coordinator_pb2.BackupHeartbeatRequest(backup_id=backup_id, backup_epoch=epoch)
             self.coordinator.members.backup_heartbeat(request)
 
     async def silence(self, *broker_ids: int) -> None:
-        """All members are heard of but these brokers, until these count as dead."""
+        """Send heartbeats of all members but these brokers, until these count as dead."""
         members = self.coordinator.state
         for _ in range(self.settings.heartbeats_missed_max + 1):
             self.clock.advance(self.settings.heartbeat_interval_ms / 1000)

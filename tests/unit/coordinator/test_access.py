@@ -1,4 +1,4 @@
-"""Users, rules and tokens: what a request makes of them, who is told, and what outlasts a coordinator."""
+"""Users, rules and tokens: changes by requests, how daemons learn of them, and how they outlast a coordinator."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def put(name: str = "alice", *, create: bool = True, **fields: object) -> messag
     return messages.PutUserRequest(name=name, create=create, **fields)  # type: ignore[arg-type]
 
 
-# --- what a request makes of them --------------------------------------------------------------------------------
+# --- changes by requests -----------------------------------------------------------------------------------------
 
 
 def changed(known: messages.UserRecord | None, request: messages.PutUserRequest, users: int = 0) -> messages.UserRecord:
@@ -61,7 +61,7 @@ def test_a_user_is_made_once() -> None:
         changed(None, put(create=False))
 
 
-def test_of_a_user_only_that_changes_which_is_named() -> None:
+def test_an_update_changes_only_the_named_fields_of_a_user() -> None:
     made = changed(None, put(scram=VERIFIER, roles=messages.Roles(names=["a"]), quota=messages.Quota(streams=3)))
     made.password_version = 3
     same = changed(made, put(create=False, roles=messages.Roles(names=["b"])))
@@ -75,8 +75,8 @@ def test_of_a_user_only_that_changes_which_is_named() -> None:
 
 
 @pytest.mark.parametrize("limit", ["bytes_in_per_s", "bytes_out_per_s", "requests_per_s"])
-def test_a_rate_of_nothing_is_refused(limit: str) -> None:
-    """What may not be done at all is a question of rights, and would never be paid off."""
+def test_a_rate_of_zero_is_refused(limit: str) -> None:
+    """Rights forbid an operation altogether. With a rate of zero a request would wait for ever."""
     with pytest.raises(InvalidArgument, match=f"{limit} is 1 at least"):
         changed(None, put(quota=messages.Quota(**{limit: 0})))
     made = changed(None, put(quota=messages.Quota(**{limit: 1}, connections=0, streams=0)))
@@ -94,12 +94,12 @@ def test_a_rate_of_nothing_is_refused(limit: str) -> None:
         put(scram=messages.ScramVerifier(salt=b"x" * 12, iterations=1)),
     ],
 )
-def test_what_makes_no_user_is_refused(request_: messages.PutUserRequest) -> None:
+def test_an_invalid_user_is_refused(request_: messages.PutUserRequest) -> None:
     with pytest.raises(InvalidArgument):
         changed(None, request_)
 
 
-def test_there_is_room_for_so_many_users_and_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_numbers_of_users_and_rules_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidArgument, match="there are 10000 users already"):
         changed(None, put(), users=changes.USERS_MAX)
     monkeypatch.setattr(changes, "RULES_MAX", 1)
@@ -108,7 +108,7 @@ def test_there_is_room_for_so_many_users_and_rules(monkeypatch: pytest.MonkeyPat
         granted([one], rule(resource="stream:t"), rule_id=2, by="", now_us=0)
 
 
-def test_a_rule_is_given_more_operations_before_there_is_another_one() -> None:
+def test_granting_another_operation_extends_the_existing_rule() -> None:
     one = granted([], rule(), rule_id=1, by="user:admin", now_us=5)
     more = granted([one], rule("user:alice", "stream:s", WRITE), rule_id=2, by="user:other", now_us=9)
     assert (more.rule_id, list(more.operations), more.created_by) == (1, wire([READ, WRITE]), "user:admin")
@@ -117,7 +117,7 @@ def test_a_rule_is_given_more_operations_before_there_is_another_one() -> None:
     assert granted([one], deny, rule_id=2, by="", now_us=9).rule_id == 2
 
 
-def test_operations_are_taken_from_a_rule_until_none_is_left() -> None:
+def test_a_rule_is_deleted_when_its_last_operation_is_revoked() -> None:
     one = granted([], rule("user:alice", "stream:s", READ, WRITE), rule_id=1, by="", now_us=0)
     before, after = revoked([one], messages.RevokeRightsRequest(rule=rule("user:alice", "stream:s", WRITE)))
     assert before == [one]
@@ -141,7 +141,7 @@ def test_operations_are_taken_from_a_rule_until_none_is_left() -> None:
         messages.RevokeRightsRequest(rule=rule("user:alice", "stream:s", WRITE)),
     ],
 )
-def test_what_takes_nothing_is_refused(request_: messages.RevokeRightsRequest) -> None:
+def test_a_revocation_that_matches_no_rule_is_refused(request_: messages.RevokeRightsRequest) -> None:
     one = granted([], rule(), rule_id=1, by="", now_us=0)
     with pytest.raises(InvalidArgument):
         revoked([one], request_)
@@ -151,7 +151,7 @@ def test_what_takes_nothing_is_refused(request_: messages.RevokeRightsRequest) -
 
 
 class Daemons:
-    """Those who are told: at once, or not at all."""
+    """Daemons that take a change at once, or cannot be reached."""
 
     def __init__(self) -> None:
         self.told: dict[str, messages.ApplyAccessRequest] = {}
@@ -211,7 +211,7 @@ def nobody_asks() -> Iterator[None]:
     CALLER.reset(token)
 
 
-async def test_a_change_is_answered_when_all_daemons_have_been_told(secured: Secured) -> None:
+async def test_a_change_is_sent_to_all_daemons_before_it_is_answered(secured: Secured) -> None:
     answer = await secured.service.put_user(put(scram=VERIFIER))
     assert not answer.untold.members
     assert [user.name for user in secured.table.users] == ["alice"]
@@ -220,7 +220,7 @@ async def test_a_change_is_answered_when_all_daemons_have_been_told(secured: Sec
     assert [each.rule_id for each in secured.table.rules] == [1]
 
 
-async def test_all_daemons_have_the_same_decoys_for_ever(secured: Secured) -> None:
+async def test_all_daemons_have_the_same_decoys_after_a_restart(secured: Secured) -> None:
     await secured.service.put_user(put(scram=VERIFIER))
     decoys = secured.table.decoys
     assert len(decoys) == 32
@@ -230,7 +230,7 @@ async def test_all_daemons_have_the_same_decoys_for_ever(secured: Secured) -> No
     assert secured.guard.authenticator.accounts.decoys == decoys
 
 
-async def test_who_cannot_be_told_is_named_and_told_when_it_is_heard_of(secured: Secured) -> None:
+async def test_an_unreachable_daemon_is_named_and_gets_the_change_later(secured: Secured) -> None:
     secured.daemons.away.add("broker-a:1")
     answer = await secured.service.put_user(put(scram=VERIFIER))
     assert list(answer.untold.members) == ["broker 1: cannot connect to broker-a:1 within 2 s"]
@@ -245,7 +245,7 @@ async def test_who_cannot_be_told_is_named_and_told_when_it_is_heard_of(secured:
     assert not secured.daemons.told
 
 
-async def test_what_may_have_been_written_holds_for_nobody_before_a_coordinator_has_found_it(secured: Secured) -> None:
+async def test_an_uncertain_write_takes_effect_only_after_the_next_coordinator_loads_it(secured: Secured) -> None:
     secured.cluster.store.failure = MetadataStoreFailed("input/output error")
     with pytest.raises(MetadataStoreFailed):
         await secured.service.put_user(put(scram=VERIFIER))
@@ -256,7 +256,7 @@ async def test_what_may_have_been_written_holds_for_nobody_before_a_coordinator_
     assert secured.guard.authenticator.accounts.verifier_of("alice") is not None
 
 
-async def test_no_change_is_missing_in_the_audit_and_one_that_failed_is_told_as_such(secured: Secured) -> None:
+async def test_every_change_is_audited_before_its_write_and_a_failed_one_once_more(secured: Secured) -> None:
     store = secured.cluster.store
     write = store.write
 
@@ -277,7 +277,7 @@ async def test_no_change_is_missing_in_the_audit_and_one_that_failed_is_told_as_
     ]
 
 
-async def test_what_cannot_be_written_is_not_told_and_holds_for_nobody(secured: Secured) -> None:
+async def test_a_change_that_cannot_be_written_has_no_effect(secured: Secured) -> None:
     await secured.service.put_user(put(scram=VERIFIER))
     rule_id = (await secured.service.grant(messages.GrantRightRequest(rule=rule()))).rule.rule_id
     caller(Identity("alice", how="password"))
@@ -321,15 +321,15 @@ async def test_users_rules_and_tokens_outlast_the_coordinator(secured: Secured) 
     assert len(secured.service.list_tokens(messages.ListTokensRequest()).tokens) == 1
 
 
-async def test_a_version_is_above_all_before_it_though_the_metadata_are_put_back(secured: Secured) -> None:
+async def test_versions_of_access_tables_rise_with_the_clock(secured: Secured) -> None:
     await secured.service.put_user(put())
     first = secured.guard.version
     secured.cluster.clock.advance(1_600_000_000)
     await secured.service.put_user(put("bob"))
-    assert secured.guard.version > first + 1  # it goes by the clock as well
+    assert secured.guard.version > first + 1  # so versions keep rising after a restore of older metadata
 
 
-async def test_only_who_administers_makes_users(secured: Secured) -> None:
+async def test_only_an_administrator_creates_and_changes_users(secured: Secured) -> None:
     caller(Identity("alice", how="password"))
     for request in (put(scram=VERIFIER), put("bob", create=False, scram=VERIFIER), put("alice", create=False)):
         with pytest.raises(NotAllowed):
@@ -339,7 +339,7 @@ async def test_only_who_administers_makes_users(secured: Secured) -> None:
 
 
 @pytest.mark.parametrize(("how", "may"), [("password", True), ("token", False), ("certificate", False), ("jwt", False)])
-async def test_ones_own_password_is_changed_by_who_has_shown_the_old_one(
+async def test_users_who_logged_in_with_a_password_can_change_their_own(
     secured: Secured, how: str, *, may: bool
 ) -> None:
     await secured.service.put_user(put(scram=VERIFIER))
@@ -354,7 +354,7 @@ async def test_ones_own_password_is_changed_by_who_has_shown_the_old_one(
             await secured.service.put_user(request)
 
 
-async def test_who_loses_its_rights_while_its_change_waits_changes_nothing(secured: Secured) -> None:
+async def test_a_waiting_change_fails_when_its_caller_loses_the_rights(secured: Secured) -> None:
     changing = secured.cluster.coordinator.state.changing
     caller(Identity("alice"))
     await secured.service.grant(messages.GrantRightRequest(rule=rule("user:mallory", "cluster", ADMINISTER)))
@@ -375,7 +375,7 @@ async def test_who_loses_its_rights_while_its_change_waits_changes_nothing(secur
     assert not secured.service.list_users(messages.ListUsersRequest()).users
 
 
-async def test_with_a_user_its_tokens_go_and_its_rules_are_named(secured: Secured) -> None:
+async def test_deleting_a_user_revokes_its_tokens_and_names_its_rules(secured: Secured) -> None:
     await secured.service.put_user(put(scram=VERIFIER))
     await secured.service.grant(messages.GrantRightRequest(rule=rule()))
     caller(Identity("alice", how="password"))
@@ -388,14 +388,14 @@ async def test_with_a_user_its_tokens_go_and_its_rules_are_named(secured: Secure
         await secured.service.delete_user(messages.DeleteUserRequest(name="alice"))
 
 
-async def test_what_is_not_there_now_is_remarked(secured: Secured) -> None:
+async def test_a_rule_about_a_missing_stream_and_user_gets_a_remark(secured: Secured) -> None:
     answer = await secured.service.grant(messages.GrantRightRequest(rule=rule()))
     assert answer.remark == (
         "there is no stream 's' now; no user 'alice' is kept here, which is right for one with a certificate or a JWT"
     )
 
 
-async def test_a_memory_domain_without_a_stream_is_remarked(secured: Secured) -> None:
+async def test_a_rule_about_a_memory_domain_without_streams_gets_a_remark(secured: Secured) -> None:
     await secured.service.put_user(put(scram=VERIFIER))
     await secured.cluster.create("orders")
     await secured.cluster.alter("orders", memory_domain="finance")
@@ -408,7 +408,7 @@ async def test_a_memory_domain_without_a_stream_is_remarked(secured: Secured) ->
         assert answer.remark == remark
 
 
-async def test_why_somebody_may_do_something_is_told(secured: Secured) -> None:
+async def test_a_check_of_a_right_names_its_reason(secured: Secured) -> None:
     await secured.service.put_user(put(scram=VERIFIER, roles=messages.Roles(names=["etl"])))
     await secured.service.grant(messages.GrantRightRequest(rule=rule("role:etl", "stream:*", READ)))
 
@@ -433,7 +433,7 @@ async def test_why_somebody_may_do_something_is_told(secured: Secured) -> None:
         asked("user:bob", READ)
 
 
-async def test_a_token_is_renewed_up_to_its_end_and_no_further(secured: Secured) -> None:
+async def test_a_token_can_be_renewed_until_it_expires(secured: Secured) -> None:
     caller(Identity("alice", how="password"))
     issued = await secured.service.issue_token(messages.IssueTokenRequest(lifetime_ms=10_000))
     token = Token.parse(issued.token)
@@ -451,7 +451,7 @@ async def test_a_token_is_renewed_up_to_its_end_and_no_further(secured: Secured)
     assert longest.renewable_for_ms == TOKEN_RENEWABLE_MS
 
 
-async def test_nobody_touches_the_tokens_of_others(secured: Secured) -> None:
+async def test_users_cannot_see_renew_or_revoke_the_tokens_of_others(secured: Secured) -> None:
     caller(Identity("alice", how="password"))
     issued = await secured.service.issue_token(messages.IssueTokenRequest())
     caller(Identity("bob", how="password"))
@@ -465,7 +465,7 @@ async def test_nobody_touches_the_tokens_of_others(secured: Secured) -> None:
     await secured.service.revoke_token(messages.RevokeTokenRequest(token_id=issued.token_id))
 
 
-async def test_who_has_a_token_touches_no_other_one_of_its_owner(secured: Secured) -> None:
+async def test_a_token_gives_access_to_no_other_token_of_its_owner(secured: Secured) -> None:
     caller(Identity("alice"))
     shown, other = [await secured.service.issue_token(messages.IssueTokenRequest()) for _ in range(2)]
     caller(Identity("alice", how="token", token_id=shown.token_id))
@@ -480,7 +480,7 @@ async def test_who_has_a_token_touches_no_other_one_of_its_owner(secured: Secure
     await secured.service.revoke_token(messages.RevokeTokenRequest(token_id=shown.token_id))
 
 
-async def test_nobody_has_all_tokens(secured: Secured, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_tokens_of_a_user_is_limited(secured: Secured, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "TOKENS_OF_USER_MAX", 2)
     caller(Identity("mallory"))
     for _ in range(2):
@@ -491,7 +491,7 @@ async def test_nobody_has_all_tokens(secured: Secured, monkeypatch: pytest.Monke
     assert (await secured.service.issue_token(messages.IssueTokenRequest())).token
 
 
-async def test_who_has_a_token_gets_no_further_one_and_daemons_none(secured: Secured) -> None:
+async def test_callers_with_a_token_and_daemons_cannot_get_tokens(secured: Secured) -> None:
     caller(Identity("alice", how="token", token_id="x"))
     with pytest.raises(NotAllowed):
         await secured.service.issue_token(messages.IssueTokenRequest())
@@ -501,7 +501,7 @@ async def test_who_has_a_token_gets_no_further_one_and_daemons_none(secured: Sec
             await secured.service.issue_token(messages.IssueTokenRequest())
 
 
-async def test_ones_own_rules_are_everybodys_to_see(secured: Secured) -> None:
+async def test_users_see_only_the_rules_that_apply_to_them(secured: Secured) -> None:
     for principal in ("user:alice", "role:etl", "user:*", "user:bob"):
         await secured.service.grant(messages.GrantRightRequest(rule=rule(principal)))
 
@@ -514,7 +514,7 @@ async def test_ones_own_rules_are_everybodys_to_see(secured: Secured) -> None:
     assert len(seen()) == 4
 
 
-async def test_without_security_users_can_be_kept_and_nobody_is_told(cluster: Cluster) -> None:
+async def test_users_can_be_stored_without_security_and_are_not_sent_to_daemons(cluster: Cluster) -> None:
     daemons = Daemons()
     service = AccessService(cluster.coordinator.state, None, daemons)
     service.load()

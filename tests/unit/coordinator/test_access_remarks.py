@@ -1,4 +1,4 @@
-"""Users and rules at the coordinator: what a request makes of them, and what is said of it."""
+"""Users and rules at the coordinator: what requests change, and the remarks and errors in the answers."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def listed(cluster: Cluster, principal: str = "", resource: str = "") -> list[in
     return [each.rule_id for each in cluster.coordinator.access.list_rights(request).rules]
 
 
-async def test_a_request_that_comes_again_finds_the_user_that_it_has_made(cluster: Cluster) -> None:
+async def test_a_repeated_request_to_create_a_user_succeeds(cluster: Cluster) -> None:
     access = cluster.coordinator.access
-    for _ in range(2):  # as by a client whose first attempt had no answer
+    for _ in range(2):  # like a client that got no answer to its first attempt
         await access.put_user(made("alice"))
     assert [each.name for each in access.list_users(messages.ListUsersRequest()).users] == ["alice"]
     for other in (made("alice", scram=verifier_for(PASSWORD, iterations=4096)), made("alice", scram=None)):
@@ -41,14 +41,14 @@ async def test_a_request_that_comes_again_finds_the_user_that_it_has_made(cluste
             await access.put_user(other)
 
 
-async def test_a_user_that_is_not_there_is_told(cluster: Cluster) -> None:
+async def test_changing_or_deleting_a_missing_user_is_an_error(cluster: Cluster) -> None:
     with pytest.raises(UnknownUser, match="there is no user 'alise': kera user create makes one"):
         await cluster.coordinator.access.put_user(messages.PutUserRequest(name="alise", scram=VERIFIER))
     with pytest.raises(UnknownUser, match="there is no user 'alise': kera user list shows all"):
         await cluster.coordinator.access.delete_user(messages.DeleteUserRequest(name="alise"))
 
 
-async def test_rules_of_a_principal_are_those_that_count_for_it(cluster: Cluster) -> None:
+async def test_listing_the_rules_of_a_principal_includes_those_of_its_roles_and_of_everyone(cluster: Cluster) -> None:
     access = cluster.coordinator.access
     await access.put_user(made("alice", "etl"))
     for principal, resource in (
@@ -71,7 +71,7 @@ async def test_rules_of_a_principal_are_those_that_count_for_it(cluster: Cluster
             listed(cluster, principal, resource)
 
 
-async def test_a_rule_about_what_is_not_there_is_taken_and_told(cluster: Cluster) -> None:
+async def test_a_rule_about_a_missing_stream_or_user_is_granted_with_a_remark(cluster: Cluster) -> None:
     access = cluster.coordinator.access
     await cluster.register("a")
     await cluster.create("orders")
@@ -90,7 +90,7 @@ async def test_a_rule_about_what_is_not_there_is_taken_and_told(cluster: Cluster
         assert (answer.rule.principal, answer.remark) == (principal, remark)
 
 
-async def test_changes_at_the_same_time_lose_nothing(cluster: Cluster) -> None:
+async def test_users_created_concurrently_are_all_kept(cluster: Cluster) -> None:
     access = cluster.coordinator.access
     names = [f"user-{number}" for number in range(10)]
     await asyncio.gather(*(access.put_user(made(name)) for name in names))

@@ -49,7 +49,7 @@ def test_streams_are_found_by_name_and_by_id_and_listed_by_name() -> None:
     assert len(catalog) == 2
 
 
-def test_streams_are_listed_in_pages_that_each_go_on_after_the_one_before() -> None:
+def test_each_page_of_streams_continues_after_the_previous_page() -> None:
     catalog, names = Catalog(), [f"stream-{number}" for number in range(20)]
     for number, name in enumerate(reversed(names)):
         catalog.add(stream(name, 20 - number))
@@ -64,12 +64,12 @@ def test_streams_are_listed_in_pages_that_each_go_on_after_the_one_before() -> N
         after = found[-1]
     assert found == sorted(names)
     assert pages == [3] * 6 + [1]
-    assert catalog.page("", 0) == ([catalog.named("stream-0")], True)  # one at least
+    assert catalog.page("", 0) == ([catalog.named("stream-0")], True)  # a page has at least one stream
     assert catalog.page("stream-9", 0) == ([], False)
     assert [each.name for each in catalog.page("stream-7", 1000)[0]] == ["stream-8", "stream-9"]
 
 
-def test_what_a_broker_owns_is_counted_without_what_is_just_being_created() -> None:
+def test_the_streamlets_that_a_broker_owns_exclude_those_being_created() -> None:
     catalog = Catalog()
     catalog.add(stream("a", 1, (1, 1), (1, 1), (2, 1)))
     reserve(catalog, stream("b", 2, (1, 1)))
@@ -103,7 +103,7 @@ def test_a_name_belongs_to_one_stream() -> None:
         catalog.add(stream("a", 2))
 
 
-def test_a_stream_that_is_being_created_holds_its_name_and_nobody_sees_it_but_its_brokers() -> None:
+def test_a_stream_being_created_reserves_its_name_and_is_visible_only_to_its_brokers() -> None:
     catalog = Catalog()
     creating = stream("a", 1, (1, 5), (2, 6))
     reserve(catalog, creating)
@@ -123,7 +123,7 @@ def test_a_stream_that_is_being_created_holds_its_name_and_nobody_sees_it_but_it
     assert catalog.creating(1, 5) == []
 
 
-def test_a_new_launch_takes_over_the_streamlets_of_its_broker_with_a_gap() -> None:
+def test_a_new_launch_takes_over_its_brokers_streamlets_and_skips_group_ids() -> None:
     catalog = Catalog()
     shared, other = stream("shared", 1, (1, 5), (2, 6), (1, 5)), stream("other", 2, (2, 6))
     catalog.add(shared)
@@ -141,7 +141,7 @@ def test_a_new_launch_takes_over_the_streamlets_of_its_broker_with_a_gap() -> No
     assert catalog.streamlet_counts() == {1: 3, 2: 2}
 
 
-def test_the_descriptions_of_all_streams_together_are_limited() -> None:
+def test_the_total_size_of_stream_descriptions_is_limited() -> None:
     third = stream("c", 3, (1, 1))
     for bytes_max, fits in ((3 * third.ByteSize(), True), (3 * third.ByteSize() - 1, False)):
         catalog = Catalog(bytes_max=bytes_max)
@@ -156,7 +156,7 @@ def test_the_descriptions_of_all_streams_together_are_limited() -> None:
             catalog.check_room(stream("d", 4, (1, 1)))
 
 
-def test_memory_domains_of_all_streams_together_are_limited() -> None:
+def test_the_number_of_memory_domains_is_limited() -> None:
     catalog = Catalog()
     for number in range(1, MEMORY_DOMAINS_MAX + 1):
         each = stream(f"s{number}", number, (1, 1))
@@ -172,5 +172,5 @@ def test_memory_domains_of_all_streams_together_are_limited() -> None:
     catalog.check_room(one_more)
 
 
-def test_the_brokers_of_a_stream_are_named_once() -> None:
+def test_each_broker_of_a_stream_is_listed_once() -> None:
     assert broker_ids_of(stream("a", 1, (3, 1), (2, 1), (3, 1))) == [2, 3]

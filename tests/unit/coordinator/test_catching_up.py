@@ -1,4 +1,4 @@
-"""When metadata are older than the cluster, and what is waited for then."""
+"""Metadata that are older than the cluster: how the coordinator notices, and what it waits for."""
 
 import pytest
 
@@ -25,32 +25,32 @@ def phase_of(one: CatchingUp) -> Phase:
     [
         (101, 90, True),
         (101, 0, True),  # a member that joined since
-        (100, 90, False),  # it was given before, and another one has replaced it
-        (101, 105, False),  # one that was given since we lead has replaced it
-        (201, 90, False),  # nobody can have given it by now
+        (100, 90, False),  # these metadata gave this epoch, and a later launch replaced it
+        (101, 105, False),  # a launch that registered under this coordinator replaced it
+        (201, 90, False),  # above every epoch that can exist by now
     ],
 )
-def test_a_launch_is_younger_than_the_metadata_if_they_have_given_no_epoch_as_high(
+def test_a_launch_is_later_than_the_metadata_if_its_epoch_is_higher_than_any_they_gave(
     epoch: int, current: int, later: bool
 ) -> None:
     assert is_later_launch(GIVEN, epoch, current, 200) == later
 
 
 @pytest.mark.parametrize(("epoch", "later"), [(0, False), (10, False), (11, True), (OURS, False), (OURS + 1, False)])
-def test_a_coordinator_that_led_after_the_last_one_that_is_known_says_that_the_metadata_are_older(
+def test_a_coordinator_epoch_after_the_last_known_one_shows_that_the_metadata_are_older(
     epoch: int, later: bool
 ) -> None:
     assert is_later_coordinator(GIVEN, epoch, OURS) == later
 
 
 @pytest.mark.parametrize(("epoch", "later"), [(9, False), (10, True), (15, True), (OURS, False)])
-def test_assignments_of_another_history_are_news_unless_an_earlier_coordinator_made_them(
+def test_assignments_are_later_than_the_metadata_unless_an_earlier_coordinator_made_them(
     epoch: int, later: bool
 ) -> None:
     assert is_later_version(GIVEN, epoch << CHANGES_BITS | 3, OURS) == later
 
 
-def test_nothing_is_taken_up_before_all_have_said_what_they_hold_and_others_had_time_to() -> None:
+def test_taking_up_begins_when_all_brokers_have_answered_and_the_minimum_wait_is_over() -> None:
     one = CatchingUp(0.0, least_s=5.0, grace_s=60.0)
     one.advance(6.0, {1, 2}, [])
     assert phase_of(one) is Phase.ASKING
@@ -68,7 +68,7 @@ def test_nothing_is_taken_up_before_all_have_said_what_they_hold_and_others_had_
     assert phase_of(early) is not Phase.ASKING
 
 
-def test_it_is_over_when_all_is_taken_up() -> None:
+def test_catching_up_ends_when_everything_is_taken_up() -> None:
     one = CatchingUp(0.0, least_s=0.0, grace_s=60.0)
     one.advance(0.0, set(), [])
     one.advance(1.0, set(), ["stream 'orders'"])
@@ -80,7 +80,7 @@ def test_it_is_over_when_all_is_taken_up() -> None:
     assert one.describe(2.0) == ""
 
 
-def test_each_of_the_two_waits_ends_with_the_grace() -> None:
+def test_each_of_the_two_waits_ends_after_the_grace() -> None:
     one = CatchingUp(0.0, least_s=1.0, grace_s=60.0)
     one.advance(60.0, {1}, ["stream 'orders'"])
     assert phase_of(one) is Phase.TAKING_UP
@@ -92,14 +92,14 @@ def test_each_of_the_two_waits_ends_with_the_grace() -> None:
     assert phase_of(one) is Phase.OVER
 
 
-def test_a_grace_that_is_shorter_than_a_silence_is_prolonged() -> None:
+def test_a_grace_shorter_than_the_minimum_wait_is_prolonged() -> None:
     one = CatchingUp(0.0, least_s=5.0, grace_s=0.0)
     one.advance(4.0, {1}, [])
 
     assert phase_of(one) is Phase.ASKING
 
 
-def test_of_many_that_are_waited_for_some_are_named() -> None:
+def test_a_description_names_only_some_of_many_awaited_brokers() -> None:
     one = CatchingUp(0.0, least_s=5.0, grace_s=60.0)
     one.advance(0.0, set(range(1, 10)), [])
 

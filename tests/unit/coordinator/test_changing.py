@@ -1,4 +1,4 @@
-"""The lock under which changes are made: one at a time, and who asks for many does not keep the others from theirs."""
+"""The lock for changes: it admits one change at a time, and requesters take turns."""
 
 import asyncio
 
@@ -24,7 +24,7 @@ async def test_requesters_take_turns() -> None:
     assert done.count("many") == 40
 
 
-async def test_only_one_holds_it() -> None:
+async def test_only_one_task_holds_the_lock() -> None:
     lock, held = Changing(), list[int]()
 
     async def hold() -> None:
@@ -38,14 +38,14 @@ async def test_only_one_holds_it() -> None:
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 2])
-async def test_who_gives_up_while_waiting_leaves_it_to_the_next_one(rounds: int) -> None:
+async def test_a_cancelled_waiter_leaves_the_lock_to_the_next_one(rounds: int) -> None:
     lock, done = Changing(), list[str]()
     await lock.__aenter__()
     given_up = asyncio.create_task(change(lock, "a", done))
     waiting = asyncio.create_task(change(lock, "b", done))
     await asyncio.sleep(0)
     if rounds:
-        await lock.__aexit__()  # and it is its turn already
+        await lock.__aexit__()  # so the cancelled task has got the lock already
     given_up.cancel()
     if not rounds:
         await lock.__aexit__()

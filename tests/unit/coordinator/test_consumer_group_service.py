@@ -1,4 +1,4 @@
-"""Consumer groups over a store: what is answered is stored, rounds that wait, names, and what is forgotten."""
+"""Consumer groups over a store: stored answers, rounds that wait, names, and groups that expire."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Service:
         return await self.consumer_groups.consume_round(request)
 
     async def begin(self, *group_ids: int) -> messages.ConsumeRoundResponse:
-        """Consumer ``a`` finds groups."""
+        """Let consumer ``a`` report that it found groups."""
         seen = messages.SeenGroups(
             stream_id=1,
             through_group_id=group_ids[-1],
@@ -69,7 +69,7 @@ class Service:
         return answer
 
     async def advance(self, seconds: float) -> None:
-        """Time goes by while the process runs."""
+        """Let time pass while the process runs."""
         for _ in range(round(seconds / TICK_S)):
             self.cluster.clock.advance(TICK_S)
             await self.consumer_groups.list_all(messages.ListConsumerGroupsRequest())
@@ -95,7 +95,7 @@ async def service(cluster: Cluster) -> AsyncIterator[Service]:
     await made.consumer_groups.close()
 
 
-async def test_what_is_answered_is_stored(service: Service) -> None:
+async def test_an_answered_commit_is_stored(service: Service) -> None:
     (lease,) = (await service.begin(1)).held
     await service.round(steps=[step(lease, 50)])
     assert service.records() == ["applications/app/0000000000000001/00000000"]
@@ -107,7 +107,7 @@ async def test_what_is_answered_is_stored(service: Service) -> None:
     assert [each.position for each in service.consumer_groups.registry.cursors_of(1)] == [50]
 
 
-async def test_rounds_at_once_are_stored_together(service: Service) -> None:
+async def test_concurrent_rounds_are_stored_together(service: Service) -> None:
     (lease,) = (await service.begin(1)).held
     await service.round("b")
     writes = 0
@@ -125,7 +125,7 @@ async def test_rounds_at_once_are_stored_together(service: Service) -> None:
     assert 1 <= writes <= 2
 
 
-async def test_what_cannot_be_stored_has_not_happened(service: Service) -> None:
+async def test_a_commit_that_cannot_be_stored_has_no_effect(service: Service) -> None:
     (lease,) = (await service.begin(1)).held
     store = service.cluster.store
     write = store.write
@@ -144,8 +144,8 @@ async def test_what_cannot_be_stored_has_not_happened(service: Service) -> None:
     assert (again.lease, again.next.position) == (lease.lease, 0)
 
 
-async def test_who_was_forgotten_with_what_could_not_be_stored_joins_again(service: Service) -> None:
-    """A member that holds nothing is in no record: an error that another one causes is not to end it."""
+async def test_a_member_forgotten_after_a_failed_write_joins_again(service: Service) -> None:
+    """No record contains a member that holds nothing, so another member's failed write must not end it."""
     (lease,) = (await service.begin(1)).held
     await service.round("b")
     waiting = asyncio.create_task(service.round("b", wait_ms=SHORT_MS))
@@ -169,8 +169,8 @@ async def test_who_was_forgotten_with_what_could_not_be_stored_joins_again(servi
     assert "b" in service.consumer_groups.registry.groups["app"].members
 
 
-async def test_what_cannot_be_stored_of_one_consumer_group_leaves_the_others_alone(service: Service) -> None:
-    """With thousands, to load all of them anew for each commit that fails would hold up the coordinator."""
+async def test_a_failed_write_of_one_consumer_group_leaves_the_others_alone(service: Service) -> None:
+    """Loading thousands of groups anew for each commit that fails would hold up the coordinator."""
     (lease,) = (await service.begin(1)).held
     start = messages.StreamletStart(stream_id=1, cursors=[cursor(0, 0)])
     await service.round("b", consumer_group="other", starts=[start])
@@ -197,7 +197,7 @@ async def test_what_cannot_be_stored_of_one_consumer_group_leaves_the_others_alo
     assert (again.lease, again.next.position) == (lease.lease, 0)
 
 
-async def test_a_round_waits_until_there_is_something_to_say(service: Service) -> None:
+async def test_a_round_waits_until_a_group_becomes_free(service: Service) -> None:
     await service.begin(1, 2)
     while (await service.round("b")).look:
         pass
@@ -212,7 +212,7 @@ async def test_a_round_waits_until_there_is_something_to_say(service: Service) -
     assert [each.next.group_id for each in answer.held] == [held[0].next.group_id]
 
 
-async def test_the_next_round_ends_the_wait_of_the_one_before(service: Service) -> None:
+async def test_the_next_round_ends_the_wait_of_the_previous_one(service: Service) -> None:
     await service.begin(1)
     waiting = asyncio.create_task(service.round(wait_ms=LONG_MS))
     while ("app", "a") not in service.consumer_groups.polls:
@@ -222,8 +222,8 @@ async def test_the_next_round_ends_the_wait_of_the_one_before(service: Service) 
         assert len((await waiting).held) == 1
 
 
-async def test_a_round_of_a_stuck_consumer_waits_as_well(service: Service) -> None:
-    """It has nothing to be told until it goes on: without a wait it would ask again as fast as it can."""
+async def test_a_round_of_a_stuck_consumer_waits_too(service: Service) -> None:
+    """A stuck consumer gets no news until it goes on; without a wait it would ask again as fast as it can."""
     await service.begin(1)
     stuck: Any = {"busy_ms": 60_001, "wait_ms": LONG_MS}
     async with asyncio.timeout(TIMEOUT_S):
@@ -239,7 +239,7 @@ async def test_a_round_of_a_stuck_consumer_waits_as_well(service: Service) -> No
         await waiting
 
 
-async def test_a_wait_ends_when_it_is_time_to_look(service: Service) -> None:
+async def test_a_waiting_round_ends_when_it_is_time_to_look_for_groups(service: Service) -> None:
     await service.begin(1)
     waiting = asyncio.create_task(service.round(wait_ms=LONG_MS))
     while not waiting.done():
@@ -248,7 +248,7 @@ async def test_a_wait_ends_when_it_is_time_to_look(service: Service) -> None:
     assert [each.after_group_id for each in waiting.result().look] == [1]
 
 
-async def test_who_is_gone_is_noticed_without_anybody_asking(service: Service) -> None:
+async def test_a_silent_member_is_removed_without_any_request(service: Service) -> None:
     await service.restart(tick_s=0.01)
     await service.begin(1)
     consumer_group = service.consumer_groups.registry.groups["app"]
@@ -260,7 +260,7 @@ async def test_who_is_gone_is_noticed_without_anybody_asking(service: Service) -
             await asyncio.sleep(0.01)
 
 
-async def test_who_died_while_no_coordinator_led_is_noticed_without_anybody_asking(
+async def test_a_member_that_died_while_no_coordinator_led_is_removed_without_any_request(
     service: Service,
 ) -> None:
     await service.restart(tick_s=0.01)
@@ -274,7 +274,7 @@ async def test_who_died_while_no_coordinator_led_is_noticed_without_anybody_aski
             await asyncio.sleep(0.01)
 
 
-async def test_members_are_checked_on_after_a_defect_which_is_logged(
+async def test_checks_of_members_continue_after_an_exception_which_is_logged_once(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await service.restart(tick_s=0.001)
@@ -294,8 +294,8 @@ async def test_members_are_checked_on_after_a_defect_which_is_logged(
     assert [each["event"] for each in logs] == ["unexpected exception in the check of consumer groups"]
 
 
-async def test_only_consumer_groups_with_consumers_are_looked_at(service: Service) -> None:
-    """There may be thousands that nobody runs, and the coordinator looks twice a second."""
+async def test_only_consumer_groups_with_members_are_checked(service: Service) -> None:
+    """There may be thousands of groups without members, and the coordinator checks twice a second."""
     start = messages.StreamletStart(stream_id=1, cursors=[cursor(0, 0)])
     for number in range(5):
         await service.consumer_groups.reset(
@@ -309,7 +309,7 @@ async def test_only_consumer_groups_with_consumers_are_looked_at(service: Servic
     assert service.records() == [], "a stream that is gone is forgotten by all"
 
 
-async def test_a_pause_of_the_process_is_nobodys_silence(service: Service) -> None:
+async def test_a_pause_of_the_process_does_not_expire_members(service: Service) -> None:
     await service.begin(1)
     service.cluster.clock.advance(60)
     assert len((await service.round("b")).held) == 0
@@ -321,7 +321,7 @@ async def test_a_pause_of_the_process_is_nobodys_silence(service: Service) -> No
     assert PAUSE_S_MIN > TICK_S
 
 
-async def test_streams_that_are_gone_are_forgotten(service: Service) -> None:
+async def test_the_progress_in_a_deleted_stream_is_deleted(service: Service) -> None:
     await service.begin(1)
     await service.cluster.coordinator.streams.delete("s")
     with pytest.raises(UnknownStream):
@@ -332,7 +332,7 @@ async def test_streams_that_are_gone_are_forgotten(service: Service) -> None:
         await service.consumer_groups.fetch(messages.FetchConsumerGroupRequest(consumer_group="app", stream_id=1))
 
 
-async def test_people_see_members_and_progress(service: Service) -> None:
+async def test_a_description_shows_members_and_progress(service: Service) -> None:
     await service.begin(1, 2)
     await service.round("b", client="host/7", busy_ms=500, bytes_consumed=9)
     await service.advance(2)
@@ -364,8 +364,8 @@ async def test_a_consumer_group_is_reset_and_deleted(service: Service) -> None:
         await service.consumer_groups.describe(messages.DescribeConsumerGroupRequest(consumer_group="app"))
 
 
-async def test_a_round_that_a_leave_has_overtaken_makes_no_member(service: Service) -> None:
-    """Calls of different methods are accepted in any order, and what was sent over another connection may be late."""
+async def test_a_round_that_arrives_after_the_leave_of_its_member_is_refused(service: Service) -> None:
+    """Calls of different methods may arrive in any order, and so may calls over different connections."""
     await service.begin(1)
     await service.consumer_groups.leave(messages.LeaveRequest(consumer_group="app", member_id="a"))
     with pytest.raises(LeaseLost, match="member a has left"):
@@ -375,7 +375,7 @@ async def test_a_round_that_a_leave_has_overtaken_makes_no_member(service: Servi
     await service.round(member_id="b")
 
 
-async def test_of_members_that_have_left_so_many_are_remembered(service: Service) -> None:
+async def test_a_limited_number_of_members_that_left_is_remembered(service: Service) -> None:
     await service.begin(1)
     for number in range(LEFT_MAX + 1):
         await service.consumer_groups.leave(messages.LeaveRequest(consumer_group="app", member_id=f"m{number}"))
@@ -384,7 +384,7 @@ async def test_of_members_that_have_left_so_many_are_remembered(service: Service
         await service.round(member_id="m1")
 
 
-async def test_what_is_remembered_of_members_that_have_left_is_short(service: Service) -> None:
+async def test_overlong_names_of_members_that_leave_are_refused(service: Service) -> None:
     for name, member_id in (("x" * (NAME_CHARS_MAX + 1), "a"), ("app", "x" * (MEMBER_ID_CHARS_MAX + 1))):
         with pytest.raises(InvalidArgument):
             await service.consumer_groups.leave(messages.LeaveRequest(consumer_group=name, member_id=member_id))
@@ -392,12 +392,12 @@ async def test_what_is_remembered_of_members_that_have_left_is_short(service: Se
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "x" * (NAME_CHARS_MAX + 1), "..", "ü"])
-async def test_a_name_that_cannot_be_a_key_is_refused(service: Service, name: str) -> None:
+async def test_an_invalid_name_of_a_consumer_group_is_refused(service: Service, name: str) -> None:
     with pytest.raises(InvalidArgument, match="cannot be called"):
         await service.round(consumer_group=name)
 
 
-async def test_there_is_a_limit_of_consumer_groups_and_a_way_out(service: Service) -> None:
+async def test_the_number_of_consumer_groups_is_limited(service: Service) -> None:
     await service.restart(groups_max=1)
     with pytest.raises(InvalidArgument, match="between"):
         await service.round(consumer_group="wrong", session_timeout_ms=1)
@@ -407,7 +407,7 @@ async def test_there_is_a_limit_of_consumer_groups_and_a_way_out(service: Servic
     assert not caught.value.retriable, "a consumer is told, and does not try for ever"
 
 
-async def test_those_who_are_not_known_are_told(service: Service) -> None:
+async def test_a_keep_alive_and_a_leave_of_an_unknown_member_are_answered(service: Service) -> None:
     keep_alive = messages.KeepAliveRequest(consumer_group="app", member_id="a")
     assert not (await service.consumer_groups.keep_alive(keep_alive)).member
     await service.begin(1)
@@ -416,7 +416,7 @@ async def test_those_who_are_not_known_are_told(service: Service) -> None:
     assert list((await service.consumer_groups.leave(late)).refused) == list(late.steps)
 
 
-async def test_metrics_have_consumers_and_what_they_hold(service: Service) -> None:
+async def test_metrics_count_consumer_groups_members_and_leases(service: Service) -> None:
     made = CoordinatorMetrics(CollectorRegistry())
     assert "kera_coordinator_consumer_groups 0.0" in shown(made), "a coordinator that does not lead"
     consumer_groups = service.cluster.coordinator.consumer_groups
@@ -442,7 +442,7 @@ async def test_metrics_have_consumers_and_what_they_hold(service: Service) -> No
     assert '{consumer_group="other"}' not in text
 
 
-# --- what nobody uses -------------------------------------------------------------------------------------------
+# --- unused consumer groups -------------------------------------------------------------------------------------
 
 
 WEEK_MS = 7 * 86_400_000
@@ -450,7 +450,7 @@ WEEK_MS = 7 * 86_400_000
 
 @pytest.fixture
 async def forgetful(cluster: Cluster) -> AsyncIterator[Service]:
-    """Forgets unnamed consumer groups after a week."""
+    """A service that deletes unnamed consumer groups after a week without use."""
     await cluster.register("one")
     await cluster.create("s")
     cluster.settings = cluster.settings.model_copy(update={"unnamed_group_retention_ms": WEEK_MS})
@@ -480,7 +480,7 @@ def all_records(service: Service) -> list[str]:
     return [key for key in service.cluster.store.records if key.startswith("application")]
 
 
-async def test_an_unnamed_consumer_group_that_nobody_uses_is_forgotten_and_leaves_nothing(forgetful: Service) -> None:
+async def test_an_unused_unnamed_consumer_group_is_deleted_completely(forgetful: Service) -> None:
     await commit(forgetful, "made-up", unnamed=True)
     await commit(forgetful, "chosen")
     await pass_time(forgetful, WEEK_MS - 1)
@@ -492,14 +492,14 @@ async def test_an_unnamed_consumer_group_that_nobody_uses_is_forgotten_and_leave
     assert [key for key in all_records(forgetful) if "made-up" in key] == []
 
 
-async def test_a_commit_that_moves_nothing_is_use(forgetful: Service) -> None:
+async def test_a_commit_that_moves_nothing_counts_as_use(forgetful: Service) -> None:
     for _ in range(3):
         await commit(forgetful, "made-up", unnamed=True)
         await pass_time(forgetful, WEEK_MS - 1)
     assert (await listed(forgetful))["made-up"].expires_in_ms == 1
 
 
-async def test_the_next_coordinator_goes_on_counting(forgetful: Service) -> None:
+async def test_idle_time_continues_under_the_next_coordinator(forgetful: Service) -> None:
     await commit(forgetful, "made-up", unnamed=True)
     await pass_time(forgetful, WEEK_MS - 1000)
     await forgetful.restart()
@@ -508,7 +508,7 @@ async def test_the_next_coordinator_goes_on_counting(forgetful: Service) -> None
     assert await listed(forgetful) == {}
 
 
-async def test_one_with_consumers_or_that_retention_waits_for_stays(forgetful: Service) -> None:
+async def test_a_group_with_consumers_or_named_by_retention_is_kept(forgetful: Service) -> None:
     cluster = forgetful.cluster
     await cluster.create("pinned")
     await cluster.alter(
@@ -526,7 +526,7 @@ async def test_one_with_consumers_or_that_retention_waits_for_stays(forgetful: S
         await forgetful.consumer_groups.delete(request)
 
 
-async def test_a_deletion_of_what_is_idle_looks_once_more(forgetful: Service) -> None:
+async def test_deleting_an_idle_group_fails_if_it_was_used_meanwhile(forgetful: Service) -> None:
     await commit(forgetful, "chosen")
     await pass_time(forgetful, 5000)
     await commit(forgetful, "chosen")
@@ -538,7 +538,7 @@ async def test_a_deletion_of_what_is_idle_looks_once_more(forgetful: Service) ->
     assert await listed(forgetful) == {}
 
 
-async def test_a_use_that_could_not_be_stored_is_stored_with_the_next(forgetful: Service) -> None:
+async def test_a_use_that_could_not_be_stored_is_stored_with_the_next_use(forgetful: Service) -> None:
     forgetful.cluster.store.failure = MetadataStoreFull("no room")
     with pytest.raises(MetadataStoreFull):
         await commit(forgetful, "made-up", unnamed=True)

@@ -1,4 +1,4 @@
-"""When consumer groups were used last: what counts as use, what is written down of it, and which are forgotten."""
+"""The last use of consumer groups: what counts as use, when it is stored, and which groups expire."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def of(value: bytes | None) -> messages.ConsumerGroupUse:
 
 
 def again(uses: Uses, stored: dict[str, bytes], now_s: float) -> Uses:
-    """What the next coordinator makes of it, at another monotonic time."""
+    """Restore the uses as the next coordinator does, at another monotonic time."""
     made = Uses(uses.retention_ms, now_s, int(stored.get(CLOCK, b"0")))
     for key, value in stored.items():
         if key.startswith(USES):
@@ -31,7 +31,7 @@ def store(stored: dict[str, bytes], uses: Uses, now_s: float) -> None:
             stored[key] = value
 
 
-def test_what_nobody_has_named_is_forgotten_when_it_is_not_used_for_the_retention() -> None:
+def test_an_unnamed_group_expires_when_it_is_unused_for_the_retention() -> None:
     uses = Uses(WEEK_MS, 100.0)
     uses.use("made-up", 100.0, unnamed=True)
     uses.use("chosen", 100.0)
@@ -45,14 +45,14 @@ def test_what_nobody_has_named_is_forgotten_when_it_is_not_used_for_the_retentio
     assert uses.expires_in_ms("chosen", over_s) is None
 
 
-def test_without_a_retention_nothing_is_forgotten() -> None:
+def test_no_group_expires_without_a_retention() -> None:
     uses = Uses(0, 0.0)
     uses.use("made-up", 0.0, unnamed=True)
     assert uses.expired(["made-up"], 1e9, ()) == []
     assert uses.expires_in_ms("made-up", 1e9) is None
 
 
-def test_who_uses_it_by_its_name_has_named_it_for_good() -> None:
+def test_a_group_used_by_its_name_stays_named() -> None:
     uses = Uses(WEEK_MS, 0.0)
     uses.use("q", 0.0, unnamed=True)
     uses.take_changes(0.0)
@@ -62,7 +62,7 @@ def test_who_uses_it_by_its_name_has_named_it_for_good() -> None:
     assert not uses.is_unnamed("q")
 
 
-def test_uses_are_written_down_now_and_then() -> None:
+def test_uses_are_written_at_intervals() -> None:
     uses = Uses(WEEK_MS, 0.0)
     uses.use("q", 0.0, unnamed=True)
     assert set(uses.take_changes(0.0)) == {USES + "q", CLOCK}
@@ -74,7 +74,7 @@ def test_uses_are_written_down_now_and_then() -> None:
     assert uses.idle_ms("q", NOTE_MS_MAX / 1000 + 5) == 5000
 
 
-def test_what_could_not_be_stored_is_stored_later() -> None:
+def test_a_change_that_could_not_be_stored_is_stored_later() -> None:
     uses = Uses(WEEK_MS, 0.0)
     uses.use("q", 0.0, unnamed=True)
     uses.not_stored(uses.take_changes(0.0))
@@ -102,7 +102,7 @@ def test_time_counts_only_while_a_coordinator_leads() -> None:
     assert uses.expired(["q"], DAY_MS / 1000, ()) == ["q"]
 
 
-def test_what_is_forgotten_leaves_no_record_and_what_was_never_stored_needs_no_write() -> None:
+def test_forgetting_a_group_deletes_its_record_and_an_unstored_group_needs_no_write() -> None:
     uses = Uses(WEEK_MS, 0.0)
     uses.use("short", 0.0)
     uses.forget("short")
@@ -114,14 +114,14 @@ def test_what_is_forgotten_leaves_no_record_and_what_was_never_stored_needs_no_w
     assert not uses.is_unnamed("q")
 
 
-def test_one_of_an_earlier_version_is_used_now() -> None:
+def test_a_group_from_an_earlier_version_counts_as_used_now() -> None:
     uses = Uses(WEEK_MS, 0.0, 5 * WEEK_MS)
     assert uses.idle_ms("old", 10.0) == 0
     assert uses.idle_ms("old", 12.0) == 2000
     assert not uses.is_unnamed("old")
 
 
-def test_a_short_retention_is_looked_at_often_enough() -> None:
+def test_uses_are_noted_more_often_for_a_short_retention() -> None:
     assert Uses(80, 0.0).note_ms == 10
     assert Uses(1, 0.0).note_ms == 1
     assert Uses(10 * WEEK_MS, 0.0).note_ms == NOTE_MS_MAX

@@ -1,4 +1,4 @@
-"""Which member is given which groups, and how far they get."""
+"""Consumer groups: which member gets which groups, and how far the members get."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.property.consumer_group_world import (
 
 
 def world_with(groups: int, *names: str, closed: bool = False) -> World:
-    """Members of a consumer group that reads `groups` groups, of as many entries as there are."""
+    """A consumer group with these members that reads `groups` groups, spread over all entries."""
     world = World()
     for number in range(groups):
         world.append(number % 2, number // 2 % 3, 10)
@@ -64,11 +64,11 @@ def test_open_groups_are_shared_evenly(members: int, expected: list[int]) -> Non
     assert sorted(held(world)) == expected
 
 
-def test_more_members_than_groups_leave_some_without() -> None:
+def test_some_members_get_no_group_when_members_outnumber_groups() -> None:
     assert sorted(held(world_with(2, *"abcd"))) == [0, 0, 1, 1]
 
 
-def test_a_backlog_is_read_by_all_the_oldest_groups_first() -> None:
+def test_members_share_a_backlog_and_read_the_oldest_groups_first() -> None:
     world = World()
     for _ in range(20):
         world.append(0, 0, 10)
@@ -81,7 +81,7 @@ def test_a_backlog_is_read_by_all_the_oldest_groups_first() -> None:
     assert given == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_member_that_joins_gets_groups_from_those_who_have_most_and_others_keep_theirs() -> None:
+def test_a_joining_member_gets_one_group_from_each_member_and_they_keep_the_rest() -> None:
     world = world_with(6, "a", "b")
     before = {name: set(member.held) for name, member in world.members.items()}
     world.join("c")
@@ -98,8 +98,8 @@ def world_answers(world: World) -> list[messages.GroupLease]:
     return [lease for member in world.consumer_group.members.values() for lease in leases_of(member)]
 
 
-def test_extra_groups_go_to_those_who_have_consumed_least() -> None:
-    """Four members, six lanes whose groups come to their ends now and then: shares are even over time."""
+def test_extra_groups_go_to_the_members_that_have_consumed_least() -> None:
+    """Four members read six lanes whose groups end now and then; over time their shares are even."""
     world = World()
     lanes = [(streamlet, entry) for streamlet in range(2) for entry in range(3)]
     for name in "abcd":
@@ -113,7 +113,7 @@ def test_extra_groups_go_to_those_who_have_consumed_least() -> None:
     assert max(consumed) - min(consumed) < 0.05 * sum(consumed) / 4, consumed
 
 
-def test_members_get_nothing_of_streams_that_they_do_not_read_and_no_more_than_they_want() -> None:
+def test_members_get_only_groups_of_their_streams_and_at_most_groups_max() -> None:
     world = world_with(6)
     requests = [
         messages.ConsumeRoundRequest(
@@ -135,8 +135,8 @@ def test_members_get_nothing_of_streams_that_they_do_not_read_and_no_more_than_t
     assert [len(members[name].held) for name in ("elsewhere", "small", "a")] == [0, 1, 5]
 
 
-def test_it_is_known_when_members_do_not_take_the_next_groups_of_all_entries() -> None:
-    """Nobody would read them, and nothing else tell of it."""
+def test_the_assignment_is_short_when_members_do_not_take_the_next_groups() -> None:
+    """Otherwise no member would read these groups, and nothing would show that."""
     world = world_with(6)
     request = world.request(FakeMember("small"), [])
     request.groups_max = 4
@@ -153,8 +153,8 @@ def test_it_is_known_when_members_do_not_take_the_next_groups_of_all_entries() -
     assert not world.consumer_group.assignment.is_short
 
 
-def test_groups_that_only_wait_for_a_commit_do_not_count() -> None:
-    """Or a consumer that commits seldom would get no more to read."""
+def test_groups_that_only_wait_for_a_commit_do_not_count_as_held() -> None:
+    """Otherwise a consumer that seldom commits would get no more groups."""
     world = World()
     for _ in range(6):
         world.append(0, 0, 10)
@@ -175,7 +175,7 @@ def test_groups_that_only_wait_for_a_commit_do_not_count() -> None:
 
 
 def splitting(*names: str, in_order: bool = False) -> World:
-    """Members that understand parts, and one open group that all of them want."""
+    """Members that support parts, and one open group that all of them want."""
     world = World()
     world.splitting, world.in_order = set(names), in_order
     world.append(0, 0, 1000)
@@ -185,7 +185,7 @@ def splitting(*names: str, in_order: bool = False) -> World:
 
 
 def parts_of(world: World) -> dict[int, tuple[int, int | None]]:
-    """Of group 1: from where to where each of its parts is not done."""
+    """The unread range of each part of group 1 that is not done."""
     streamlet = world.consumer_group.streamlets[STREAM_ID, 0]
     return {
         part: (group.next.offset, group.end.offset if group.end is not None else None)
@@ -213,13 +213,13 @@ def test_a_group_is_not_split_while_there_is_a_group_for_each_member() -> None:
     assert not any(streamlet.parts for streamlet in world.consumer_group.streamlets.values())
 
 
-def test_a_member_alone_splits_nothing() -> None:
+def test_a_single_member_does_not_split_its_group() -> None:
     world = splitting("a")
     rounds(world, 8, share=0.1)
     assert parts_of(world) == {0: (parts_of(world)[0][0], None)}
 
 
-def test_a_member_that_knows_no_parts_gets_none_and_is_asked_for_none() -> None:
+def test_a_member_without_support_for_parts_gets_no_parts() -> None:
     world = splitting(*"ab")
     world.splitting = {"b"}
     world.members["a"].splits = False
@@ -234,7 +234,7 @@ def test_a_member_that_knows_no_parts_gets_none_and_is_asked_for_none() -> None:
     assert len(parts_of(world)) > 1, "those who know parts share it"
 
 
-def test_who_knows_no_parts_reads_the_group_from_the_first_place_that_is_not_done_when_alone() -> None:
+def test_a_single_member_without_support_for_parts_reads_the_group_from_the_first_open_offset() -> None:
     world = splitting(*"ab")
     rounds(world, 8, share=0.1)
     start = parts_of(world)[min(parts_of(world))][0]
@@ -250,7 +250,7 @@ def test_who_knows_no_parts_reads_the_group_from_the_first_place_that_is_not_don
     world.finish()
 
 
-def test_a_group_has_few_parts_when_one_stays_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_parts_of_a_group_is_limited_when_one_part_lags(monkeypatch: pytest.MonkeyPatch) -> None:
     parts_max = 12
     monkeypatch.setattr(consumer_group_progress, "PARTS_MAX", parts_max)
     world = splitting(*"abc")
@@ -269,7 +269,7 @@ def test_a_group_has_few_parts_when_one_stays_behind(monkeypatch: pytest.MonkeyP
     assert world.exact
 
 
-def test_a_split_that_comes_again_is_the_same() -> None:
+def test_a_repeated_split_changes_nothing() -> None:
     streamlet = StreamletProgress(STREAM_ID, 0, [EARLIEST])
     streamlet.see(listed(0, (1, 0, None)))
     key = GroupId(STREAM_ID, 0, 1)
@@ -279,8 +279,8 @@ def test_a_split_that_comes_again_is_the_same() -> None:
     assert list(streamlet.groups) == [(1, 0), (1, 1)]
 
 
-def test_a_coordinator_that_knows_no_parts_reads_a_record_without_leaving_anything_out() -> None:
-    """It sees one group, at the first place that is not done, that nobody holds."""
+def test_an_older_coordinator_reads_a_split_group_from_its_first_open_offset() -> None:
+    """An older version, without parts, sees one group without a holder."""
     world = splitting(*"abc")
     rounds(world, 12, share=0.1)
     streamlet = world.consumer_group.streamlets[STREAM_ID, 0]
@@ -292,7 +292,7 @@ def test_a_coordinator_that_knows_no_parts_reads_a_record_without_leaving_anythi
     assert StreamletProgress.from_message(streamlet.to_message("app")).groups.keys() == streamlet.groups.keys()
 
 
-def test_in_order_only_the_oldest_group_of_an_entry_is_with_anybody() -> None:
+def test_reading_in_order_leases_only_the_oldest_group_of_an_entry() -> None:
     world = splitting(*"abc", in_order=True)
     for _ in range(4):
         world.close(0, 0)
@@ -321,7 +321,7 @@ def test_groups_of_a_dead_member_go_to_others_and_its_commits_are_refused() -> N
     world.check()
 
 
-def test_a_stuck_member_is_none_until_it_goes_on() -> None:
+def test_a_stuck_member_is_removed_until_it_goes_on() -> None:
     world = world_with(1, "a")
     member = world.members["a"]
     member.busy_ms = PROGRESS_MS - 1000
@@ -337,21 +337,21 @@ def test_a_stuck_member_is_none_until_it_goes_on() -> None:
     assert held(world) == [1]
 
 
-def test_a_pause_of_the_coordinator_is_nobodys_silence() -> None:
+def test_a_pause_of_the_coordinator_expires_no_member() -> None:
     world = world_with(2, "a", "b")
     world.advance(SESSION_MS / 1000 + 5)
     world.consumer_group.extend_timeouts(SESSION_MS / 1000 + 5)
     assert world.consumer_group.expire(world.now_s) == []
 
 
-def test_a_repeated_report_is_no_late_one() -> None:
+def test_a_repeated_commit_is_not_late() -> None:
     world = world_with(2, "a", closed=True)
     world.round(world.members["a"], 1.0, answer_lost=True)
     assert world.all_done()
 
 
-def test_a_consumer_group_that_nobody_runs_remembers_no_reports() -> None:
-    """There may be thousands, each with thousands of them."""
+def test_a_consumer_group_without_members_remembers_no_commits() -> None:
+    """There may be thousands of such groups, each with thousands of commits."""
     world = world_with(2, "a", "b", closed=True)
     rounds(world, 1, share=1.0)
     assert len(world.consumer_group.commits)
@@ -363,8 +363,8 @@ def test_a_consumer_group_that_nobody_runs_remembers_no_reports() -> None:
 
 
 @pytest.mark.parametrize("group_id", [1, 2])
-def test_a_report_that_is_repeated_to_a_new_coordinator_is_no_late_one(group_id: int) -> None:
-    """The one before has written it, and died before it answered: nobody else had the group."""
+def test_a_commit_repeated_to_a_new_coordinator_is_not_late(group_id: int) -> None:
+    """The previous coordinator wrote the commit and died before its answer. No other member had the group."""
     world = World()
     for _ in range(3):
         world.append(0, 0, 10)
@@ -382,7 +382,7 @@ def test_a_report_that_is_repeated_to_a_new_coordinator_is_no_late_one(group_id:
     assert at_once(world.consumer_group.consuming(world.request(member, [step]), SHAPES, world.now_s)).refused
 
 
-def test_a_group_that_was_given_again_has_another_lease() -> None:
+def test_a_group_that_is_assigned_again_has_a_later_lease() -> None:
     world = world_with(1, "a")
     ((_, before),) = world.members["a"].held.items()
     world.consumer_group.leave("a", [], world.now_s)
@@ -391,7 +391,7 @@ def test_a_group_that_was_given_again_has_another_lease() -> None:
     assert after.lease > before.lease
 
 
-def test_last_words_count() -> None:
+def test_a_commit_with_a_leave_counts() -> None:
     world = world_with(1, "a")
     (step,) = world.steps(world.members["a"], 0.5)
     answer = world.consumer_group.leave("a", [step], world.now_s)
@@ -399,7 +399,7 @@ def test_last_words_count() -> None:
     assert not answer.refused
 
 
-def test_a_new_coordinator_knows_who_has_what() -> None:
+def test_a_new_coordinator_knows_which_member_holds_which_group() -> None:
     world = world_with(6, "a", "b", "c")
     before = [dict(member.held) for member in world.members.values()]
     world.restart()
@@ -415,8 +415,8 @@ def test_a_new_coordinator_knows_who_has_what() -> None:
     assert sum(held(world)) == 6
 
 
-def test_a_new_coordinator_knows_the_time_outs_of_those_who_hold_groups() -> None:
-    """A consumer that goes by a longer time-out than the coordinator would read what others have by then."""
+def test_a_new_coordinator_knows_the_session_timeouts_of_members_with_groups() -> None:
+    """If the coordinator's time-out were shorter, the consumer would read groups that others already have."""
     world = world_with(2, "a", "b")
     request = world.request(world.members["a"], [])
     request.session_timeout_ms = 6 * SESSION_MS
@@ -436,8 +436,8 @@ def test_a_new_coordinator_knows_the_time_outs_of_those_who_hold_groups() -> Non
     assert set(world.consumer_group.members) == {"c"}
 
 
-def test_a_consumer_whose_code_holds_up_its_loop_is_stuck_for_a_new_coordinator_too() -> None:
-    """Nothing but heartbeats comes from it, for ever."""
+def test_a_new_coordinator_removes_a_stuck_member_that_only_sends_keep_alives() -> None:
+    """A consumer whose code holds up its event loop sends only keep-alives, for ever."""
     world = world_with(1, "a")
     world.restart()
     assert world.consumer_group.keep_alive("a", PROGRESS_MS - 1000, world.now_s)
@@ -445,7 +445,7 @@ def test_a_consumer_whose_code_holds_up_its_loop_is_stuck_for_a_new_coordinator_
     assert not world.consumer_group.members
 
 
-def test_only_what_has_changed_is_stored() -> None:
+def test_only_changed_streamlets_are_stored() -> None:
     world = world_with(2, "a")
     rounds(world, 3)
     assert world.consumer_group.leases.take_dirty() == []
@@ -457,7 +457,7 @@ def test_only_what_has_changed_is_stored() -> None:
     assert world.consumer_group.leases.take_dirty() == [(STREAM_ID, 0)]
 
 
-# -- groups that are known ---------------------------------------------------------------------------------------------
+# -- known groups ------------------------------------------------------------------------------------------------------
 
 
 def seen(after: int, *groups: tuple[int, int], through: int | None = None) -> messages.SeenGroups:
@@ -471,7 +471,7 @@ def seen(after: int, *groups: tuple[int, int], through: int | None = None) -> me
     )
 
 
-def test_intervals_of_groups_must_join_on() -> None:
+def test_each_list_of_groups_must_continue_the_previous_one() -> None:
     streamlet = StreamletProgress(STREAM_ID, 0, [EARLIEST] * 2)
     assert streamlet.see(seen(0, (0, 1), (1, 2)))
     assert not streamlet.see(seen(3, (0, 4)))
@@ -481,8 +481,8 @@ def test_intervals_of_groups_must_join_on() -> None:
     assert (list(streamlet.groups), streamlet.listed) == ([(1, 0), (2, 0), (3, 0)], 9)
 
 
-def test_where_reading_begins() -> None:
-    """At what there is of the first group; later ones have to be whole; groups behind a cursor are done."""
+def test_reading_begins_at_the_cursor_and_later_groups_are_read_from_their_start() -> None:
+    """The first group may lack its start; later groups must be whole; groups behind a cursor are done."""
     streamlet = StreamletProgress(STREAM_ID, 0, [EARLIEST, Position(4, 2, 100)])
     streamlet.see(seen(0, (0, 1), (1, 2), (0, 3), (1, 4), (1, 5)))
     assert {number: group.next for (number, _), group in streamlet.groups.items()} == {
@@ -497,12 +497,12 @@ def test_where_reading_begins() -> None:
 @pytest.mark.parametrize(
     "wrong", [seen(0, (0, 2), (0, 1)), seen(0, (0, 1), (0, 5), through=4), seen(0, (7, 1))], ids=str
 )
-def test_a_list_that_makes_no_sense_is_refused(wrong: messages.SeenGroups) -> None:
+def test_an_invalid_list_of_groups_is_refused(wrong: messages.SeenGroups) -> None:
     with pytest.raises(InvalidArgument, match="listed"):
         StreamletProgress(STREAM_ID, 0, [EARLIEST]).see(wrong)
 
 
-def test_no_more_groups_are_known_than_a_record_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_known_groups_of_a_streamlet_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consumer_group_progress, "STREAMLET_GROUPS_MAX", 3)
     world = World()
     for _ in range(8):
@@ -515,7 +515,7 @@ def test_no_more_groups_are_known_than_a_record_takes(monkeypatch: pytest.Monkey
 
 
 def backlog(groups: int) -> World:
-    """In one entry of each streamlet."""
+    """A backlog of closed groups in one entry of each streamlet."""
     world = World()
     for streamlet in range(2):
         for _ in range(groups):
@@ -524,8 +524,8 @@ def backlog(groups: int) -> World:
     return world
 
 
-def test_of_a_long_backlog_only_the_next_groups_are_known() -> None:
-    """What is stored, told and looked at with each commit is not to grow with it."""
+def test_only_the_next_groups_of_a_long_backlog_are_known() -> None:
+    """The work, the record and the answer of each commit must not grow with the backlog."""
     world = backlog(5 * consumer_group_progress.WAITING_MAX)
     for name in "abc":
         world.join(name)
@@ -539,7 +539,7 @@ def test_of_a_long_backlog_only_the_next_groups_are_known() -> None:
     world.finish()
 
 
-def test_a_round_looks_at_the_groups_of_streamlets_that_have_changed_only() -> None:
+def test_a_round_looks_only_at_the_groups_of_changed_streamlets() -> None:
     world = backlog(50)
     member = world.join("a")
     rounds(world, 4)
@@ -560,7 +560,7 @@ def test_a_round_looks_at_the_groups_of_streamlets_that_have_changed_only() -> N
 
 
 def listed(after: int, *groups: tuple[int, int, int | None], begin: int = 0) -> messages.SeenGroups:
-    """Groups of entry 0 as (id, first record, end if it is closed); of the last one, `begin` bytes are gone."""
+    """Groups of entry 0 as (id, first record, end if closed); the last group lacks its first `begin` bytes."""
     found = [
         messages.SeenGroup(start=cursor(0, 0, group_id, 1, 0), first_record=first, end_record=end)
         for group_id, first, end in groups
@@ -577,7 +577,7 @@ def lost_of(streamlet: StreamletProgress) -> dict[int, list[tuple[int, int]]]:
     }
 
 
-def test_groups_that_went_before_anybody_found_them_are_missed() -> None:
+def test_groups_that_expired_before_they_were_found_are_reported_lost_once() -> None:
     streamlet = StreamletProgress(STREAM_ID, 0, [EARLIEST], [0])
     streamlet.see(listed(0, (1, 0, 100), (2, 100, 200)))
     streamlet.advance()
@@ -589,7 +589,7 @@ def test_groups_that_went_before_anybody_found_them_are_missed() -> None:
     assert streamlet.advance()[1] == [], "it is told once"
 
 
-def test_before_the_first_group_something_is_missed_only_if_it_is_known_where_reading_began() -> None:
+def test_a_gap_before_the_first_group_counts_only_if_the_start_record_is_known() -> None:
     cases: list[tuple[Position, int | None, dict[int, list[tuple[int, int]]]]] = [
         (EARLIEST, None, {}),
         (EARLIEST, 70, {}),
@@ -604,8 +604,8 @@ def test_before_the_first_group_something_is_missed_only_if_it_is_known_where_re
         assert lost_of(streamlet) == expected
 
 
-def test_ordinals_that_go_back_are_a_gap_that_nobody_can_count() -> None:
-    """A host was lost with what it had in its memory."""
+def test_record_numbers_that_go_back_are_a_gap_of_unknown_size() -> None:
+    """A host was lost with the records in its memory."""
     streamlet = StreamletProgress(STREAM_ID, 0, [EARLIEST], [0])
     streamlet.see(listed(0, (1, 0, 100), (1000, 0, None)))
     streamlet.advance()
@@ -613,7 +613,7 @@ def test_ordinals_that_go_back_are_a_gap_that_nobody_can_count() -> None:
 
 
 def test_a_gap_waits_for_the_end_of_the_group_before_it() -> None:
-    """And goes to the next group when the one behind it is done by then."""
+    """If the group after the gap is done by then, the next group gets the gap."""
     streamlet = StreamletProgress(STREAM_ID, 0, [EARLIEST], [0])
     streamlet.see(listed(0, (1, 0, None)))
     streamlet.advance()
@@ -629,7 +629,7 @@ def test_a_gap_waits_for_the_end_of_the_group_before_it() -> None:
     assert lost_of(streamlet) == {7: [(100, 150)]}
 
 
-def test_a_gap_is_told_until_somebody_says_that_the_user_knows() -> None:
+def test_a_gap_is_reported_until_a_member_acknowledges_it() -> None:
     world = world_with(0, "a")
     world.append(0, 0, 10)
     world.close(0, 0)
@@ -655,7 +655,7 @@ def test_a_gap_is_told_until_somebody_says_that_the_user_knows() -> None:
     world.finish()
 
 
-def test_a_plain_report_keeps_what_is_known_where_cursors_stay() -> None:
+def test_a_forward_only_reset_keeps_the_start_records_of_unmoved_cursors() -> None:
     consumer_group = ConsumerGroup("app")
     known = [messages.StartRecord(record=record) for record in (5, 6, 7)]
     first = start(cursor(0, 0, 3, 1, 50), cursor(0, 1, 3, 1, 0), cursor(0, 2, 2, 1, 0))
@@ -684,14 +684,14 @@ def test_a_cursor_waits_for_the_oldest_group() -> None:
     assert world.cursors()[0, 0] == (2, 1, 10)
 
 
-# -- from outside ------------------------------------------------------------------------------------------------------
+# -- requests to a consumer group --------------------------------------------------------------------------------------
 
 
 def start(*cursors: Any, streamlet: int = 0) -> messages.StreamletStart:
     return messages.StreamletStart(stream_id=STREAM_ID, streamlet_id=streamlet, cursors=cursors)
 
 
-def test_a_reset_goes_back_and_takes_groups_away() -> None:
+def test_a_forced_reset_moves_back_and_revokes_leases() -> None:
     world = world_with(2, "a", closed=True)
     before = dict(world.members["a"].held)
     rounds(world, 1, share=1.0)
@@ -723,7 +723,7 @@ def test_a_start_in_a_stream_that_the_member_does_not_read_is_refused() -> None:
         at_once(world.consumer_group.consuming(request, SHAPES, 1.0))
 
 
-def test_a_report_of_a_plain_consumer_never_goes_back() -> None:
+def test_a_forward_only_reset_never_moves_a_cursor_back() -> None:
     consumer_group = ConsumerGroup("app")
     ahead = start(cursor(0, 0, 3, 1, 50), cursor(0, 1, 0, 0, 0), cursor(0, 2, 2, 1, 0))
     behind = start(cursor(0, 0, 2, 1, 0), cursor(0, 1, 4, 1, 10), cursor(0, 2, 2, 1, 0))
@@ -734,14 +734,14 @@ def test_a_report_of_a_plain_consumer_never_goes_back() -> None:
         at_once(consumer_group.resetting([start(cursor(0, 0, 1, 1, 0))], SHAPES, 1.0, force=False, forward_only=True))
 
 
-def test_a_deleted_stream_is_forgotten() -> None:
+def test_leases_and_records_of_a_deleted_stream_are_removed() -> None:
     world = world_with(2, "a")
     world.consumer_group.forget([STREAM_ID])
     assert {world.consumer_group.stored(key) for key in world.consumer_group.leases.take_dirty()} == {None}
     assert not world.consumer_group.members["a"].held
 
 
-def test_the_lowest_cursor_of_all_consumer_groups_counts() -> None:
+def test_the_lowest_cursor_of_each_entry_counts() -> None:
     cursors = [cursor(0, 0, 3, 1, 0), cursor(0, 1, 5, 1, 0), cursor(0, 0, 2, 9, 9), cursor(0, 1, 0, 0, 0)]
     assert lowest(cursors) == [cursors[2], cursors[3]]
 
@@ -757,7 +757,7 @@ def test_the_lowest_cursor_of_all_consumer_groups_counts() -> None:
         ({"stream_ids": []}, "at least one"),
     ],
 )
-def test_a_round_that_makes_no_sense_is_refused(wrong: dict[str, Any], message: str) -> None:
+def test_an_invalid_round_is_refused(wrong: dict[str, Any], message: str) -> None:
     world = World()
     request = world.request(FakeMember("a"), [])
     for name, value in wrong.items():
@@ -768,7 +768,7 @@ def test_a_round_that_makes_no_sense_is_refused(wrong: dict[str, Any], message: 
         at_once(world.consumer_group.consuming(request, SHAPES, 1.0))
 
 
-def test_there_is_a_limit_of_members() -> None:
+def test_the_number_of_members_is_limited() -> None:
     world = World()
     world.consumer_group = ConsumerGroup("app", members_max=2)
     for name in "ab":
@@ -779,7 +779,7 @@ def test_there_is_a_limit_of_members() -> None:
 
 @pytest.mark.slow
 def test_a_thousand_members_do_not_hold_up_the_coordinator() -> None:
-    """Which runs on one event loop. They join one by one, and commit; the bound is some thirty times what it takes."""
+    """Members join one by one and commit, on one event loop; the bound is some thirty times the usual time."""
     begun = time.thread_time()
     world = world_with(6, *map(str, range(MEMBERS_MAX)), closed=True)
     for member in world.members.values():
@@ -788,8 +788,8 @@ def test_a_thousand_members_do_not_hold_up_the_coordinator() -> None:
     assert sum(held(world)) == 6
 
 
-def test_many_who_join_at_once_do_not_hold_up_the_coordinator() -> None:
-    """While one member holds a thousand groups; the bound is some thirty times what it takes."""
+def test_many_members_that_join_at_once_do_not_hold_up_the_coordinator() -> None:
+    """One member holds a thousand groups meanwhile; the bound is some thirty times the usual time."""
     lanes, joining = 250, 200
     shapes = {STREAM_ID: StreamShape(lanes, 4)}
     consumer_group = ConsumerGroup("app")
@@ -827,7 +827,7 @@ def test_one_member_at_a_time_looks_for_groups() -> None:
     assert 8 <= looks.total() <= 12
 
 
-def test_an_earlier_round_of_a_member_with_more_streams_by_now_looks_at_its_own() -> None:
+def test_a_round_looks_only_at_the_streams_that_it_names() -> None:
     member = Member("a", 0.0, stream_ids=frozenset({1, 2}))
     response = messages.ConsumeRoundResponse()
     Discovery(Leases()).look(response, member, {1: StreamShape(2, 1)}, set(), 0.0)

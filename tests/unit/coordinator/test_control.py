@@ -13,7 +13,7 @@ MB = 10**6
 
 @pytest.fixture
 async def two(cluster: Cluster) -> Cluster:
-    """Two brokers and a backup; the replicated stream ``orders`` has two streamlets, one on each."""
+    """Two brokers and a backup; the replicated stream ``orders`` has one streamlet on each broker."""
     for launch in "ab":
         await cluster.register(launch)
     await cluster.register_backup("x")
@@ -34,7 +34,7 @@ def owners(cluster: Cluster, name: str = "orders") -> list[int]:
 # --- reports of clients ------------------------------------------------------------------------------------------
 
 
-async def test_a_broker_whose_address_refuses_connections_is_lost_at_once(two: Cluster) -> None:
+async def test_a_reported_broker_whose_address_refuses_connections_is_recovered_at_once(two: Cluster) -> None:
     two.brokers.refused = {1}
     await report(two, 1, 1)
 
@@ -43,7 +43,7 @@ async def test_a_broker_whose_address_refuses_connections_is_lost_at_once(two: C
     assert (recovery.broker_id, recovery.cause) == (1, "reported")
 
 
-async def test_a_report_of_a_broker_that_answers_or_is_not_known_comes_to_nothing(two: Cluster) -> None:
+async def test_a_report_of_an_answering_or_unknown_broker_is_ignored(two: Cluster) -> None:
     await report(two, 1)
     two.brokers.refused = {1}
     await report(two, 1, 7)  # another launch
@@ -53,18 +53,18 @@ async def test_a_report_of_a_broker_that_answers_or_is_not_known_comes_to_nothin
     assert len(two.coordinator.state.brokers.live_ids()) == 2
 
 
-async def test_a_broker_that_is_heard_of_between_two_looks_lives(two: Cluster) -> None:
+async def test_a_reported_broker_that_sends_a_heartbeat_between_two_checks_lives(two: Cluster) -> None:
     two.brokers.refused = {1}
     two.clock.advance(0.01)
     two.coordinator.control.report(coordinator_pb2.ReportBrokerRequest(broker_id=1))
-    await asyncio.sleep(0)  # the first look
+    await asyncio.sleep(0)  # the first check
     await two.heartbeat(1)
     await two.coordinator.idle()
 
     assert two.coordinator.recoveries.describe_all() == []
 
 
-async def test_a_broker_whose_heartbeat_is_not_due_yet_is_given_time_whatever_refuses_its_address(
+async def test_a_refusing_broker_is_not_declared_dead_before_its_next_heartbeat_is_overdue(
     two: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     two.settings = two.settings.model_copy(update={"heartbeat_interval_ms": 200, "report_grace_ms": 1})
@@ -88,7 +88,7 @@ async def test_a_broker_whose_heartbeat_is_not_due_yet_is_given_time_whatever_re
     assert two.coordinator.recoveries.describe_all() == []
 
 
-async def test_why_a_stream_that_is_gone_could_not_be_told_is_forgotten(two: Cluster) -> None:
+async def test_a_failure_to_tell_a_broker_of_a_stream_is_forgotten_when_the_stream_is_deleted(two: Cluster) -> None:
     two.brokers.failures[1] = Unavailable("nobody there")
     await two.alter("orders", retention_ms=1000)
     await two.settle()
@@ -99,7 +99,7 @@ async def test_why_a_stream_that_is_gone_could_not_be_told_is_forgotten(two: Clu
     assert not work.failure((1, "tell"))
 
 
-async def test_a_broker_that_registers_anew_between_two_looks_lives(two: Cluster) -> None:
+async def test_a_reported_broker_that_registers_anew_between_two_checks_lives(two: Cluster) -> None:
     two.brokers.refused = {1}
     two.coordinator.control.report(coordinator_pb2.ReportBrokerRequest(broker_id=1))
     await asyncio.sleep(0)
@@ -109,7 +109,7 @@ async def test_a_broker_that_registers_anew_between_two_looks_lives(two: Cluster
     assert two.coordinator.recoveries.describe_all() == []
 
 
-async def test_a_broker_that_is_forgotten_between_two_looks_is_no_defect(two: Cluster) -> None:
+async def test_a_reported_broker_that_is_forgotten_between_two_checks_is_no_error(two: Cluster) -> None:
     two.brokers.refused = {1}
     two.coordinator.control.report(coordinator_pb2.ReportBrokerRequest(broker_id=1))
     await asyncio.sleep(0)
@@ -120,7 +120,7 @@ async def test_a_broker_that_is_forgotten_between_two_looks_is_no_defect(two: Cl
     assert logs == []
 
 
-async def test_a_coordinator_that_has_started_looks_by_itself(two: Cluster) -> None:
+async def test_a_started_coordinator_recovers_dead_brokers_unasked(two: Cluster) -> None:
     two.settings = two.settings.model_copy(update={"heartbeat_interval_ms": 10})
     coordinator = await two.restart()
     two.coordinator.state.brokers.declare_dead(1)
@@ -132,7 +132,7 @@ async def test_a_coordinator_that_has_started_looks_by_itself(two: Cluster) -> N
     assert [one.cause for one in coordinator.recoveries.describe_all()] == ["dead"]
 
 
-async def test_a_coordinator_that_was_replaced_does_nothing_any_more(two: Cluster) -> None:
+async def test_a_replaced_coordinator_gives_no_more_orders(two: Cluster) -> None:
     stale = two.coordinator
     await two.restart()
     await two.coordinator.producers.init()
@@ -155,7 +155,7 @@ async def test_a_coordinator_that_was_replaced_does_nothing_any_more(two: Cluste
 
 
 async def load(cluster: Cluster, broker_id: int, *bytes_per_s: int) -> None:
-    """Of the streamlets of the stream ``busy``, which has id 2."""
+    """Send a heartbeat with the load of the streamlets of stream ``busy``, whose id is 2."""
     loads = [
         coordinator_pb2.StreamletLoad(stream_id=2, streamlet_id=number, bytes_per_s=rate, read_bytes_per_s=rate)
         for number, rate in enumerate(bytes_per_s)
@@ -165,7 +165,7 @@ async def load(cluster: Cluster, broker_id: int, *bytes_per_s: int) -> None:
 
 @pytest.fixture
 async def busy(cluster: Cluster) -> Cluster:
-    """All is on the first of two brokers."""
+    """All streamlets are on the first of two brokers."""
     await cluster.register("a")
     await cluster.create("quiet")
     await cluster.create("busy", streamlets=2)
@@ -188,7 +188,7 @@ async def test_a_dry_run_explains_and_moves_nothing(busy: Cluster) -> None:
     assert owners(busy, "busy") == [1, 1]
 
 
-async def test_rebalancing_moves_and_leaves_alone_what_it_moved(busy: Cluster) -> None:
+async def test_rebalancing_leaves_a_streamlet_alone_that_it_has_just_moved(busy: Cluster) -> None:
     response = await busy.coordinator.balancing.rebalance(dry_run=False)
     assert not response.moves[0].HasField("error")
     assert owners(busy, "busy") == [2, 1]
@@ -198,7 +198,7 @@ async def test_rebalancing_moves_and_leaves_alone_what_it_moved(busy: Cluster) -
     assert not (await busy.coordinator.balancing.rebalance(dry_run=True)).moves
 
 
-async def test_a_move_that_fails_is_told_and_hinders_no_other(busy: Cluster) -> None:
+async def test_a_failed_move_is_reported_and_the_next_plan_moves_another_streamlet(busy: Cluster) -> None:
     busy.brokers.failures[1] = Unavailable("not durable in time")
 
     response = await busy.coordinator.balancing.rebalance(dry_run=False)
@@ -212,13 +212,13 @@ async def test_a_move_that_fails_is_told_and_hinders_no_other(busy: Cluster) -> 
     assert (move.stream, move.streamlet_id) == ("busy", 1), "the one that failed is left alone for a while"
 
 
-async def test_load_that_another_launch_measured_does_not_count(busy: Cluster) -> None:
+async def test_load_that_an_earlier_launch_measured_does_not_count(busy: Cluster) -> None:
     await busy.register("a2", broker_id=1)
     await busy.heartbeat(1)
     assert [one.bytes_per_s for one in (await busy.coordinator.balancing.rebalance(dry_run=True)).loads] == [0, 0]
 
 
-async def test_what_is_read_of_older_groups_elsewhere_does_not_hide_what_the_owner_has(busy: Cluster) -> None:
+async def test_reads_of_older_groups_elsewhere_do_not_hide_the_load_of_the_owner(busy: Cluster) -> None:
     await busy.coordinator.migration.move("busy", 1, 2)
     await busy.coordinator.migration.move("busy", 1, 1)
     await busy.restart()
@@ -229,8 +229,8 @@ async def test_what_is_read_of_older_groups_elsewhere_does_not_hide_what_the_own
     assert [one.bytes_per_s for one in loads] == [40 * MB, 0]
 
 
-async def test_nothing_is_rebalanced_before_it_is_known_how_busy_everyone_is(busy: Cluster) -> None:
-    await busy.restart()  # the next coordinator has heard of nobody
+async def test_rebalancing_fails_until_all_brokers_have_reported_their_load(busy: Cluster) -> None:
+    await busy.restart()  # the next coordinator has had no heartbeats yet
     await busy.heartbeat(2)
     with pytest.raises(Unavailable, match="broker 1 has not said yet how busy it is"):
         await busy.coordinator.balancing.rebalance(dry_run=False)
@@ -240,7 +240,7 @@ async def test_nothing_is_rebalanced_before_it_is_known_how_busy_everyone_is(bus
     assert move.stream == "busy"
 
 
-async def test_how_busy_loops_are_counts_once_all_brokers_tell_it(busy: Cluster) -> None:
+async def test_loop_busy_times_count_once_all_brokers_report_them(busy: Cluster) -> None:
     loads = [
         coordinator_pb2.StreamletLoad(stream_id=2, streamlet_id=number, bytes_per_s=rate)
         for number, rate in enumerate((30_000, 10_000))
@@ -254,11 +254,11 @@ async def test_how_busy_loops_are_counts_once_all_brokers_tell_it(busy: Cluster)
     plan = await busy.coordinator.balancing.rebalance(dry_run=True)
     assert [(one.stream, one.streamlet_id) for one in plan.moves] == [("busy", 0)]
     assert [(one.busy_permille, one.busy_permille_after) for one in plan.loads] == [(800, 200), (0, 600)]
-    await busy.heartbeat(1, loads=loads, loop_busy_permille=1 << 31)  # no loop has more than all of the time
+    await busy.heartbeat(1, loads=loads, loop_busy_permille=1 << 31)  # a loop is busy for 1000 permille at most
     assert (await busy.coordinator.balancing.rebalance(dry_run=True)).loads[0].busy_permille == 1000
 
 
-async def test_streamlets_are_rebalanced_at_times_if_that_is_set(busy: Cluster) -> None:
+async def test_streamlets_are_rebalanced_at_the_interval_that_is_set(busy: Cluster) -> None:
     busy.settings = busy.settings.model_copy(update={"rebalance_interval_ms": 1000})
     await busy.restart()
     await busy.heartbeat(2)
@@ -272,7 +272,7 @@ async def test_streamlets_are_rebalanced_at_times_if_that_is_set(busy: Cluster) 
     assert owners(busy, "busy") == [2, 1]
 
 
-async def test_rebalancing_does_not_wait_for_its_next_time_when_a_broker_was_silent_at_this_one(busy: Cluster) -> None:
+async def test_rebalancing_catches_up_when_a_silent_broker_reports_its_load(busy: Cluster) -> None:
     busy.settings = busy.settings.model_copy(update={"rebalance_interval_ms": 60_000, "heartbeat_interval_ms": 30_000})
     await busy.restart()
     busy.clock.advance(60)
@@ -285,12 +285,12 @@ async def test_rebalancing_does_not_wait_for_its_next_time_when_a_broker_was_sil
     assert owners(busy, "busy") == [2, 1]
 
 
-async def test_a_broker_that_is_emptied_gets_nothing_by_rebalancing(busy: Cluster) -> None:
+async def test_rebalancing_moves_nothing_to_a_draining_broker(busy: Cluster) -> None:
     await busy.coordinator.drains.drain(coordinator_pb2.DrainRequest(broker_id=2))
     assert not (await busy.coordinator.balancing.rebalance(dry_run=True)).moves
 
 
-# --- creating once -----------------------------------------------------------------------------------------------
+# --- repeated creations ------------------------------------------------------------------------------------------
 
 
 async def create(cluster: Cluster, name: str, creation_id: str) -> common_pb2.StreamInfo:
@@ -298,7 +298,7 @@ async def create(cluster: Cluster, name: str, creation_id: str) -> common_pb2.St
     return await cluster.coordinator.streams.create(name, config, common_pb2.StreamSchema(), creation_id)
 
 
-async def test_the_same_request_to_create_finds_its_own_stream(two: Cluster) -> None:
+async def test_a_repeated_request_to_create_finds_its_own_stream(two: Cluster) -> None:
     made = await create(two, "s", "id-1")
 
     assert await create(two, "s", "id-1") == made
@@ -310,7 +310,7 @@ async def test_the_same_request_to_create_finds_its_own_stream(two: Cluster) -> 
         await create(two, "t", "x" * 65)
 
 
-async def test_the_same_request_waits_for_the_one_under_way(two: Cluster) -> None:
+async def test_a_repeated_request_to_create_waits_for_the_first(two: Cluster) -> None:
     two.brokers.answering.clear()
     two.brokers.asked.clear()
     first = asyncio.create_task(create(two, "s", "id-1"))
@@ -329,7 +329,7 @@ async def test_the_same_request_waits_for_the_one_under_way(two: Cluster) -> Non
 
 
 @pytest.mark.parametrize("returns", ["by itself", "as another launch", "never"])
-async def test_a_broker_that_could_not_be_told_of_a_change_is_told_again(cluster: Cluster, returns: str) -> None:
+async def test_a_change_is_sent_again_to_a_broker_that_missed_it(cluster: Cluster, returns: str) -> None:
     for launch in ("a", "b"):
         await cluster.register(launch)
     stream = await cluster.create("orders", streamlets=2)

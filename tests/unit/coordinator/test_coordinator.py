@@ -32,7 +32,7 @@ def owners(stream: common_pb2.StreamInfo) -> list[tuple[int, int, int]]:
 # --- creating streams ------------------------------------------------------------------------------------------
 
 
-async def test_a_stream_is_open_on_its_brokers_when_it_is_answered(cluster: Cluster) -> None:
+async def test_a_new_stream_is_open_on_its_brokers_before_the_answer(cluster: Cluster) -> None:
     for launch in ("a", "b", "c"):
         await cluster.register(launch)
 
@@ -46,7 +46,7 @@ async def test_a_stream_is_open_on_its_brokers_when_it_is_answered(cluster: Clus
     assert [broker.broker_id for broker in cluster.coordinator.state.brokers_of(stream)] == [1, 2]
 
 
-async def test_streamlets_go_where_there_are_fewest(cluster: Cluster) -> None:
+async def test_new_streamlets_go_to_the_broker_with_the_fewest(cluster: Cluster) -> None:
     for launch in ("a", "b"):
         await cluster.register(launch)
     await cluster.create("one", streamlets=3)
@@ -83,10 +83,10 @@ async def test_a_stream_needs_as_many_live_backups_as_it_has_replicas(cluster: C
 
     assert (stream.stream_id, stream.config.replication, stream.config.virtual_logs) == (1, 1, 1)
     assert stream.config.durability == common_pb2.DURABILITY_REPLICATED
-    await cluster.create("plain", replication=0)  # needs none
+    await cluster.create("plain", replication=0)  # an unreplicated stream needs no backups
 
 
-async def test_a_stream_that_says_nothing_about_replication_gets_the_clusters_default(cluster: Cluster) -> None:
+async def test_a_stream_without_a_replication_gets_the_default_of_the_cluster(cluster: Cluster) -> None:
     cluster.settings = cluster.settings.model_copy(update={"default_replication": 1})
     await cluster.restart()
     await cluster.register("a")
@@ -101,7 +101,7 @@ async def test_a_stream_that_says_nothing_about_replication_gets_the_clusters_de
     assert (await cluster.alter("plain", retention_ms=1)).config.replication == 0
 
 
-async def test_a_stream_of_a_version_without_replication_keeps_none_whatever_the_default(cluster: Cluster) -> None:
+async def test_a_stream_of_a_version_without_replication_stays_unreplicated(cluster: Cluster) -> None:
     await cluster.register("a")
     stream = await cluster.create("orders")
     stored = common_pb2.StreamInfo()
@@ -118,7 +118,7 @@ async def test_a_stream_of_a_version_without_replication_keeps_none_whatever_the
     assert (altered.config.replication, altered.config.virtual_logs, altered.config_version) == (0, 1, 1)
 
 
-async def test_what_is_wrong_with_a_stream_is_told_before_anything_happens(cluster: Cluster) -> None:
+async def test_an_invalid_creation_changes_nothing(cluster: Cluster) -> None:
     await cluster.register("a")
     await cluster.create("orders")
     before = await cluster.store.list("")
@@ -134,7 +134,7 @@ async def test_what_is_wrong_with_a_stream_is_told_before_anything_happens(clust
 
 
 @pytest.mark.parametrize("failure", [Unavailable("nobody there"), Uncertain("no answer in 3 s")])
-async def test_a_broker_that_gives_no_answer_leaves_no_stream(cluster: Cluster, failure: Exception) -> None:
+async def test_a_creation_fails_when_a_broker_gives_no_answer(cluster: Cluster, failure: Exception) -> None:
     await cluster.register("a")
     await cluster.register("b")
     cluster.brokers.failures[2] = failure
@@ -150,7 +150,7 @@ async def test_a_broker_that_gives_no_answer_leaves_no_stream(cluster: Cluster, 
     assert (await cluster.create("orders", streamlets=2)).stream_id == 2
 
 
-async def test_a_brokers_refusal_is_what_the_caller_gets(cluster: Cluster) -> None:
+async def test_the_caller_of_a_creation_gets_the_refusal_of_a_broker(cluster: Cluster) -> None:
     await cluster.register("a")
     cluster.brokers.failures[1] = InvalidArgument("the group is larger than the arena")
 
@@ -158,7 +158,7 @@ async def test_a_brokers_refusal_is_what_the_caller_gets(cluster: Cluster) -> No
         await cluster.create("orders")
 
 
-async def test_a_defect_in_the_conversation_with_a_broker_comes_out(cluster: Cluster) -> None:
+async def test_an_unexpected_exception_of_a_broker_call_reaches_the_caller(cluster: Cluster) -> None:
     await cluster.register("a")
     cluster.brokers.failures[1] = ZeroDivisionError("defect")
 
@@ -168,7 +168,7 @@ async def test_a_defect_in_the_conversation_with_a_broker_comes_out(cluster: Clu
     cluster.coordinator.state.catalog.check_free("orders")
 
 
-async def test_a_name_that_is_being_created_can_be_asked_for_again_later(cluster: Cluster) -> None:
+async def test_a_second_creation_of_a_name_under_way_is_unavailable(cluster: Cluster) -> None:
     await cluster.register("a")
     cluster.brokers.answering.clear()
     first = asyncio.create_task(cluster.create("orders"))
@@ -183,7 +183,7 @@ async def test_a_name_that_is_being_created_can_be_asked_for_again_later(cluster
     assert (await first).stream_id == 1
 
 
-async def test_a_broker_that_restarts_meanwhile_fails_the_creation(cluster: Cluster) -> None:
+async def test_a_creation_fails_when_its_broker_restarts_meanwhile(cluster: Cluster) -> None:
     await cluster.register("a")
     cluster.brokers.answering.clear()
     creation = asyncio.create_task(cluster.create("orders"))
@@ -199,7 +199,7 @@ async def test_a_broker_that_restarts_meanwhile_fails_the_creation(cluster: Clus
     assert cluster.brokers.dropped == [(1, 1)]
 
 
-async def test_a_broker_that_registers_again_meanwhile_is_told_to_keep_what_it_opens(cluster: Cluster) -> None:
+async def test_a_broker_that_registers_again_during_a_creation_keeps_the_stream(cluster: Cluster) -> None:
     await cluster.register("a")
     cluster.brokers.answering.clear()
     creation = asyncio.create_task(cluster.create("orders"))
@@ -212,7 +212,7 @@ async def test_a_broker_that_registers_again_meanwhile_is_told_to_keep_what_it_o
     assert (await creation).stream_id == 1
 
 
-async def test_a_crash_before_the_stream_is_written_leaves_nothing_but_a_used_id(cluster: Cluster) -> None:
+async def test_a_crash_before_the_stream_is_written_leaves_only_a_used_id(cluster: Cluster) -> None:
     await cluster.register("a")
     cluster.brokers.answering.clear()
     creation = asyncio.create_task(cluster.create("orders"))
@@ -267,7 +267,7 @@ async def test_a_stream_that_cannot_be_written_does_not_exist(cluster: Cluster) 
     assert (await cluster.create("orders")).stream_id == 2
 
 
-async def test_a_stream_that_may_have_been_written_is_not_dropped_by_its_brokers(cluster: Cluster) -> None:
+async def test_brokers_keep_a_stream_that_may_have_been_written(cluster: Cluster) -> None:
     store = cluster.store
     await cluster.register("a")
     cluster.brokers.answering.clear()
@@ -284,7 +284,7 @@ async def test_a_stream_that_may_have_been_written_is_not_dropped_by_its_brokers
     assert (await cluster.restart()).state.catalog.named("orders").stream_id == 1
 
 
-async def test_memory_does_not_run_ahead_of_the_store(cluster: Cluster) -> None:
+async def test_a_change_that_cannot_be_written_does_not_change_the_memory(cluster: Cluster) -> None:
     store = cluster.store
     await cluster.register("a")
     await cluster.create("orders")
@@ -313,7 +313,7 @@ async def test_memory_does_not_run_ahead_of_the_store(cluster: Cluster) -> None:
 # --- altering streams ------------------------------------------------------------------------------------------
 
 
-async def test_an_altered_stream_is_stored_and_its_brokers_are_told(cluster: Cluster) -> None:
+async def test_an_altered_stream_is_stored_and_sent_to_its_brokers(cluster: Cluster) -> None:
     await cluster.register("a")
     await cluster.register("b")
     created = await cluster.create("orders", streamlets=2)
@@ -329,7 +329,7 @@ async def test_an_altered_stream_is_stored_and_its_brokers_are_told(cluster: Clu
     assert (await cluster.restart()).state.catalog.named("orders") == stream
 
 
-async def test_an_alteration_leaves_what_it_does_not_set(cluster: Cluster) -> None:
+async def test_an_alteration_keeps_the_settings_that_it_does_not_name(cluster: Cluster) -> None:
     await cluster.register("a")
     await cluster.create("orders")
     await cluster.alter("orders", retention_ms=1000, durability=common_pb2.DURABILITY_PERSISTED)
@@ -342,7 +342,7 @@ async def test_an_alteration_leaves_what_it_does_not_set(cluster: Cluster) -> No
     assert stream.config.durability == common_pb2.DURABILITY_PERSISTED
 
 
-async def test_virtual_logs_are_altered_within_what_the_stream_has(cluster: Cluster) -> None:
+async def test_virtual_logs_can_be_altered_up_to_the_number_of_streamlets(cluster: Cluster) -> None:
     await cluster.register("a")
     await cluster.create("orders", streamlets=4)
 
@@ -362,8 +362,8 @@ async def test_an_alteration_needs_no_live_backups(cluster: Cluster) -> None:
     assert (await cluster.alter("orders", durability=common_pb2.DURABILITY_PERSISTED)).config_version == 1
 
 
-async def test_an_alteration_that_changes_nothing_is_told_again_and_not_written(cluster: Cluster) -> None:
-    """It may be one whose answer was lost, and that some brokers never heard of."""
+async def test_an_alteration_that_changes_nothing_is_sent_to_brokers_and_not_written(cluster: Cluster) -> None:
+    """It may repeat an alteration whose answer was lost and that some brokers missed."""
     await cluster.register("a")
     await cluster.create("orders")
     cluster.brokers.failures[1] = Unavailable("nobody there")
@@ -378,7 +378,7 @@ async def test_an_alteration_that_changes_nothing_is_told_again_and_not_written(
     assert cluster.brokers.streams[1, 1] == altered
 
 
-async def test_what_is_wrong_with_an_alteration_is_told_before_anything_happens(cluster: Cluster) -> None:
+async def test_an_invalid_alteration_changes_nothing(cluster: Cluster) -> None:
     await cluster.register("a")
     await cluster.create("orders")
     await cluster.alter(
@@ -416,7 +416,7 @@ async def test_a_broker_that_was_away_learns_of_an_alteration_when_it_registers(
 
 
 async def test_a_stream_that_is_deleted_while_it_is_altered_stays_deleted(cluster: Cluster) -> None:
-    """The brokers may hear of the alteration last: it would open the stream anew."""
+    """If brokers got the alteration after the deletion, they would open the stream anew."""
     await cluster.register("a")
     await cluster.create("orders")
     cluster.brokers.answering.clear()
@@ -432,7 +432,7 @@ async def test_a_stream_that_is_deleted_while_it_is_altered_stays_deleted(cluste
     assert cluster.brokers.streams == {}
 
 
-async def test_concurrent_alterations_all_count(cluster: Cluster) -> None:
+async def test_concurrent_alterations_all_take_effect(cluster: Cluster) -> None:
     await cluster.register("a")
     await cluster.create("orders")
 
@@ -468,7 +468,7 @@ async def test_a_caller_that_gives_up_does_not_stop_an_alteration_halfway(cluste
 # --- deleting streams ------------------------------------------------------------------------------------------
 
 
-async def test_a_deleted_stream_is_dropped_by_its_brokers_and_its_id_is_not_used_again(cluster: Cluster) -> None:
+async def test_brokers_drop_a_deleted_stream_and_its_id_is_not_used_again(cluster: Cluster) -> None:
     await cluster.register("a")
     await cluster.register("b")
     await cluster.create("orders", streamlets=2)
@@ -497,7 +497,7 @@ async def test_a_broker_that_was_away_learns_of_a_deletion_when_it_registers(clu
 # --- brokers ---------------------------------------------------------------------------------------------------
 
 
-async def test_brokers_get_ids_epochs_and_the_cluster(cluster: Cluster) -> None:
+async def test_brokers_get_ids_and_epochs(cluster: Cluster) -> None:
     first, streams = await cluster.register("a")
     second, _ = await cluster.register("b")
 
@@ -523,7 +523,7 @@ async def test_a_new_launch_owns_its_streamlets_with_a_new_epoch_and_new_groups(
     await heartbeat(cluster, 1, 3)
 
 
-async def test_a_launch_that_registers_again_loses_nothing(cluster: Cluster) -> None:
+async def test_a_launch_that_registers_again_keeps_its_epoch_and_streamlets(cluster: Cluster) -> None:
     await cluster.register("a")
     stream = await cluster.create("orders")
 
@@ -568,7 +568,7 @@ async def test_backups_have_ids_and_epochs_of_their_own(cluster: Cluster) -> Non
         )
 
 
-async def test_backups_are_there_after_a_restart_but_for_what_they_have_free(cluster: Cluster) -> None:
+async def test_a_restart_keeps_backups_but_not_their_free_space(cluster: Cluster) -> None:
     await cluster.register_backup("x", free_memory_bytes=7)
     await cluster.register_backup("y")
     request = coordinator_pb2.BackupHeartbeatRequest(
@@ -594,7 +594,7 @@ async def test_backups_are_there_after_a_restart_but_for_what_they_have_free(clu
 # --- restarts --------------------------------------------------------------------------------------------------
 
 
-async def test_everything_that_was_answered_is_there_after_a_restart(cluster: Cluster) -> None:
+async def test_a_restart_keeps_streams_brokers_and_epochs(cluster: Cluster) -> None:
     await cluster.register("a")
     await cluster.register("b")
     await cluster.create("orders", streamlets=4)
@@ -649,7 +649,7 @@ async def test_concurrent_changes_get_numbers_of_their_own(cluster: Cluster) -> 
     assert len({owner.broker_id for stream in streams for owner in stream.assignments}) == 10
 
 
-async def test_two_streams_of_one_name_in_the_store_are_a_defect_that_is_seen(cluster: Cluster) -> None:
+async def test_two_stored_streams_of_one_name_are_an_internal_error(cluster: Cluster) -> None:
     await cluster.register("a")
     stream = await cluster.create("orders")
     stream.stream_id = 9

@@ -1,4 +1,4 @@
-"""Any history of a cluster, restarts of all parts included, keeps the promises that others rely on."""
+"""Random histories of a cluster, with restarts of all parts, keep the promises that others rely on."""
 
 import asyncio
 from typing import Any
@@ -26,11 +26,11 @@ STEPS = st.one_of(
 )
 
 START = [("launch", 0), ("launch", 0), ("create", "a", 2, 0, 0)]
-"""So that most of the steps mean something."""
+"""A cluster in which most of the steps have an effect."""
 
 
 class History:
-    """Runs steps, and checks the promises after each."""
+    """A runner of steps that checks the promises after each of them."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -40,7 +40,7 @@ class History:
         self.ids: dict[str, set[int]] = {"stream": set(), "producer": set(), "broker": set(), "backup": set()}
         self.first_groups: dict[tuple[int, int], tuple[int, int]] = {}
         self.configs: dict[int, tuple[int, common_pb2.StreamConfig]] = {}
-        """Version and configuration of each stream, as they were last seen."""
+        """The last seen version and configuration of each stream."""
 
     async def run(self, steps: list[tuple[Any, ...]]) -> None:
         await self.cluster.restart()
@@ -100,7 +100,7 @@ class History:
                 assert brokers.streams[owner.broker_id, stream.stream_id] == stream
 
     async def befall(self, event: str, *arguments: Any) -> None:
-        """What happens without being asked for."""
+        """Carry out an event that is not a request."""
         cluster, coordinator = self.cluster, self.cluster.coordinator
         match event, *arguments:
             case "broker fails", broker_id:
@@ -156,7 +156,7 @@ class History:
 
 @settings(max_examples=examples(200), deadline=None)
 @given(st.lists(STEPS, max_size=30))
-def test_any_history_keeps_the_promises(steps: list[tuple[Any, ...]]) -> None:
+def test_any_history_of_the_cluster_keeps_the_promises(steps: list[tuple[Any, ...]]) -> None:
     async def run() -> None:
         cluster = Cluster()
         await History(cluster).run([*START, *steps])

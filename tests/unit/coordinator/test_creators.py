@@ -1,4 +1,4 @@
-"""Who has created which stream, and that nobody has more of them than its quota lets it."""
+"""The creators of streams, and the quotas of streams and descriptions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.coordinator.fake_cluster import Cluster
 
 @pytest.fixture
 async def secured(cluster: Cluster) -> Cluster:
-    """With security on, and a broker."""
+    """A cluster with security on, a broker, and quotas of streams."""
     await secure(cluster)
     await cluster.register("a")
     await limit(cluster, "", streams=1)
@@ -22,7 +22,7 @@ async def secured(cluster: Cluster) -> Cluster:
     return cluster
 
 
-async def test_a_stream_says_who_has_created_it(secured: Cluster) -> None:
+async def test_a_stream_keeps_the_name_of_its_creator(secured: Cluster) -> None:
     assert (await create(secured, ALICE, "one")).created_by == "user:alice"
     for number, who in enumerate((DAEMON, None)):
         assert not (await create(secured, who, f"other-{number}")).created_by
@@ -32,12 +32,12 @@ async def test_a_stream_says_who_has_created_it(secured: Cluster) -> None:
     assert (await secured.alter("one", retention_ms=1000)).created_by == "user:alice"
 
 
-async def test_without_security_nobody_asks_who_it_is(cluster: Cluster) -> None:
+async def test_a_stream_has_no_creator_without_security(cluster: Cluster) -> None:
     await cluster.register("a")
     assert not (await create(cluster, ALICE, "one")).created_by
 
 
-async def test_nobody_has_more_streams_than_its_quota_lets_it(secured: Cluster) -> None:
+async def test_a_creation_beyond_the_quota_of_streams_is_refused(secured: Cluster) -> None:
     for name in ("one", "two"):
         await create(secured, ALICE, name)
     with pytest.raises(QuotaExceeded) as raised:
@@ -60,7 +60,7 @@ async def test_nobody_has_more_streams_than_its_quota_lets_it(secured: Cluster) 
         await create(secured, ALICE, "four")
 
 
-async def test_the_default_quota_is_for_the_others_but_for_super_users(secured: Cluster) -> None:
+async def test_the_default_quota_applies_to_all_but_super_users_and_daemons(secured: Cluster) -> None:
     await create(secured, BOB, "b")
     with pytest.raises(QuotaExceeded, match="user:bob has created 1 stream, and its quota of streams is 1"):
         await create(secured, BOB, "b-2")
@@ -69,7 +69,7 @@ async def test_the_default_quota_is_for_the_others_but_for_super_users(secured: 
             await create(secured, who, f"{who.user}-{number}")
 
 
-async def test_streams_that_are_just_being_created_count(secured: Cluster) -> None:
+async def test_streams_being_created_count_towards_the_quota(secured: Cluster) -> None:
     secured.brokers.answering.clear()
     tasks = [asyncio.create_task(create(secured, BOB, f"b-{number}")) for number in range(3)]
     done, _ = await asyncio.wait(tasks, timeout=5, return_when=asyncio.FIRST_EXCEPTION)
@@ -79,7 +79,7 @@ async def test_streams_that_are_just_being_created_count(secured: Cluster) -> No
     assert sorted(type(each).__name__ for each in outcomes) == ["QuotaExceeded", "QuotaExceeded", "StreamInfo"]
 
 
-async def test_a_stream_that_could_not_be_created_does_not_count(secured: Cluster) -> None:
+async def test_a_failed_creation_does_not_count_towards_the_quota(secured: Cluster) -> None:
     secured.brokers.failures[1] = Unavailable("it does not answer")
     with pytest.raises(Unavailable):
         await create(secured, BOB, "b")
@@ -87,7 +87,7 @@ async def test_a_stream_that_could_not_be_created_does_not_count(secured: Cluste
     await create(secured, BOB, "b")
 
 
-async def test_a_creation_that_is_asked_for_again_is_the_same_one(secured: Cluster) -> None:
+async def test_a_repeated_creation_finds_its_own_stream_at_the_quota(secured: Cluster) -> None:
     first = await create(secured, BOB, "b", creation_id="x")
     assert await create(secured, BOB, "b", creation_id="x") == first
 
