@@ -14,7 +14,7 @@ STAYS = (
 
 
 async def drain(cluster: Cluster, **member: Any) -> coordinator_pb2.DrainResponse:
-    """What is begun is done, and it is asked again."""
+    """Ask for a drain, wait until the work that it starts is done, and ask again."""
     await cluster.coordinator.drains.drain(coordinator_pb2.DrainRequest(**member))
     await cluster.settle()
     await cluster.settle()
@@ -38,7 +38,7 @@ def owners(cluster: Cluster, name: str) -> list[int]:
 
 
 async def recover(cluster: Cluster) -> None:
-    """The owner says that it has what it was to recover."""
+    """Let the owner report that it has recovered everything."""
     told = [
         coordinator_pb2.RecoveryProgress(source=source, readable=[ref], restored=[ref])
         for one in cluster.coordinator.state.catalog.named("copied").assignments
@@ -49,24 +49,24 @@ async def recover(cluster: Cluster) -> None:
     await cluster.coordinator.idle()
 
 
-async def test_a_broker_gives_away_its_streamlets_and_then_what_is_replicated_of_the_rest(two: Cluster) -> None:
+async def test_a_draining_broker_moves_its_streamlets_and_then_its_replicated_older_groups(two: Cluster) -> None:
     status = await drain(two, broker_id=1)
 
     assert (owners(two, "copied"), owners(two, "plain")) == ([2, 2], [2])
     (recovery,) = two.coordinator.recoveries.describe_all()
     assert (recovery.broker_id, recovery.cause) == (1, "drained")
-    assert two.backups.fenced == []  # it lives
+    assert two.backups.fenced == []  # the broker lives
     assert len(two.coordinator.state.brokers.live_ids()) == 2
     assert (status.done, status.streamlets_owned, status.streamlets_held) == (False, 0, 1)
     assert list(status.reasons) == [
         f"stream 'plain' {STAYS}",
         "what it had is being recovered",
     ]
-    assert (1, "copied") not in two.brokers.opened[-1:]  # it keeps what others read from its replicas
+    assert (1, "copied") not in two.brokers.opened[-1:]  # it keeps the groups that others recover from its replicas
 
     await recover(two)
     assert two.brokers.streams[1, 1] == two.coordinator.state.catalog.named("copied")
-    assert two.backups.freed == []  # that is its own business
+    assert two.backups.freed == []  # the broker frees its replicas itself
     _, following = two.coordinator.state.catalog.named("plain").assignments[0].intervals
     empty = coordinator_pb2.EmptyInterval(
         stream_id=2, streamlet_id=0, first_group_id=1, end_group_id=following.first_group_id
@@ -76,8 +76,8 @@ async def test_a_broker_gives_away_its_streamlets_and_then_what_is_replicated_of
     assert (status.done, list(status.reasons)) == (True, [])
 
 
-async def test_nothing_is_removed_at_a_broker_from_which_others_recover(two: Cluster) -> None:
-    """They may have been asked before that; and would wait for ever for what no backup has any more."""
+async def test_a_broker_may_not_remove_groups_that_others_recover_from_it(two: Cluster) -> None:
+    """The others might wait for ever for records that no backup has any more."""
 
     async def refused() -> list[int]:
         start = common_pb2.EntryStart(
@@ -106,7 +106,7 @@ async def test_nothing_is_removed_at_a_broker_from_which_others_recover(two: Clu
     assert len(await two.store.list("starts/")) == 1, "of what was said before"
 
 
-async def test_a_broker_that_is_emptied_gets_nothing_and_stays_so_over_its_launches(two: Cluster) -> None:
+async def test_a_draining_broker_gets_no_streamlets_and_stays_draining_over_restarts(two: Cluster) -> None:
     await drain(two, broker_id=1)
     await two.register("a2", broker_id=1)
     await two.restart()
@@ -120,7 +120,7 @@ async def test_a_broker_that_is_emptied_gets_nothing_and_stays_so_over_its_launc
     assert [broker.draining for broker in (await two.restart()).state.brokers.describe_all()] == [False, False]
 
 
-async def test_what_held_an_earlier_drain_is_not_told_of_a_later_one(two: Cluster) -> None:
+async def test_a_later_drain_does_not_report_the_reasons_of_an_earlier_one(two: Cluster) -> None:
     two.brokers.failures[1] = Unavailable("7 bytes did not get to disk within 2000 ms")
     await drain(two, broker_id=1)
     await two.coordinator.drains.drain(coordinator_pb2.DrainRequest(broker_id=1, undo=True))
@@ -130,7 +130,7 @@ async def test_what_held_an_earlier_drain_is_not_told_of_a_later_one(two: Cluste
     assert list(status.reasons) == ["streamlets are being moved (3)"]
 
 
-async def test_a_member_that_is_forgotten_while_its_drain_is_asked_about_is_not_emptied(
+async def test_a_member_forgotten_during_a_query_of_its_drain_is_not_draining(
     two: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def count(*_: object) -> int:
@@ -141,7 +141,7 @@ async def test_a_member_that_is_forgotten_while_its_drain_is_asked_about_is_not_
     assert not (await two.coordinator.drains.drain(coordinator_pb2.DrainRequest(backup_id=1))).draining
 
 
-async def test_what_holds_a_drain_is_told(cluster: Cluster) -> None:
+async def test_a_drain_reports_what_holds_it_up(cluster: Cluster) -> None:
     await cluster.register("a")
     await cluster.create("plain", streamlets=2)
 
@@ -159,7 +159,7 @@ async def test_what_holds_a_drain_is_told(cluster: Cluster) -> None:
     assert "it is not alive, and what is not replicated only it has (2)" in status.reasons
 
 
-async def test_streamlets_wait_for_their_turn_and_stay_when_it_is_taken_back(cluster: Cluster) -> None:
+async def test_streamlets_that_wait_for_their_turn_stay_when_the_drain_is_undone(cluster: Cluster) -> None:
     cluster.settings = cluster.settings.model_copy(update={"moves_in_flight_max": 2})
     await cluster.restart()
     await cluster.register("a")
@@ -176,11 +176,11 @@ async def test_streamlets_wait_for_their_turn_and_stay_when_it_is_taken_back(clu
     assert owners(cluster, "s") == [2, 2, 1, 1, 1, 1]
 
     await cluster.coordinator.drains.drain(coordinator_pb2.DrainRequest(broker_id=1))
-    await cluster.coordinator.idle()  # no tick: the next ones go when there is room
+    await cluster.coordinator.idle()  # no tick: the next streamlets move when there is room
     assert owners(cluster, "s") == [2] * 6
 
 
-async def test_streamlets_that_cannot_move_do_not_keep_others_from_it(cluster: Cluster) -> None:
+async def test_streamlets_that_cannot_move_do_not_hold_up_the_others(cluster: Cluster) -> None:
     cluster.settings = cluster.settings.model_copy(update={"moves_in_flight_max": 1})
     await cluster.restart()
     await cluster.register("a")
@@ -216,7 +216,7 @@ async def test_a_broker_on_which_a_stream_is_being_created_is_not_empty(two: Clu
     assert owners(two, "new") == [1]
 
 
-async def test_what_older_groups_wait_for_is_told(two: Cluster) -> None:
+async def test_a_drain_reports_what_older_groups_wait_for(two: Cluster) -> None:
     two.brokers.unsealable = {1}
     status = await drain(two, broker_id=1)
     assert "older groups go to their owners when all that it owns has moved" in status.reasons
@@ -233,7 +233,7 @@ async def test_what_older_groups_wait_for_is_told(two: Cluster) -> None:
     assert "older groups are being recovered to their owners (2)" in status.reasons
 
 
-async def test_a_broker_that_dies_while_it_is_emptied_is_recovered(two: Cluster) -> None:
+async def test_a_draining_broker_that_dies_is_recovered(two: Cluster) -> None:
     two.brokers.failures[1] = Unavailable("too slow")
     await drain(two, broker_id=1)
     await two.silence(1)
@@ -242,10 +242,10 @@ async def test_a_broker_that_dies_while_it_is_emptied_is_recovered(two: Cluster)
     assert owners(two, "copied") == [2, 2]
     assert [one.cause for one in two.coordinator.recoveries.describe_all()] == ["dead"]
     status = await drain(two, broker_id=1)
-    assert (status.done, status.streamlets_owned) == (False, 1)  # the one without replicas
+    assert (status.done, status.streamlets_owned) == (False, 1)  # the streamlet without replicas
 
 
-async def test_a_backup_is_empty_when_it_has_no_replica(two: Cluster) -> None:
+async def test_a_drain_of_a_backup_is_done_when_it_has_no_replicas(two: Cluster) -> None:
     two.backups.replicas[2] = 7
     status = await drain(two, backup_id=2)
     assert (status.done, status.replicas) == (False, 7)
@@ -259,10 +259,10 @@ async def test_a_backup_is_empty_when_it_has_no_replica(two: Cluster) -> None:
     assert [one.draining for one in two.coordinator.state.backups.describe_all()] == [False, False]
 
 
-async def test_what_keeps_replicas_on_a_backup_is_told(two: Cluster) -> None:
+async def test_a_drain_reports_what_keeps_replicas_on_a_backup(two: Cluster) -> None:
     two.backups.replicas[2] = 7
     await two.create("everywhere", replication=2)
-    await two.silence(1, 2)  # so that nobody recovers anything
+    await two.silence(1, 2)  # so that no broker recovers anything
     status = await drain(two, backup_id=2)
     assert set(status.reasons) == {
         "stream 'everywhere' needs 2 other live backups, there are 1",
@@ -276,7 +276,7 @@ async def test_what_keeps_replicas_on_a_backup_is_told(two: Cluster) -> None:
     assert list(status.reasons) == ["it is not alive: its content is unknown"]
 
 
-async def test_who_only_asks_changes_nothing(two: Cluster) -> None:
+async def test_a_query_of_a_drain_changes_nothing(two: Cluster) -> None:
     asked = coordinator_pb2.DrainRequest(broker_id=1, ask=True)
     status = await two.coordinator.drains.drain(asked)
     assert (status.done, status.draining, status.streamlets_owned) == (False, False, 3)
@@ -292,7 +292,7 @@ async def test_who_only_asks_changes_nothing(two: Cluster) -> None:
     await two.coordinator.idle()
 
 
-async def test_a_drain_names_one_member_that_exists(two: Cluster) -> None:
+async def test_a_drain_must_name_exactly_one_existing_member(two: Cluster) -> None:
     both: dict[str, Any] = {"broker_id": 1, "backup_id": 1}
     for wrong in ({}, both):
         with pytest.raises(InvalidArgument, match="one of the two"):

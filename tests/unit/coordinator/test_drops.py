@@ -1,4 +1,4 @@
-"""Streams that brokers may have and should not: they drop them, whoever was away meanwhile."""
+"""Brokers drop the streams that they should not have, even if they or the leader were away meanwhile."""
 
 import asyncio
 import contextlib
@@ -11,11 +11,11 @@ from tests.unit.coordinator.fake_cluster import Cluster, registration
 
 
 async def left(cluster: Cluster) -> list[str]:
-    """What is still to be dropped, in the store."""
+    """The keys of the drops that are still to do, in the store."""
     return list(await cluster.store.list("drops/"))
 
 
-async def test_a_broker_that_did_not_answer_drops_a_deleted_stream_when_it_does(cluster: Cluster) -> None:
+async def test_a_broker_that_did_not_answer_drops_a_deleted_stream_later(cluster: Cluster) -> None:
     for launch in ("a", "b"):
         await cluster.register(launch)
     await cluster.create("orders", streamlets=2)
@@ -33,7 +33,7 @@ async def test_a_broker_that_did_not_answer_drops_a_deleted_stream_when_it_does(
     assert len(cluster.brokers.dropped) == 2
 
 
-async def test_the_next_leader_has_brokers_drop_what_was_deleted(cluster: Cluster) -> None:
+async def test_the_next_leader_has_brokers_drop_a_deleted_stream(cluster: Cluster) -> None:
     await cluster.register("a")
     await cluster.create("orders")
     cluster.brokers.failures[1] = Unavailable("the leader ends before it has told anybody")
@@ -47,7 +47,7 @@ async def test_the_next_leader_has_brokers_drop_what_was_deleted(cluster: Cluste
     assert await left(cluster) == []
 
 
-async def test_the_next_leader_has_brokers_drop_what_was_not_created_to_its_end(cluster: Cluster) -> None:
+async def test_the_next_leader_has_brokers_drop_an_unfinished_stream(cluster: Cluster) -> None:
     await cluster.register("a")
     cluster.brokers.answering.clear()
     creation = asyncio.create_task(cluster.create("orders"))
@@ -67,9 +67,7 @@ async def test_the_next_leader_has_brokers_drop_what_was_not_created_to_its_end(
 
 
 @pytest.mark.parametrize("failure", [Uncertain("no answer in 3 s"), ZeroDivisionError("defect")])
-async def test_a_broker_that_may_have_opened_what_was_not_created_drops_it(
-    cluster: Cluster, failure: Exception
-) -> None:
+async def test_a_broker_that_may_have_opened_a_failed_stream_drops_it(cluster: Cluster, failure: Exception) -> None:
     await cluster.register("a")
     cluster.brokers.failures[1] = failure
     with contextlib.suppress(Unavailable, ZeroDivisionError):
@@ -82,7 +80,7 @@ async def test_a_broker_that_may_have_opened_what_was_not_created_drops_it(
     assert await left(cluster) == []
 
 
-async def test_what_is_being_created_is_not_dropped(cluster: Cluster) -> None:
+async def test_a_stream_being_created_is_not_dropped(cluster: Cluster) -> None:
     await cluster.register("a")
     cluster.brokers.answering.clear()
     creation = asyncio.create_task(cluster.create("orders"))
@@ -98,7 +96,7 @@ async def test_what_is_being_created_is_not_dropped(cluster: Cluster) -> None:
     assert await left(cluster) == []
 
 
-async def test_brokers_that_are_away_are_asked_when_they_are_back(cluster: Cluster) -> None:
+async def test_an_absent_broker_drops_a_deleted_stream_when_it_is_back(cluster: Cluster) -> None:
     for launch in ("a", "b"):
         await cluster.register(launch)
     await cluster.create("orders", streamlets=2)
@@ -117,7 +115,7 @@ async def test_brokers_that_are_away_are_asked_when_they_are_back(cluster: Clust
     assert await left(cluster) == []
 
 
-async def test_a_broker_that_was_given_up_for_lost_drops_a_deleted_stream_when_it_is_back(cluster: Cluster) -> None:
+async def test_a_fenced_broker_drops_a_deleted_stream_when_it_is_back(cluster: Cluster) -> None:
     for launch in ("a", "b"):
         await cluster.register(launch)
     for launch in ("x", "y"):
@@ -136,7 +134,7 @@ async def test_a_broker_that_was_given_up_for_lost_drops_a_deleted_stream_when_i
     assert await left(cluster) == []
 
 
-async def test_a_broker_that_has_nothing_of_it_any_more_drops_a_deleted_stream_too(cluster: Cluster) -> None:
+async def test_every_broker_drops_a_deleted_stream_even_one_that_never_owned_it(cluster: Cluster) -> None:
     for launch in ("a", "b"):
         await cluster.register(launch)
     stream = await cluster.create("orders")
@@ -148,7 +146,7 @@ async def test_a_broker_that_has_nothing_of_it_any_more_drops_a_deleted_stream_t
     assert sorted(cluster.brokers.dropped) == [(1, stream.stream_id), (2, stream.stream_id)]
 
 
-async def test_a_broker_is_told_which_of_its_streams_others_have_and_of_no_others(cluster: Cluster) -> None:
+async def test_a_registering_broker_learns_which_of_its_streams_belong_to_others(cluster: Cluster) -> None:
     for launch in ("a", "b"):
         await cluster.register(launch)
     ours = await cluster.create("orders")
@@ -166,7 +164,7 @@ async def test_a_broker_is_told_which_of_its_streams_others_have_and_of_no_other
         assert answer.elsewhere_stream_ids == elsewhere
 
 
-async def test_what_a_broker_holds_is_not_stored_with_its_registration(cluster: Cluster) -> None:
+async def test_a_stored_registration_does_not_contain_held_streams(cluster: Cluster) -> None:
     request = registration("a")
     request.held_streams.add(stream_id=7)
     await cluster.coordinator.members.register_broker(request)

@@ -1,4 +1,4 @@
-"""What one client asks, however much it is about, is done in steps: others are answered between them."""
+"""Large requests run in steps, and other clients get their answers between the steps."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -16,22 +16,22 @@ from tests.unit.coordinator.fake_cluster import Cluster
 
 STREAMLETS = 300
 ALWAYS_OVER = 0.0
-"""A slice that is over after one step: how many steps there are does not depend on how fast they are."""
+"""A slice that is over after one step, so the number of steps does not depend on the speed."""
 
 
 @pytest.fixture
 async def wide(cluster: Cluster) -> common_pb2.StreamInfo:
-    """A stream of many streamlets, and the cluster gives way after each step."""
+    """A stream of many streamlets, in a cluster that gives way after each step."""
     await cluster.register("one")
     await cluster.register("two")
     made = await cluster.create("wide", streamlets=STREAMLETS)
-    cluster.coordinator.state.turns = Turns(ALWAYS_OVER, now=lambda: 0.0)  # nobody rests who is slow
+    cluster.coordinator.state.turns = Turns(ALWAYS_OVER, now=lambda: 0.0)  # without pauses after slow steps
     return made
 
 
 @pytest.fixture
 async def service(cluster: Cluster, wide: common_pb2.StreamInfo) -> AsyncIterator[Service]:
-    """Of the cluster with that stream."""
+    """The service of the cluster with that stream."""
     assert cluster.coordinator.state.catalog.named(wide.name) == wide
     yield coordinator_service(cluster.coordinator.handlers(), lambda *_: None)
     await cluster.coordinator.consumer_groups.close()
@@ -99,7 +99,7 @@ REQUESTS: dict[Method[Any, Any], Callable[[int], Any]] = {
 
 
 @pytest.mark.parametrize("method", REQUESTS, ids=lambda method: method.name)
-async def test_others_are_answered_while_it_is_done(
+async def test_other_clients_get_answers_during_a_large_request(
     cluster: Cluster, service: Service, wide: common_pb2.StreamInfo, method: Method[Any, Any]
 ) -> None:
     broker = cluster.coordinator.state.brokers.describe_all()[0]
@@ -128,7 +128,7 @@ async def test_others_are_answered_while_it_is_done(
     ],
     ids=["FetchConsumerGroup", "DescribeConsumerGroup"],
 )
-async def test_others_are_answered_while_a_consumer_group_is_described(
+async def test_other_clients_get_answers_while_a_consumer_group_is_described(
     service: Service, wide: common_pb2.StreamInfo, method: Method[Any, Any], request_of: Any
 ) -> None:
     await ask(service, api.RESET_CONSUMER_GROUP, reset(wide.stream_id), "busy")
@@ -144,7 +144,7 @@ async def test_others_are_answered_while_a_consumer_group_is_described(
     assert answered > STREAMLETS / 4
 
 
-async def test_others_are_answered_while_all_metadata_are_copied(cluster: Cluster, service: Service) -> None:
+async def test_other_clients_get_answers_while_the_metadata_are_copied(cluster: Cluster, service: Service) -> None:
     for number in range(40):
         await cluster.create(f"stream-{number}")
     request = coordinator_pb2.ReadMetadataRequest()
@@ -157,7 +157,7 @@ async def test_others_are_answered_while_all_metadata_are_copied(cluster: Cluste
     assert answered > 10
 
 
-async def test_a_change_waits_for_one_of_those_that_another_client_asks_for(service: Service) -> None:
+async def test_a_change_does_not_wait_for_all_changes_of_another_client(service: Service) -> None:
     done: list[str] = []
 
     async def init(client: str) -> None:
@@ -171,10 +171,10 @@ async def test_a_change_waits_for_one_of_those_that_another_client_asks_for(serv
     await asyncio.gather(*many)
 
 
-async def test_a_round_whose_changes_were_lost_meanwhile_says_so(
+async def test_a_round_fails_when_a_failed_write_has_undone_its_changes(
     cluster: Cluster, service: Service, wide: common_pb2.StreamInfo
 ) -> None:
-    """What is taken back because the store does not take it is not answered as done."""
+    """The store refuses a write of another member, so the coordinator takes back the changes of both."""
     await ask(service, api.RESET_CONSUMER_GROUP, reset(wide.stream_id), "busy")
     state = cluster.coordinator.state
     large = asyncio.ensure_future(ask(service, api.CONSUME_ROUND, consume(wide.stream_id), "busy"))

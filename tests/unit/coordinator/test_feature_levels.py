@@ -1,4 +1,4 @@
-"""The cluster's feature level rises when all have it, and keeps out who has less."""
+"""The cluster's feature level rises when all members have it, and keeps out members with a lower one."""
 
 import pytest
 
@@ -38,11 +38,13 @@ def level_of(cluster: Cluster) -> int:
         pytest.param(2, 1, [1], 2, id="never-down"),
     ],
 )
-def test_it_is_the_highest_that_all_have(current: int, coordinators: int, members: list[int], level: int) -> None:
+def test_the_feature_level_is_the_highest_that_all_have(
+    current: int, coordinators: int, members: list[int], level: int
+) -> None:
     assert reached(current, coordinators, members) == level
 
 
-async def test_it_rises_with_the_last_member_and_is_stored(cluster: Cluster) -> None:
+async def test_the_feature_level_rises_with_the_last_member_and_is_stored(cluster: Cluster) -> None:
     await register(cluster, "a", FEATURE_LEVEL)
     await register_backup(cluster, "x", FEATURE_LEVEL - 1)
     await cluster.settle()
@@ -54,7 +56,7 @@ async def test_it_rises_with_the_last_member_and_is_stored(cluster: Cluster) -> 
     assert level_of(cluster) == FEATURE_LEVEL
 
 
-async def test_a_member_that_is_away_holds_it_back_until_it_is_forgotten(cluster: Cluster) -> None:
+async def test_an_absent_member_holds_the_feature_level_back_until_it_is_forgotten(cluster: Cluster) -> None:
     await register(cluster, "a", FEATURE_LEVEL)
     await register(cluster, "b", FEATURE_LEVEL - 1)
     await cluster.silence(2)
@@ -64,7 +66,7 @@ async def test_a_member_that_is_away_holds_it_back_until_it_is_forgotten(cluster
     assert level_of(cluster) == FEATURE_LEVEL
 
 
-async def test_it_rises_no_higher_than_it_is_told_to(cluster: Cluster) -> None:
+async def test_the_feature_level_does_not_rise_above_feature_level_max(cluster: Cluster) -> None:
     cluster.settings = cluster.settings.model_copy(update={"feature_level_max": FEATURE_LEVEL - 1})
     await cluster.restart()
     await register(cluster, "a", NEWER)
@@ -72,13 +74,13 @@ async def test_it_rises_no_higher_than_it_is_told_to(cluster: Cluster) -> None:
     assert level_of(cluster) == FEATURE_LEVEL - 1
 
 
-async def test_members_of_later_versions_do_not_raise_it_beyond_the_coordinators(cluster: Cluster) -> None:
+async def test_the_feature_level_does_not_rise_above_that_of_the_coordinator(cluster: Cluster) -> None:
     await register(cluster, "a", (1 << 32) - 1)
     await cluster.settle()
     assert level_of(cluster) == FEATURE_LEVEL
 
 
-async def test_who_has_less_is_told_so_and_changes_nothing(cluster: Cluster) -> None:
+async def test_a_member_below_the_feature_level_is_refused(cluster: Cluster) -> None:
     await register(cluster, "a", FEATURE_LEVEL)
     await cluster.settle()
     with pytest.raises(InvalidArgument, match=r"version 0\.9 and feature level 0, and the cluster has level 2"):
@@ -92,18 +94,18 @@ async def test_who_has_less_is_told_so_and_changes_nothing(cluster: Cluster) -> 
     assert cluster.coordinator.state.backups.ids() == []
 
 
-async def test_a_version_is_short(cluster: Cluster) -> None:
+async def test_the_length_of_a_version_is_limited(cluster: Cluster) -> None:
     with pytest.raises(InvalidArgument, match="at most 100 characters"):
         await register(cluster, "a", FEATURE_LEVEL, version="1" * (VERSION_CHARACTERS_MAX + 1))
 
 
-async def test_a_coordinator_that_is_too_old_does_not_lead(cluster: Cluster) -> None:
+async def test_a_coordinator_below_the_feature_level_does_not_lead(cluster: Cluster) -> None:
     await cluster.edit(Write(FEATURE_LEVEL_KEY, str(NEWER).encode(), 0))
     with pytest.raises(UnknownFormat, match=rf"level is {NEWER}, and this coordinator's is {FEATURE_LEVEL}"):
         await cluster.restart()
 
 
-def test_the_node_of_a_candidate_tells_its_level() -> None:
+def test_the_node_name_of_a_candidate_contains_its_feature_level() -> None:
     assert candidate_level(f"/kera/candidates/{candidate_id('3f-2a')}-0000000007") == FEATURE_LEVEL
     assert candidate_level("/kera/candidates/3f2a-0000000007") == 0, "of an earlier version"
     assert candidate_level("/kera.9/candidates/3f2a.x-0000000007") == 0

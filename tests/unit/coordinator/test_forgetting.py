@@ -1,4 +1,4 @@
-"""Members that are gone for good."""
+"""Forgetting members that are gone for good."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from tests.unit.coordinator.fake_cluster import Cluster
 
 @pytest.fixture
 async def two(cluster: Cluster) -> Cluster:
-    """Two brokers, two backups."""
+    """Two brokers and two backups."""
     for launch in "ab":
         await cluster.register(launch)
     for launch in "xy":
@@ -35,7 +35,7 @@ async def silence_backup(cluster: Cluster, backup_id: int) -> None:
         await cluster.settle()
 
 
-async def test_a_member_that_lives_is_not_forgotten(two: Cluster) -> None:
+async def test_a_live_unknown_or_unnamed_member_cannot_be_forgotten(two: Cluster) -> None:
     for member in ({"broker_id": 1}, {"backup_id": 1}):
         with pytest.raises(InvalidArgument, match="is alive"):
             await forget(two, force=True, **member)
@@ -45,7 +45,7 @@ async def test_a_member_that_lives_is_not_forgotten(two: Cluster) -> None:
         await forget(two)
 
 
-async def test_a_member_that_is_expected_back_is_not_forgotten(two: Cluster) -> None:
+async def test_a_member_that_is_expected_back_cannot_be_forgotten(two: Cluster) -> None:
     epoch = two.coordinator.state.brokers.epoch(1)
     request = coordinator_pb2.PrepareRestartRequest(broker_id=1, epoch=epoch, stopping=True)
     await two.coordinator.restarts.prepare(request)
@@ -53,7 +53,7 @@ async def test_a_member_that_is_expected_back_is_not_forgotten(two: Cluster) -> 
         await forget(two, broker_id=1, force=True)
 
 
-async def test_a_member_that_was_drained_before_it_was_stopped_is_forgotten_at_once(two: Cluster) -> None:
+async def test_a_member_that_was_drained_and_stopped_can_be_forgotten_at_once(two: Cluster) -> None:
     await two.create("copied", streamlets=1, replication=1)
     state, restarts = two.coordinator.state, two.coordinator.restarts
     (owner,) = (one.broker_id for one in state.catalog.named("copied").assignments)
@@ -73,7 +73,7 @@ async def test_a_member_that_was_drained_before_it_was_stopped_is_forgotten_at_o
     assert await forget(two, backup_id=1) == []
 
 
-async def test_a_broker_that_has_nothing_is_forgotten_for_good(two: Cluster) -> None:
+async def test_a_forgotten_broker_cannot_return_and_its_id_is_not_used_again(two: Cluster) -> None:
     await two.silence(1)
     assert await forget(two, broker_id=1) == []
     assert broker_ids(two) == [2]
@@ -86,8 +86,8 @@ async def test_a_broker_that_has_nothing_is_forgotten_for_good(two: Cluster) -> 
     await two.settle()
 
 
-async def test_members_that_are_younger_than_the_metadata_keep_their_ids(cluster: Cluster) -> None:
-    """As after the metadata were restored from a copy in which there are none of them yet."""
+async def test_members_that_are_later_than_the_metadata_keep_their_ids(cluster: Cluster) -> None:
+    """This happens after a restore of the metadata from a copy that is older than these members."""
     for broker_id in (4, 3):
         info, _ = await cluster.register(f"launch-{broker_id}", broker_id, directory_id=f"directory-{broker_id}")
         assert info.broker_id == broker_id
@@ -97,7 +97,7 @@ async def test_members_that_are_younger_than_the_metadata_keep_their_ids(cluster
         await cluster.register("nobody", 6)
 
 
-async def test_an_id_is_of_one_data_directory_and_free_for_another_one_once_that_is_forgotten(two: Cluster) -> None:
+async def test_an_id_belongs_to_one_data_directory_until_that_is_forgotten(two: Cluster) -> None:
     info, _ = await two.register("new", directory_id="younger")
     with pytest.raises(
         InvalidArgument, match=f"another broker has id {info.broker_id}.*forget broker-{info.broker_id}"
@@ -116,7 +116,7 @@ async def test_an_id_is_of_one_data_directory_and_free_for_another_one_once_that
     await two.settle()
 
 
-async def test_a_broker_whose_records_are_being_recovered_is_not_forgotten_before_that_is_done(two: Cluster) -> None:
+async def test_a_broker_cannot_be_forgotten_before_its_recovery_is_done(two: Cluster) -> None:
     await two.create("copied", streamlets=2, replication=1)
     await two.silence(1)
     with pytest.raises(InvalidArgument, match="a recovery of the data of broker 1 is under way"):
@@ -132,12 +132,12 @@ async def test_a_broker_whose_records_are_being_recovered_is_not_forgotten_befor
     await two.coordinator.idle()
     await two.settle()
     assert await forget(two, broker_id=1) == []
-    await two.register_backup("z")  # it learns of recoveries that have ended
+    await two.register_backup("z")  # the new backup learns of recoveries that have ended
     await two.settle()
     assert broker_ids(two) == [2]
 
 
-async def test_records_that_only_the_broker_has_are_given_up_only_by_force_and_told(two: Cluster) -> None:
+async def test_unreplicated_records_of_a_broker_are_given_up_only_by_force_and_reported(two: Cluster) -> None:
     await two.create("plain", streamlets=2, replication=0)
     two.brokers.ends[1, 1] = common_pb2.StreamletState(streamlet_id=1, next_group_id=5, next_records=[40])
     mine = next(
@@ -161,7 +161,7 @@ async def test_records_that_only_the_broker_has_are_given_up_only_by_force_and_t
     await two.settle()
 
 
-async def test_older_records_of_a_forgotten_broker_are_in_no_map_any_more(two: Cluster) -> None:
+async def test_intervals_of_a_forgotten_broker_are_removed(two: Cluster) -> None:
     await two.create("plain", streamlets=1, replication=0)
     two.brokers.ends[1, 0] = common_pb2.StreamletState(streamlet_id=0, next_group_id=5, next_records=[40])
     await two.coordinator.migration.move("plain", 0, 2)
@@ -174,7 +174,7 @@ async def test_older_records_of_a_forgotten_broker_are_in_no_map_any_more(two: C
     ] == [2]
 
 
-async def test_a_backup_is_forgotten_when_brokers_have_all_of_it_elsewhere(two: Cluster) -> None:
+async def test_a_backup_can_be_forgotten_when_no_broker_needs_it(two: Cluster) -> None:
     await two.create("copied", streamlets=2, replication=1)
     await silence_backup(two, 1)
     with pytest.raises(InvalidArgument, match="broker 1 may have replicas there"):
@@ -187,13 +187,13 @@ async def test_a_backup_is_forgotten_when_brokers_have_all_of_it_elsewhere(two: 
         await two.register_backup("x2", 1)
 
 
-async def test_a_backup_that_may_be_needed_is_given_up_by_force(two: Cluster) -> None:
+async def test_force_forgets_a_backup_that_brokers_may_need(two: Cluster) -> None:
     await two.create("copied", streamlets=2, replication=1)
     await silence_backup(two, 1)
     assert len(await forget(two, backup_id=1, force=True)) == 2
 
 
-async def test_a_stream_that_was_dropped_waits_for_no_forgotten_broker(two: Cluster) -> None:
+async def test_a_forgotten_broker_does_not_hold_up_the_drop_of_a_stream(two: Cluster) -> None:
     await two.create("plain", streamlets=2, replication=0)
     await two.silence(1)
     await two.coordinator.streams.delete("plain")
@@ -205,7 +205,7 @@ async def test_a_stream_that_was_dropped_waits_for_no_forgotten_broker(two: Clus
         two.coordinator.state.catalog.named("plain")
 
 
-async def test_a_new_member_gets_the_id_that_it_chooses_unless_there_is_one(two: Cluster) -> None:
+async def test_a_new_member_gets_the_id_that_it_chooses_unless_it_is_taken(two: Cluster) -> None:
     async def choose(launch_id: str, broker_id: int) -> int:
         broker = common_pb2.BrokerInfo(broker_id=broker_id, grpc_address="h:1")
         request = coordinator_pb2.RegisterBrokerRequest(broker=broker, launch_id=launch_id, chosen_id=True)

@@ -1,4 +1,4 @@
-"""How far consumer groups are behind: where brokers are asked, what is added up, and what is shown of it."""
+"""Lags of consumer groups: which brokers are asked, how their answers add up, and the metrics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def place(cursor: common_pb2.Cursor) -> tuple[int, int]:
 
 @pytest.fixture
 async def lags(cluster: Cluster) -> GroupLags:
-    """Of consumer group ``app`` in stream ``s`` of two brokers, which has two streamlets with an entry."""
+    """The lags of consumer group ``app`` in stream ``s``: two brokers, two streamlets with one entry each."""
     await cluster.register("one")
     await cluster.register("two")
     await cluster.create("s", streamlets=2)
@@ -34,7 +34,7 @@ async def lags(cluster: Cluster) -> GroupLags:
 
 
 def begin(cluster: Cluster, consumer_group: str) -> None:
-    """It is at the beginning of both streamlets."""
+    """Put a consumer group at the beginning of both streamlets."""
     for streamlet_id in (0, 1):
         record = StreamletProgress(1, streamlet_id, [EARLIEST]).to_message(consumer_group)
         cluster.coordinator.consumer_groups.registry.take_up(record.SerializeToString(), 0.0)
@@ -44,14 +44,14 @@ def failed(error: KeraError) -> broker_pb2.Lag:
     return broker_pb2.Lag(error=error_to_message(error))
 
 
-def test_all_brokers_that_have_groups_from_the_cursor_on_are_asked() -> None:
+def test_all_brokers_with_groups_from_the_cursor_on_are_asked() -> None:
     moved = assignment((1, 1), (2, 57), (1, 90))
     progress = StreamletProgress(1, 0, [EARLIEST, Position(60, 2, 128), Position(95, 1, 0)])
     asked = [(broker_id, place(cursor)) for broker_id, cursor in where_to_ask(progress, moved)]
     assert asked == [(1, (0, 0)), (2, (0, 57)), (2, (1, 60)), (1, (1, 90)), (1, (2, 95))]
 
 
-def test_what_is_done_behind_a_cursor_is_not_behind() -> None:
+def test_records_done_after_a_cursor_do_not_count_as_lag() -> None:
     progress = StreamletProgress(1, 0, [Position(3, 1, 64)])
     progress.groups = {
         (3, 0): Group(0, Position(3, 1, 64), first_record=10, next_record=12),
@@ -64,14 +64,14 @@ def test_what_is_done_behind_a_cursor_is_not_behind() -> None:
     )
 
 
-async def test_lags_of_all_streamlets_are_added(cluster: Cluster, lags: GroupLags) -> None:
+async def test_the_lag_is_the_sum_over_all_streamlets(cluster: Cluster, lags: GroupLags) -> None:
     cluster.brokers.lag = lambda _, cursor: broker_pb2.Lag(records=10 + cursor.streamlet_id)
     await lags.ask()
     assert lags.records == {APP: 21}
     assert sorted(broker_id for broker_id, _ in cluster.brokers.measured) == [1, 2]
 
 
-async def test_what_a_broker_does_not_tell_is_as_it_was(cluster: Cluster, lags: GroupLags) -> None:
+async def test_the_lag_keeps_its_last_value_when_a_broker_does_not_answer(cluster: Cluster, lags: GroupLags) -> None:
     cluster.brokers.lag = lambda *_: broker_pb2.Lag(records=10)
     await lags.ask()
     cluster.brokers.lag = lambda *_: broker_pb2.Lag(records=50)
@@ -80,7 +80,7 @@ async def test_what_a_broker_does_not_tell_is_as_it_was(cluster: Cluster, lags: 
     assert lags.records == {APP: 20}
 
 
-async def test_what_was_removed_unread_is_not_behind(cluster: Cluster, lags: GroupLags) -> None:
+async def test_records_that_were_removed_unread_do_not_count_as_lag(cluster: Cluster, lags: GroupLags) -> None:
     def lag(_: int, cursor: common_pb2.Cursor) -> broker_pb2.Lag:
         if cursor.streamlet_id == 0 and cursor.group_id < 4:
             return failed(DataLost("it was removed", available_from=[4, 1, 0]))
@@ -93,10 +93,10 @@ async def test_what_was_removed_unread_is_not_behind(cluster: Cluster, lags: Gro
     assert lags.records == {APP: 7}
 
 
-async def test_a_broker_that_says_again_and_again_that_something_is_gone_is_not_asked_for_ever(
+async def test_a_broker_that_keeps_answering_data_lost_is_asked_a_limited_number_of_times(
     cluster: Cluster, lags: GroupLags
 ) -> None:
-    """Neither where it names the same place, nor a later one each time."""
+    """This holds whether the broker names the same place each time or a later one."""
     cluster.brokers.lag = lambda *_: failed(DataLost("it was removed", available_from=[4, 1, 0]))
     await lags.ask()
     assert lags.records == {APP: 0}
@@ -109,7 +109,7 @@ async def test_a_broker_that_says_again_and_again_that_something_is_gone_is_not_
     assert len(cluster.brokers.measured) == 2 * TRIES_MAX
 
 
-async def test_what_a_broker_has_yet_to_find_out_is_as_it_was(cluster: Cluster, lags: GroupLags) -> None:
+async def test_the_lag_keeps_its_last_value_while_a_broker_recovers(cluster: Cluster, lags: GroupLags) -> None:
     cluster.brokers.lag = lambda *_: broker_pb2.Lag(records=10)
     await lags.ask()
     cluster.brokers.lag = lambda *_: failed(Recovering("ask again"))
@@ -117,7 +117,7 @@ async def test_what_a_broker_has_yet_to_find_out_is_as_it_was(cluster: Cluster, 
     assert lags.records == {APP: 20}
 
 
-async def test_a_broker_that_is_gone_is_not_waited_for(cluster: Cluster, lags: GroupLags) -> None:
+async def test_a_dead_broker_is_not_asked_and_its_last_lag_is_kept(cluster: Cluster, lags: GroupLags) -> None:
     cluster.brokers.lag = lambda *_: broker_pb2.Lag(records=10)
     await lags.ask()
     cluster.brokers.measured.clear()
@@ -127,7 +127,7 @@ async def test_a_broker_that_is_gone_is_not_waited_for(cluster: Cluster, lags: G
     assert [broker_id for broker_id, _ in cluster.brokers.measured] == [1]
 
 
-async def test_there_is_a_limit_to_what_is_asked_and_it_is_told(cluster: Cluster) -> None:
+async def test_the_number_of_measured_places_is_limited_and_the_rest_is_counted(cluster: Cluster) -> None:
     lags = GroupLags(cluster.coordinator.state, cluster.coordinator.consumer_groups.registry, 0, places_max=3)
     await cluster.register("one")
     await cluster.create("s", streamlets=2)
@@ -137,7 +137,7 @@ async def test_there_is_a_limit_to_what_is_asked_and_it_is_told(cluster: Cluster
     assert (list(lags.records), lags.left_out) == ([Key("a", "s")], 2)
 
 
-async def test_each_broker_that_is_asked_about_an_entry_counts(cluster: Cluster, lags: GroupLags) -> None:
+async def test_each_broker_asked_about_an_entry_counts_towards_the_limit(cluster: Cluster, lags: GroupLags) -> None:
     await cluster.coordinator.migration.move("s", 0, 2)
     few = GroupLags(cluster.coordinator.state, cluster.coordinator.consumer_groups.registry, 0, places_max=2)
     await few.ask()
@@ -146,7 +146,7 @@ async def test_each_broker_that_is_asked_about_an_entry_counts(cluster: Cluster,
     assert sum(len(cursors) for _, cursors in cluster.brokers.measured) == 3
 
 
-async def test_metrics_tell_lags(cluster: Cluster, lags: GroupLags) -> None:
+async def test_metrics_show_lags(cluster: Cluster, lags: GroupLags) -> None:
     cluster.brokers.lag = lambda *_: broker_pb2.Lag(records=10)
     await lags.ask()
     made = CoordinatorMetrics(CollectorRegistry())

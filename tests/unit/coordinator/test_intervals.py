@@ -1,4 +1,4 @@
-"""What a change of intervals looks like; that no group gets lost by any is in tests/property/test_intervals.py."""
+"""Changes of intervals of groups. ``tests/property/test_intervals.py`` checks that none of them loses a group."""
 
 from kera.coordinator.cluster.intervals import (
     broker_ids_of,
@@ -29,7 +29,7 @@ def places(of: StreamletAssignment) -> list[tuple[int, int]]:
     return [(one.broker_id, one.first_group_id) for one in of.intervals]
 
 
-def test_a_streamlet_that_never_moved_is_all_at_its_owner() -> None:
+def test_all_groups_of_an_unmoved_streamlet_are_at_its_owner() -> None:
     new = assignment((1, 1))
 
     assert [(one.broker_id, one.first_group_id) for one in intervals_of(new)] == [(1, 1)]
@@ -45,7 +45,7 @@ def test_groups_are_found_in_their_interval_and_the_oldest_in_the_first() -> Non
     assert broker_ids_of(three) == {1, 2, 3}
 
 
-def test_a_move_begins_an_interval_and_says_where_its_records_go_on() -> None:
+def test_a_move_begins_an_interval_with_its_first_records() -> None:
     before = assignment((1, 1))
 
     after = moved(before, 2, 9, next_group_id=57, first_records=[100, 200])
@@ -53,7 +53,7 @@ def test_a_move_begins_an_interval_and_says_where_its_records_go_on() -> None:
     assert (after.broker_id, after.broker_epoch, after.first_group_id) == (2, 9, 57)
     assert places(after) == [(1, 1), (2, 57)]
     assert [list(one.first_records) for one in after.intervals] == [[], [100, 200]]
-    assert places(before) == []  # it is as it was
+    assert places(before) == []  # the old assignment is unchanged
 
 
 def test_an_owner_that_wrote_nothing_leaves_no_interval() -> None:
@@ -62,7 +62,7 @@ def test_an_owner_that_wrote_nothing_leaves_no_interval() -> None:
     assert places(moved(assignment((1, 1)), 2, 9, next_group_id=1, first_records=[])) == []
 
 
-def test_what_a_lost_broker_had_goes_to_its_successor_and_joins() -> None:
+def test_intervals_of_a_lost_broker_go_to_its_successor_and_join() -> None:
     lost = assignment((1, 1), (2, 57), (1, 90))
 
     assert places(taken_over(lost, 1, 3, 9, next_group_id=99)) == [(3, 1), (2, 57), (3, 90)]
@@ -71,17 +71,17 @@ def test_what_a_lost_broker_had_goes_to_its_successor_and_joins() -> None:
     assert (places(owned), owned.broker_id, owned.broker_epoch, owned.first_group_id) == ([], 2, 9, 99)
 
 
-def test_an_interval_of_which_nothing_is_left_goes() -> None:
+def test_an_emptied_interval_is_removed() -> None:
     four = assignment((1, 1), (2, 57), (1, 90), (3, 100))
 
     assert places(emptied(four, 1, 1, 57)) == [(2, 57), (1, 90), (3, 100)]
     assert places(emptied(four, 2, 57, 90)) == [(1, 1), (3, 100)]
     assert places(emptied(assignment((1, 1), (2, 57)), 1, 1, 57)) == []
-    for nothing in ((3, 100, 1 << 64), (2, 58, 90), (1, 57, 90)):  # the owner's; not there; another broker's
+    for nothing in ((3, 100, 1 << 64), (2, 58, 90), (1, 57, 90)):  # the owner's; a missing one; another broker's
         assert emptied(four, *nothing) == four
 
 
-def test_an_interval_that_was_joined_since_is_not_empty_by_what_its_broker_said_before() -> None:
+def test_an_earlier_report_does_not_empty_an_interval_that_has_been_joined_since() -> None:
     joined = emptied(assignment((1, 1), (2, 57), (1, 90), (3, 100)), 2, 57, 90)
 
     assert places(joined) == [(1, 1), (3, 100)]

@@ -1,4 +1,4 @@
-"""Leading, and losing the lead, with the fake store and an election that does as it is told."""
+"""Gaining and losing the lead, with the memory store and a fake election."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ from kera.v1 import coordinator_pb2 as messages
 
 WAIT_S = 10.0
 LEASE_S = 0.1
-"""By the clock of the test. Real is only how often a proof is asked for: four times as often."""
+"""By the clock of the test. Only the interval of proofs, a quarter of it, is real time."""
 
 
 class FakeElection:
@@ -56,7 +56,7 @@ class FakeElection:
 
 
 class Clock:
-    """Time goes on when it is told to, and only then."""
+    """A clock that only the test advances."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -66,7 +66,7 @@ class Clock:
 
 
 class BreakingStore(MemoryStore):
-    """It gives nothing any more, either, once it fails."""
+    """A store whose reads fail too once its writes fail."""
 
     async def get(self, key: str) -> StoredRecord | None:
         if self.failure is not None:
@@ -75,7 +75,7 @@ class BreakingStore(MemoryStore):
 
 
 class World:
-    """A coordinator that serves one method, with the store as it is given to it."""
+    """A coordinator that serves one method and keeps the stores that it gets for its terms."""
 
     def __init__(self) -> None:
         self.store = MemoryStore()
@@ -127,7 +127,7 @@ class World:
 
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
-    """It runs for leader."""
+    """A coordinator that runs for leader."""
     made = World()
     running = made.run()
     await asyncio.sleep(0)
@@ -144,7 +144,9 @@ async def leading(world: World) -> World:
 
 
 @pytest.mark.parametrize(("leader", "named"), [("", ""), ("other:1", "other:1"), ("me:1", "")])
-async def test_who_does_not_lead_refuses_and_names_who_does(world: World, leader: str, named: str) -> None:
+async def test_a_coordinator_that_does_not_lead_refuses_and_names_the_leader(
+    world: World, leader: str, named: str
+) -> None:
     world.election.leader = leader
     for method in (api.DESCRIBE_CLUSTER, api.LIST_STREAMS):
         with pytest.raises(NotLeader) as error:
@@ -155,7 +157,7 @@ async def test_who_does_not_lead_refuses_and_names_who_does(world: World, leader
     assert await world.store.list("") == {}, "only who has won writes"
 
 
-async def test_who_has_won_says_so_in_the_store_and_then_loads_and_serves(world: World) -> None:
+async def test_a_winner_writes_the_leader_record_before_it_loads_and_serves(world: World) -> None:
     records: list[Any] = []
     world.loading = lambda: records.append(dict(world.store.records))
     world.election.may_win.set()
@@ -170,11 +172,11 @@ async def test_who_has_won_says_so_in_the_store_and_then_loads_and_serves(world:
         await world.ask(api.LIST_STREAMS)
 
 
-async def test_writes_of_a_term_count_until_another_one_has_begun_to_lead(leading: World) -> None:
+async def test_writes_of_a_term_are_refused_once_another_leader_has_begun(leading: World) -> None:
     (store,) = leading.stores
     await store.write(Write("a", b"1", 0))
     assert await store.list("a") == await leading.store.list("a")
-    leading.election.may_win.clear()  # it may not lead again
+    leading.election.may_win.clear()  # it cannot win again
     await leading.store.write(Write(LEADER, b'{"address": "other:1", "epoch": 2}', 1))
 
     for _ in range(2):
@@ -208,14 +210,14 @@ async def test_a_write_that_fails_ends_the_term_and_the_next_one_loads_anew(
     await leading.stores[1].write(Write("a", b"1", 0))
 
 
-async def test_a_write_that_is_merely_refused_does_not(leading: World) -> None:
+async def test_an_invalid_write_does_not_end_the_term(leading: World) -> None:
     with pytest.raises(InternalError):
         await leading.stores[0].write(Write("", b"", 0))
 
     assert leading.leadership.leading
 
 
-async def test_proofs_are_asked_for_again_and_again_for_the_record_of_the_term(leading: World) -> None:
+async def test_a_leader_proves_again_and_again_that_it_leads(leading: World) -> None:
     asked = len(leading.election.proofs)
     await leading.until(lambda: len(leading.election.proofs) > asked + 2)
 
@@ -223,7 +225,7 @@ async def test_proofs_are_asked_for_again_and_again_for_the_record_of_the_term(l
     assert leading.leadership.leading
 
 
-async def test_who_is_told_that_it_may_not_lead_any_more_stops_at_once(leading: World) -> None:
+async def test_a_leader_that_fails_its_proof_stops_and_resigns(leading: World) -> None:
     leading.election.proof = lambda: False
     leading.election.may_win.clear()
     await leading.until(lambda: leading.closed)
@@ -234,7 +236,7 @@ async def test_who_is_told_that_it_may_not_lead_any_more_stops_at_once(leading: 
     assert leading.election.resigned == 1
 
 
-async def test_who_cannot_prove_that_it_leads_answers_nothing_and_stops(leading: World) -> None:
+async def test_a_leader_that_cannot_prove_its_lead_answers_nothing_and_stops(leading: World) -> None:
     def fail() -> bool:
         raise MetadataStoreFailed("away")
 
@@ -246,7 +248,7 @@ async def test_who_cannot_prove_that_it_leads_answers_nothing_and_stops(leading:
     await leading.until(lambda: leading.closed)
 
 
-async def test_after_a_pause_nothing_is_answered_until_the_proof_is_renewed_and_then_it_goes_on(
+async def test_a_paused_leader_answers_nothing_until_it_renews_its_proof(
     leading: World,
 ) -> None:
     leading.clock.now_s += LEASE_S
@@ -259,7 +261,7 @@ async def test_after_a_pause_nothing_is_answered_until_the_proof_is_renewed_and_
 
 
 @pytest.mark.parametrize("error", [None, UnknownStream("s"), VersionConflict("no")])
-async def test_what_ends_when_the_proof_has_run_out_is_answered_as_uncertain(
+async def test_a_call_that_ends_after_the_proof_has_run_out_is_uncertain(
     leading: World, error: KeraError | None
 ) -> None:
     leading.election.proof = lambda: False
@@ -274,7 +276,7 @@ async def test_what_ends_when_the_proof_has_run_out_is_answered_as_uncertain(
         await leading.ask()
 
 
-async def test_what_is_refused_in_time_is_told(leading: World) -> None:
+async def test_a_refusal_within_the_lease_reaches_the_caller(leading: World) -> None:
     async def refuse() -> None:
         raise UnknownStream("s")
 
@@ -283,7 +285,7 @@ async def test_what_is_refused_in_time_is_told(leading: World) -> None:
         await leading.ask()
 
 
-async def test_what_keeps_it_from_loading_is_tried_again(world: World) -> None:
+async def test_a_winner_that_cannot_load_resigns_and_tries_again(world: World) -> None:
     errors: list[KeraError] = [MetadataStoreFailed("away"), VersionConflict("no")]
 
     def load() -> None:
@@ -298,7 +300,7 @@ async def test_what_keeps_it_from_loading_is_tried_again(world: World) -> None:
     assert world.election.resigned == 2
 
 
-async def test_what_keeps_it_from_leading_is_logged_once_and_when_it_is_over(world: World) -> None:
+async def test_a_failure_to_lead_is_logged_once_and_again_when_it_ends(world: World) -> None:
     errors = ["away"] * 20 + ["full"] * 20 + ["away"]
 
     def load() -> None:
@@ -317,7 +319,7 @@ async def test_what_keeps_it_from_leading_is_logged_once_and_when_it_is_over(wor
     ]
 
 
-async def test_a_defect_comes_out() -> None:
+async def test_an_unexpected_exception_of_loading_ends_the_run() -> None:
     world = World()
     world.election.may_win.set()
 
@@ -330,7 +332,7 @@ async def test_a_defect_comes_out() -> None:
     assert world.election.resigned == 1
 
 
-async def test_a_defect_of_proving_comes_out() -> None:
+async def test_an_unexpected_exception_of_a_proof_ends_the_run() -> None:
     world = World()
     world.election.may_win.set()
     running = world.run()
@@ -345,7 +347,7 @@ async def test_a_defect_of_proving_comes_out() -> None:
     assert world.closed == 1
 
 
-async def test_one_that_is_alone_leads_at_once_with_a_higher_epoch_at_each_start() -> None:
+async def test_a_single_coordinator_leads_at_once_with_a_higher_epoch_at_each_start() -> None:
     world = World()
     world.election = Alone("me:1")
     assert math.isinf(world.election.lease_s)
@@ -366,7 +368,7 @@ async def test_one_that_is_alone_leads_at_once_with_a_higher_epoch_at_each_start
     assert world.epochs == [1, 2]
 
 
-async def test_what_keeps_one_that_is_alone_from_its_first_term_comes_out() -> None:
+async def test_a_single_coordinator_that_cannot_load_raises_the_error() -> None:
     world = World()
     world.election = Alone("me:1")
 
@@ -378,8 +380,8 @@ async def test_what_keeps_one_that_is_alone_from_its_first_term_comes_out() -> N
         await asyncio.wait_for(world.run(), WAIT_S)
 
 
-async def test_one_that_is_alone_ends_when_its_store_can_be_used_no_more() -> None:
-    """No other one leads, and only a new start opens the store anew."""
+async def test_a_single_coordinator_ends_when_its_store_fails() -> None:
+    """No other coordinator can lead, and only a new start opens the store anew."""
     world = World()
     store = world.store = BreakingStore()
     world.election = Alone("me:1")
@@ -394,8 +396,8 @@ async def test_one_that_is_alone_ends_when_its_store_can_be_used_no_more() -> No
         await asyncio.wait_for(running, WAIT_S)
 
 
-async def test_of_two_that_believe_to_have_won_one_leads() -> None:
-    """The election may be wrong; the store is not."""
+async def test_only_one_of_two_winners_of_the_election_can_write() -> None:
+    """The election may have two winners; the store decides between them."""
     worlds = [World(), World()]
     worlds[1].store = worlds[0].store
     running = [world.run() for world in worlds]

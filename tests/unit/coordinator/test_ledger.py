@@ -5,7 +5,7 @@ from kera.coordinator.store.memory_store import MemoryStore
 from kera.coordinator.store.metadata import VersionConflict, Write
 
 
-async def test_what_is_written_is_in_memory_and_in_the_store() -> None:
+async def test_a_write_changes_both_memory_and_the_store() -> None:
     store = MemoryStore()
     ledger = await Ledger.load(store)
     await ledger.write({"a": b"1", "b": b"1"})
@@ -16,7 +16,7 @@ async def test_what_is_written_is_in_memory_and_in_the_store() -> None:
         assert (mirror.get("a"), mirror.get("b"), mirror.get("c")) == (b"2", b"3", None)
 
 
-async def test_values_come_in_the_order_of_their_keys() -> None:
+async def test_values_are_in_the_order_of_their_keys() -> None:
     ledger = await Ledger.load(MemoryStore())
     await ledger.write({"x/2": b"2", "x/1": b"1", "y/1": b"no"})
 
@@ -43,7 +43,7 @@ async def test_numbers_start_at_one_and_are_taken_by_writing_them() -> None:
     assert ledger.next_number("last") == 2
 
 
-async def test_the_keys_below_a_path_are_found_without_a_look_at_the_others() -> None:
+async def test_children_are_the_direct_keys_below_a_path() -> None:
     store = MemoryStore()
     ledger = await Ledger.load(store)
     await ledger.write({"x/1/b": b"1", "x/1/a": b"1", "x/2/a": b"1", "x/1": b"1"})

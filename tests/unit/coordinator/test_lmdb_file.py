@@ -1,4 +1,4 @@
-"""`kera.coordinator.store.lmdb_file`: what LMDB has written is taken, and nothing that would end the process."""
+"""The check of LMDB files: it accepts the files that LMDB writes, and refuses damage that would end the process."""
 
 import contextlib
 import mmap
@@ -16,19 +16,19 @@ from kera.coordinator.store.lmdb_file import DamagedFile, check
 PAGE_BYTES = mmap.PAGESIZE
 RECORDS = 40
 VALUE_BYTES = (0, 10, 500, 2000, 4000, 4081, 9000, 20_000)
-"""Several a page, one a page, and on pages of their own."""
+"""Sizes of values: several on a page, one on a page, and values with overflow pages."""
 
 
 @contextlib.contextmanager
 def database(path: Path) -> Iterator[tuple[lmdb.Environment, list[Any]]]:
-    """An environment in a directory, and two databases of it."""
+    """An environment in a directory, with two databases."""
     with lmdb.open(str(path), map_size=64 << 20, max_dbs=2, sync=False) as environment:
         yield environment, [environment.open_db(b"store"), environment.open_db(b"records")]
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """With pages of all kinds; to the last one a tree leads."""
+    """A file with pages of all kinds, whose last page belongs to a tree."""
     with database(tmp_path) as (environment, databases), environment.begin(write=True, db=databases[1]) as transaction:
         for number in range(RECORDS):
             transaction.put(b"%03d" % number, bytes(VALUE_BYTES[number % len(VALUE_BYTES)]))
@@ -36,7 +36,7 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_lmdb_writes_is_taken_after_each_commit(tmp_path: Path, seed: int) -> None:
+def test_a_file_that_lmdb_writes_passes_the_check_after_each_commit(tmp_path: Path, seed: int) -> None:
     random = Random(seed)
     with database(tmp_path) as (environment, databases):
         check(tmp_path / "data.mdb")
@@ -53,7 +53,7 @@ def test_what_lmdb_writes_is_taken_after_each_commit(tmp_path: Path, seed: int) 
             check(tmp_path / "data.mdb")
 
 
-def test_a_file_that_is_cut_off_anywhere_is_refused(file: Path) -> None:
+def test_a_truncated_file_is_refused(file: Path) -> None:
     check(file)
     for size in range(file.stat().st_size - 1, -1, -1000):
         with file.open("r+b") as cut:
@@ -62,7 +62,7 @@ def test_a_file_that_is_cut_off_anywhere_is_refused(file: Path) -> None:
             check(file)
 
 
-def test_a_page_with_other_contents_is_refused(file: Path) -> None:
+def test_a_file_with_an_overwritten_page_is_refused(file: Path) -> None:
     with database(file.parent) as (environment, databases), environment.begin() as transaction:
         found = [environment.stat(), transaction.stat(databases[1])]
         on_overflow_pages = sum(len(value) > PAGE_BYTES // 2 for _, value in transaction.cursor(databases[1]))
@@ -79,14 +79,14 @@ def test_a_page_with_other_contents_is_refused(file: Path) -> None:
     assert {0, 1} < refused
     assert (
         len(refused) == 2 + in_trees + 1 + on_overflow_pages
-    )  # 1: the list of free pages; values begin on a page each
+    )  # 1 is the list of free pages; each large value begins on a page that no other shares
 
 
-def test_any_other_contents_are_refused_or_followed_to_their_end(file: Path) -> None:
+def test_the_check_of_random_damage_ends_or_raises_damaged_file(file: Path) -> None:
     right, random = file.read_bytes(), Random(2)
     for _ in range(200):
         wrong = bytearray(right)
-        for _ in range(random.randrange(1, 20)):  # in headers, and in what says where nodes are
+        for _ in range(random.randrange(1, 20)):  # in headers and in the offsets of nodes
             at = random.randrange(len(right) // PAGE_BYTES) * PAGE_BYTES + random.randrange(64)
             wrong[at] = random.randrange(256)
         file.write_bytes(wrong)
@@ -94,7 +94,7 @@ def test_any_other_contents_are_refused_or_followed_to_their_end(file: Path) -> 
             check(file)
 
 
-def test_a_file_of_another_version_of_lmdb_is_left_to_it(file: Path) -> None:
+def test_a_file_of_another_lmdb_version_is_left_to_lmdb_to_refuse(file: Path) -> None:
     data = bytearray(file.read_bytes())
     for page in range(2):
         struct.pack_into("@I", data, page * PAGE_BYTES + 20, 2)

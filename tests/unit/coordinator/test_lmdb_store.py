@@ -34,14 +34,14 @@ def open_store(path: Path, bytes_max: int = 4 * MIB, committing: ThreadPoolExecu
 
 
 def damage(path: Path, content: int) -> None:
-    """Have the metadata there be this one byte."""
+    """Replace the metadata file by this one byte."""
     (path / "metadata").mkdir(exist_ok=True)
     (path / "metadata" / "data.mdb").write_bytes(bytes([content]))
 
 
 @contextmanager
 def limited_files(bytes_max: int) -> Iterator[None]:
-    """A disk on which no file gets longer."""
+    """A full disk: no file can become larger than `bytes_max`."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_max, before[1]))
     try:
@@ -50,7 +50,7 @@ def limited_files(bytes_max: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-async def test_records_and_versions_are_there_after_a_restart(tmp_path: Path) -> None:
+async def test_records_and_versions_outlast_a_restart(tmp_path: Path) -> None:
     store = open_store(tmp_path / "new" / "directory")
     await store.write(Write("a", b"1", 0))
     await store.write(Write("a", b"2", 1))
@@ -62,8 +62,8 @@ async def test_records_and_versions_are_there_after_a_restart(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("before", [None, 0o600])
-async def test_metadata_are_their_owners_alone_who_needs_no_rights(tmp_path: Path, before: int | None) -> None:
-    if before is not None:  # as an earlier version has left it
+async def test_only_the_owner_can_read_and_write_metadata_files(tmp_path: Path, before: int | None) -> None:
+    if before is not None:  # the mode that an earlier version left
         await open_store(tmp_path).close()
         (tmp_path / "metadata").chmod(before)
     await open_store(tmp_path).close()
@@ -82,7 +82,7 @@ async def test_a_directory_in_use_is_refused_and_names_the_process(tmp_path: Pat
     await open_store(tmp_path).close()
 
 
-def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
     with pytest.raises(PathNotWritable, match="choose another --data-dir") as error:
@@ -91,7 +91,7 @@ def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     assert error.value.attributes == {"path": str(tmp_path / "file" / "data")}
 
 
-async def test_metadata_of_another_format_is_refused_and_the_directory_let_go(tmp_path: Path) -> None:
+async def test_metadata_of_another_format_are_refused_and_the_directory_is_released(tmp_path: Path) -> None:
     await open_store(tmp_path).close()
     with (
         lmdb.open(str(tmp_path / "metadata"), max_dbs=2) as environment,
@@ -106,7 +106,7 @@ async def test_metadata_of_another_format_is_refused_and_the_directory_let_go(tm
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 100_000, bytes(8192)], ids=["empty", "text", "zeros"])
-def test_damaged_metadata_are_no_new_ones_and_it_is_said_what_to_do(tmp_path: Path, content: bytes) -> None:
+def test_damaged_metadata_are_left_alone_and_the_error_says_what_to_do(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "metadata" / "data.mdb"
     file.parent.mkdir()
     file.write_bytes(content)
@@ -121,7 +121,7 @@ def test_damaged_metadata_are_no_new_ones_and_it_is_said_what_to_do(tmp_path: Pa
     DataDir(tmp_path).close()
 
 
-async def test_damaged_metadata_are_set_aside_for_others(tmp_path: Path) -> None:
+async def test_replacing_damaged_metadata_sets_them_aside(tmp_path: Path) -> None:
     for number in range(2):
         damage(tmp_path, number)
         store = LmdbStore(tmp_path, bytes_max=4 * MIB, replace_damaged=True)
@@ -139,8 +139,8 @@ async def test_damaged_metadata_are_set_aside_for_others(tmp_path: Path) -> None
     assert {each.name for each in tmp_path.iterdir()} == {"lock", "metadata", "metadata.damaged", "metadata.damaged-2"}
 
 
-async def test_damaged_metadata_stay_where_nothing_came_in_their_place(tmp_path: Path) -> None:
-    """Else a coordinator would find nothing there, and begin a new cluster."""
+async def test_damaged_metadata_stay_when_no_write_replaces_them(tmp_path: Path) -> None:
+    """Otherwise a coordinator would find an empty store and begin a new cluster."""
     damage(tmp_path, 7)
     store = LmdbStore(tmp_path, bytes_max=4 * MIB, replace_damaged=True)
     with pytest.raises(VersionConflict):
@@ -158,7 +158,7 @@ async def test_damaged_metadata_stay_where_nothing_came_in_their_place(tmp_path:
 
 @pytest.mark.parametrize("empty", [True, False], ids=["an empty database", "nothing"])
 @pytest.mark.parametrize("replace_damaged", [True, False])
-async def test_where_a_restore_was_interrupted_only_a_copy_gets_into_the_place(
+async def test_after_an_interrupted_restore_only_a_copy_opens_the_store(
     tmp_path: Path, empty: bool, replace_damaged: bool
 ) -> None:
     if empty:
@@ -171,7 +171,7 @@ async def test_where_a_restore_was_interrupted_only_a_copy_gets_into_the_place(
             open_store(tmp_path)
         assert {path.name for path in tmp_path.rglob("*")} == before
     store = LmdbStore(tmp_path, bytes_max=4 * MIB, for_copy=True, replace_damaged=replace_damaged)
-    await store.close()  # it had no copy after all
+    await store.close()  # a restore that wrote no copy
     with pytest.raises(RestoreInterrupted):
         open_store(tmp_path)
     store = LmdbStore(tmp_path, bytes_max=4 * MIB, for_copy=True, replace_damaged=replace_damaged)
@@ -183,7 +183,7 @@ async def test_where_a_restore_was_interrupted_only_a_copy_gets_into_the_place(
     await store.close()
 
 
-async def test_what_lmdb_maps_has_room_on_the_disk_before(tmp_path: Path) -> None:
+async def test_the_lock_file_of_lmdb_is_allocated_before_it_is_mapped(tmp_path: Path) -> None:
     store = open_store(tmp_path)
 
     lock = (tmp_path / "metadata" / "lock.mdb").stat()
@@ -192,8 +192,8 @@ async def test_what_lmdb_maps_has_room_on_the_disk_before(tmp_path: Path) -> Non
     await store.close()
 
 
-async def test_a_first_start_without_room_leaves_nothing_that_is_damaged(tmp_path: Path) -> None:
-    for bytes_max in (4096, LOCK_BYTES):  # too few for the lock; for the first commit
+async def test_a_first_start_without_disk_space_leaves_no_damaged_metadata(tmp_path: Path) -> None:
+    for bytes_max in (4096, LOCK_BYTES):  # too small for the lock file; for the first commit
         with limited_files(bytes_max), pytest.raises(StartError, match="cannot use metadata"):
             open_store(tmp_path)
         assert not (tmp_path / "metadata" / "data.mdb").exists()
@@ -201,7 +201,7 @@ async def test_a_first_start_without_room_leaves_nothing_that_is_damaged(tmp_pat
     await open_store(tmp_path).close()
 
 
-async def test_a_full_store_refuses_the_write_says_why_and_goes_on(tmp_path: Path) -> None:
+async def test_a_full_store_refuses_a_write_and_goes_on(tmp_path: Path) -> None:
     store = open_store(tmp_path, MIB)
     await store.write(Write("a", b"1", 0))
 
@@ -217,7 +217,7 @@ async def test_a_full_store_refuses_the_write_says_why_and_goes_on(tmp_path: Pat
     await larger.close()
 
 
-async def test_a_disk_without_room_refuses_the_write_says_so_and_the_store_goes_on(tmp_path: Path) -> None:
+async def test_a_full_disk_refuses_a_write_with_a_warning_and_the_store_goes_on(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     await store.write(Write("a", b"1", 0))
     health = Health()
@@ -239,7 +239,7 @@ async def test_a_disk_without_room_refuses_the_write_says_so_and_the_store_goes_
     await store.close()
 
 
-async def test_an_error_of_lmdb_does_not_come_out_as_such(tmp_path: Path) -> None:
+async def test_errors_of_lmdb_become_metadata_store_failed(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     store._environment.close()
 
@@ -249,7 +249,7 @@ async def test_an_error_of_lmdb_does_not_come_out_as_such(tmp_path: Path) -> Non
     await store.close()
 
 
-async def test_a_store_closes_when_the_commit_that_has_begun_is_done(tmp_path: Path) -> None:
+async def test_closing_a_store_waits_for_its_commit(tmp_path: Path) -> None:
     committing, may_end = ThreadPoolExecutor(1), threading.Event()
     committing.submit(may_end.wait)
     store = open_store(tmp_path, committing=committing)
@@ -270,7 +270,7 @@ async def test_a_store_closes_when_the_commit_that_has_begun_is_done(tmp_path: P
     await store.close()
 
 
-async def test_a_write_whose_caller_gives_up_is_carried_out_though_others_are_before_it(tmp_path: Path) -> None:
+async def test_queued_writes_whose_callers_gave_up_are_carried_out(tmp_path: Path) -> None:
     committing, may_go_on = ThreadPoolExecutor(1), threading.Event()
     committing.submit(may_go_on.wait)
     store = open_store(tmp_path, committing=committing)
@@ -288,10 +288,8 @@ async def test_a_write_whose_caller_gives_up_is_carried_out_though_others_are_be
 
 
 @pytest.mark.parametrize("replaced", [True, False])
-async def test_a_file_that_is_replaced_or_removed_while_it_is_open_is_not_written_to(
-    tmp_path: Path, *, replaced: bool
-) -> None:
-    """The commit would be lost with the process, as its file has no name any more."""
+async def test_a_file_replaced_or_removed_while_open_is_not_written(tmp_path: Path, *, replaced: bool) -> None:
+    """The file has no name any more, so the commit would be lost with the process."""
     store = LmdbStore(tmp_path, bytes_max=1 << 20)
     await store.write(Write("a", b"1", 0))
     file, aside = tmp_path / "metadata" / "data.mdb", tmp_path / "aside"

@@ -64,7 +64,7 @@ def test_a_launch_that_registers_again_keeps_its_epoch(kind: AnyKind) -> None:
 
 @EACH
 @pytest.mark.parametrize("directory_id", ["", "directory"])
-def test_a_new_member_whose_answer_was_lost_does_not_become_two(kind: AnyKind, directory_id: str) -> None:
+def test_a_repeated_registration_of_a_new_member_makes_no_second_member(kind: AnyKind, directory_id: str) -> None:
     members, request = membership(FakeClock(), kind), new_registration(kind, "a")
     request.directory_id = directory_id
     admit(members, decide(members, request))
@@ -92,7 +92,7 @@ def test_a_new_launch_of_a_known_member_keeps_the_id_and_fences_the_old_one(kind
 
 
 @EACH
-def test_what_a_member_claims_about_its_epoch_and_life_is_not_believed(kind: AnyKind) -> None:
+def test_a_registration_cannot_set_its_own_epoch_and_liveness(kind: AnyKind) -> None:
     request = new_registration(kind, "a")
     kind.set_id_and_epoch(request, 0, 99)
     kind.info(request).alive = True
@@ -113,7 +113,7 @@ def test_a_member_of_another_cluster_is_refused(kind: AnyKind) -> None:
 
 
 @EACH
-def test_a_registration_without_what_it_needs_is_refused(kind: AnyKind) -> None:
+def test_a_registration_without_a_launch_id_or_address_is_refused(kind: AnyKind) -> None:
     nameless, homeless = new_registration(kind, "a"), new_registration(kind, "a")
     nameless.launch_id = ""
     kind.info(homeless).grpc_address = ""
@@ -151,7 +151,7 @@ def test_a_restored_member_counts_as_just_heard_of(kind: AnyKind) -> None:
     assert members.live_ids() == [7]
 
 
-def test_what_a_backup_has_free_is_as_of_the_last_it_said_and_never_stored() -> None:
+def test_the_free_space_of_a_backup_is_its_latest_report_and_is_not_stored() -> None:
     members = membership(FakeClock(), BACKUP)
     first = decide(members, backup_registration("a", free_memory_bytes=100, free_disk_bytes=1000))
     assert (first.record.backup.free_memory_bytes, first.record.backup.free_disk_bytes) == (0, 0)
@@ -200,7 +200,7 @@ def test_a_fenced_launch_is_dead_and_never_comes_back(kind: AnyKind) -> None:
 
 
 @EACH
-def test_a_drained_member_stays_so_over_its_launches_whatever_it_says(kind: AnyKind) -> None:
+def test_only_the_coordinator_changes_draining_and_it_outlasts_launches(kind: AnyKind) -> None:
     members = membership(FakeClock(), kind)
     request = new_registration(kind, "a")
     kind.info(request).draining = True
@@ -216,12 +216,12 @@ def test_a_drained_member_stays_so_over_its_launches_whatever_it_says(kind: AnyK
 
 
 @EACH
-def test_silence_counts_only_while_we_listen(kind: AnyKind) -> None:
+def test_a_pause_of_the_coordinator_does_not_count_as_silence_of_a_member(kind: AnyKind) -> None:
     clock = FakeClock()
     members = membership(clock, kind)
     admit(members, decide(members, new_registration(kind, "a")))
 
-    clock.advance(60)  # we were stopped
+    clock.advance(60)  # the coordinator was stopped
     members.tick()
     assert members.live_ids() == [7]
     for _ in range(4):
@@ -236,11 +236,11 @@ def test_silence_counts_only_while_we_listen(kind: AnyKind) -> None:
     clock.advance(60)
     members.heartbeat(7, 1)
     members.tick()
-    assert members.heard_s(7) == clock.monotonic_s()  # never in the future
+    assert members.heard_s(7) == clock.monotonic_s()  # and not later
 
 
 @EACH
-def test_a_member_that_was_found_to_be_gone_is_dead_until_it_is_heard_of(kind: AnyKind) -> None:
+def test_a_member_declared_dead_is_dead_until_its_next_heartbeat(kind: AnyKind) -> None:
     members = membership(FakeClock(), kind)
     admit(members, decide(members, new_registration(kind, "a")))
 

@@ -1,4 +1,4 @@
-"""Copies of the metadata: what is in them, and what becomes of a store that they are put back into."""
+"""Copies of the metadata: their content, damaged copies, and putting a copy back into a store."""
 
 import json
 import zlib
@@ -21,14 +21,14 @@ RECORDS = {"cluster_id": b"c", "streams/01": b"\x00\xff" * 10, "empty": b""}
 AFTER = {**RECORDS, RESTORED: b"{}"}
 
 
-def test_a_copy_has_all_records_but_who_leads() -> None:
+def test_a_copy_has_all_records_except_the_leader() -> None:
     copy = unpack(pack({**RECORDS, LEADER: b"me"}, 17))
 
     assert copy == ("c", 17, RECORDS)
 
 
 @pytest.mark.parametrize("at", [-1, -20, 30])
-def test_a_copy_that_is_damaged_is_refused(at: int) -> None:
+def test_a_damaged_copy_is_refused(at: int) -> None:
     data = bytearray(pack(RECORDS, 17))
     data[at] ^= 1
     with pytest.raises(InvalidArgument):
@@ -36,13 +36,13 @@ def test_a_copy_that_is_damaged_is_refused(at: int) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"{}\n", b"[1]\n", b"anything else", pack(RECORDS, 17)[:-3]])
-def test_what_is_no_whole_copy_is_refused(data: bytes) -> None:
+def test_an_incomplete_copy_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidArgument):
         unpack(data)
 
 
 def with_body(body: bytes, **fields: object) -> bytes:
-    """A copy with another body, whose checksum is right, and other fields in its head; None: without."""
+    """A copy with another body, a right checksum, and other fields in its head; None removes a field."""
     head = {**json.loads(pack(RECORDS, 17).partition(b"\n")[0]), "crc32": f"{zlib.crc32(body):08x}", **fields}
     return json.dumps({key: value for key, value in head.items() if value is not None}).encode() + b"\n" + body
 
@@ -64,7 +64,7 @@ def test_a_copy_whose_records_cannot_be_read_is_refused(data: bytes) -> None:
         unpack(data)
 
 
-def test_a_small_copy_that_would_become_a_huge_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_unpacks_beyond_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     limit = 1 << 20
     monkeypatch.setattr(metadata_copy, "UNPACKED_BYTES_MAX", limit)
     assert unpack(pack({"largest": bytes(limit - 15)}, 17)).records
@@ -80,7 +80,7 @@ async def test_a_copy_is_put_back_into_an_empty_store() -> None:
     assert {key: record.value for key, record in (await store.list("")).items()} == AFTER
 
 
-async def test_metadata_that_are_there_are_replaced_only_with_force() -> None:
+async def test_existing_metadata_are_replaced_only_with_force() -> None:
     store, leader = MemoryStore(), b'{"address": "me:1", "epoch": 3}'
     await store.write(Write("cluster_id", b"d", 0), Write("streams/02", b"x", 0), Write(LEADER, leader, 0))
     with pytest.raises(InvalidArgument, match="--force"):
@@ -90,11 +90,11 @@ async def test_metadata_that_are_there_are_replaced_only_with_force() -> None:
     await put_back(store, pack(RECORDS, 17), force=True)
 
     assert {key: record.value for key, record in (await store.list("")).items()} == {**AFTER, LEADER: leader}
-    with pytest.raises(VersionConflict):  # a coordinator that leads makes each of its writes depend on that
+    with pytest.raises(VersionConflict):  # each write of a leader depends on this record
         await store.write(Check(LEADER, 1), Write("streams/03", b"y", 0))
 
 
-async def test_a_cluster_goes_on_from_a_copy(cluster: Cluster) -> None:
+async def test_a_cluster_continues_from_a_copy(cluster: Cluster) -> None:
     await cluster.register("a")
     stream = await cluster.create("orders")
     copy = await cluster.coordinator.copy_metadata()

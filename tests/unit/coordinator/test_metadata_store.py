@@ -1,4 +1,4 @@
-"""What every metadata store promises. One in this process is added to `STORES` and nowhere else.
+"""The contract of all metadata stores. To test another store of this process, add it to `STORES`.
 
 ``tests/integration/test_metadata_store.py`` runs the same tests with a ZooKeeper.
 """
@@ -27,7 +27,7 @@ from kera.core.errors import InternalError, InvalidArgument
 from tests.examples import examples
 
 WAIT_S = 20.0
-"""Bound on what is waited for: long, since it only ends a test that fails."""
+"""Bound on all waiting: long, since it only ends a test that fails."""
 STORES: dict[str, Callable[[Path], MetadataStore]] = {
     "memory": lambda _: MemoryStore(),
     "lmdb": lambda path: LmdbStore(path, bytes_max=64 << 20),
@@ -41,12 +41,12 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     await made.close()
 
 
-async def test_a_record_that_was_never_written_is_not_there(store: MetadataStore) -> None:
+async def test_a_record_that_was_never_written_does_not_exist(store: MetadataStore) -> None:
     assert await store.get("a") is None
     assert await store.list("") == {}
 
 
-async def test_versions_count_the_puts_of_a_key(store: MetadataStore) -> None:
+async def test_versions_count_the_writes_of_a_key_since_its_creation(store: MetadataStore) -> None:
     await store.write(Write("a", b"one", 0))
     assert await store.get("a") == StoredRecord(b"one", 1)
     await store.write(Write("a", b"", 1))
@@ -57,7 +57,7 @@ async def test_versions_count_the_puts_of_a_key(store: MetadataStore) -> None:
     assert await store.get("a") == StoredRecord(b"again", 1)
 
 
-async def test_records_are_read_together_in_the_order_of_their_keys(store: MetadataStore) -> None:
+async def test_records_read_together_are_in_the_order_of_the_request(store: MetadataStore) -> None:
     await store.write(Write("a", b"one", 0), Write("b", b"two", 0))
     assert list(await store.get_each(["b", "none", "a"])) == [StoredRecord(b"two", 1), None, StoredRecord(b"one", 1)]
     assert list(await store.get_each([])) == []
@@ -78,7 +78,7 @@ async def test_a_write_that_expects_another_version_is_refused(
     assert await store.get("a") == StoredRecord(b"there", 2)
 
 
-async def test_a_write_that_expects_a_record_where_there_is_none_is_refused(store: MetadataStore) -> None:
+async def test_a_write_that_expects_a_missing_record_is_refused(store: MetadataStore) -> None:
     for value in (b"", None):
         with pytest.raises(VersionConflict):
             await store.write(Write("a", value, 1))
@@ -102,7 +102,7 @@ async def test_a_write_changes_all_of_its_records(store: MetadataStore) -> None:
 
 
 @pytest.mark.parametrize("key", ["a", "not there"])
-async def test_a_write_may_depend_on_records_that_it_leaves_as_they_are(store: MetadataStore, key: str) -> None:
+async def test_a_write_can_depend_on_the_version_of_an_unchanged_record(store: MetadataStore, key: str) -> None:
     await store.write(Write("a", b"1", 0))
     version = 1 if key == "a" else 0
 
@@ -114,7 +114,7 @@ async def test_a_write_may_depend_on_records_that_it_leaves_as_they_are(store: M
     assert await store.list("") == {"a": StoredRecord(b"1", 1), "b": StoredRecord(b"1", 1)}
 
 
-async def test_a_write_that_depends_on_a_record_not_being_there_is_refused_when_it_is(store: MetadataStore) -> None:
+async def test_a_write_that_depends_on_the_absence_of_an_existing_record_is_refused(store: MetadataStore) -> None:
     await store.write(Write("a", b"1", 0))
 
     with pytest.raises(VersionConflict):
@@ -123,7 +123,7 @@ async def test_a_write_that_depends_on_a_record_not_being_there_is_refused_when_
     assert await store.list("") == {"a": StoredRecord(b"1", 1)}
 
 
-async def test_to_delete_what_is_not_there_is_to_check_that(store: MetadataStore) -> None:
+async def test_deleting_a_missing_record_checks_that_it_is_missing(store: MetadataStore) -> None:
     await store.write(Write("a", None, 0), Write("b", b"1", 0))
 
     with pytest.raises(VersionConflict):
@@ -144,7 +144,7 @@ async def test_a_write_whose_caller_gives_up_is_carried_out(store: MetadataStore
     assert await store.list("") == {"a": StoredRecord(b"1", 1), "b": StoredRecord(b"1", 1)}
 
 
-async def test_keys_are_any_text(store: MetadataStore) -> None:
+async def test_any_text_can_be_a_key(store: MetadataStore) -> None:
     keys = ["", ".", "..", "+", "++", "%", "a/", "/", "//", "a//b", "a/b/c", "a/%2F", "ä/ö", "a b", "\n"]
     for key in keys[1:]:
         await store.write(Write(key, key.encode(), 0))
@@ -155,7 +155,7 @@ async def test_keys_are_any_text(store: MetadataStore) -> None:
         assert (await store.get(prefix) if prefix else None) == (StoredRecord(prefix.encode(), 1) if prefix else None)
 
 
-async def test_what_is_listed_belongs_to_one_moment(store: MetadataStore) -> None:
+async def test_a_list_is_a_consistent_snapshot(store: MetadataStore) -> None:
     async def write_both() -> None:
         for version in range(50):
             await store.write(Write("a", b"%d" % version, version), Write("b/c", b"%d" % version, version))
@@ -192,19 +192,19 @@ async def test_a_value_over_the_limit_is_refused(store: MetadataStore) -> None:
     assert list(await store.list("")) == ["a"]
 
 
-async def test_keys_have_limits(store: MetadataStore) -> None:
+async def test_an_empty_or_overlong_key_is_refused(store: MetadataStore) -> None:
     await store.write(Write("k" * KEY_BYTES_MAX, b"", 0))
     for key in ("", "k" * (KEY_BYTES_MAX + 1)):
         with pytest.raises(InternalError):
             await store.write(Write(key, b"", 0))
 
 
-async def test_one_write_cannot_have_two_values_for_a_record(store: MetadataStore) -> None:
+async def test_a_write_with_two_values_for_a_record_is_refused(store: MetadataStore) -> None:
     with pytest.raises(InternalError):
         await store.write(Write("a", b"1", 0), Write("a", b"2", 1))
 
 
-async def test_of_concurrent_writes_one_wins(store: MetadataStore) -> None:
+async def test_only_one_of_several_concurrent_writes_wins(store: MetadataStore) -> None:
     results = await asyncio.gather(
         *(store.write(Write("a", bytes([writer]), 0)) for writer in range(8)), return_exceptions=True
     )
@@ -224,7 +224,7 @@ WRITES = st.lists(
 
 
 async def compare(real: MetadataStore, history: list[list[Write | Check]]) -> None:
-    """Have a store do what the fake one does, and see that it is the same."""
+    """Run a history on a store and on the memory store, and compare the outcomes."""
 
     async def outcome(store: MetadataStore, writes: list[Write | Check]) -> str:
         try:
@@ -242,7 +242,7 @@ async def compare(real: MetadataStore, history: list[list[Write | Check]]) -> No
 
 @settings(max_examples=examples(50, quick=25), deadline=None)
 @given(st.lists(WRITES, max_size=20))
-def test_the_real_store_does_what_the_fake_one_does(history: list[list[Write | Check]]) -> None:
+def test_the_lmdb_store_behaves_like_the_memory_store(history: list[list[Write | Check]]) -> None:
     async def run(path: Path) -> None:
         real = LmdbStore(path, bytes_max=1 << 20)
         await compare(real, history)

@@ -32,7 +32,7 @@ async def moves(cluster: Cluster) -> list[str]:
 
 
 class Watched:
-    """What the hook for moves was told."""
+    """A hook that notes the outcomes of moves."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, float]] = []
@@ -41,7 +41,7 @@ class Watched:
         self.seen.append((outcome, stall_s))
 
 
-async def test_a_streamlet_moves_and_its_groups_stay(two: Cluster) -> None:
+async def test_a_streamlet_moves_and_its_older_groups_stay(two: Cluster) -> None:
     two.brokers.ends[1, 0] = common_pb2.StreamletState(
         streamlet_id=0,
         next_group_id=57,
@@ -66,21 +66,21 @@ async def test_a_streamlet_moves_and_its_groups_stay(two: Cluster) -> None:
     assert [one.broker_id for one in two.coordinator.state.brokers_of(moved.stream)] == [1, 2]
 
 
-async def test_a_streamlet_that_is_there_already_stays(two: Cluster) -> None:
+async def test_a_move_to_the_current_owner_changes_nothing(two: Cluster) -> None:
     moved = await two.coordinator.migration.move("orders", 0, 1)
 
     assert (moved.stall_us, moved.stream.assignments_version, two.brokers.sealed) == (0, FIRST_VERSION, [])
 
 
-async def test_a_streamlet_that_goes_back_is_in_one_piece_if_nothing_was_written(two: Cluster) -> None:
+async def test_a_streamlet_that_moves_back_unwritten_has_one_interval_again(two: Cluster) -> None:
     await two.coordinator.migration.move("orders", 0, 2)
     await two.coordinator.migration.move("orders", 0, 1)
 
     assert (owner(two), places(two)) == (1, [])
 
 
-async def test_where_entries_started_at_an_owner_that_wrote_nothing_is_forgotten(two: Cluster) -> None:
-    """Else it would count as the start of what the owner before had, and a recovery would take that for removed."""
+async def test_the_starts_of_entries_at_an_owner_that_wrote_nothing_are_deleted(two: Cluster) -> None:
+    """Otherwise a recovery would take the older groups of the previous owner for removed ones."""
 
     def start(group_id: int) -> coordinator_pb2.HeartbeatRequest:
         cursor = common_pb2.Cursor(stream_id=1, streamlet_id=0, entry=0, group_id=group_id, segment_id=1)
@@ -94,13 +94,13 @@ async def test_where_entries_started_at_an_owner_that_wrote_nothing_is_forgotten
     assert (owner(two), places(two)) == (1, [])
     assert await two.store.list("starts/") == {}
 
-    await two.heartbeat(2, starts=start(4).starts)  # it came late
+    await two.heartbeat(2, starts=start(4).starts)  # a late report
     assert await two.store.list("starts/") == {}
     await two.heartbeat(1, starts=start(2).starts)
     assert len(await two.store.list("starts/")) == 1
 
 
-async def test_what_cannot_move_is_told_before_anything_happens(two: Cluster) -> None:
+async def test_an_impossible_move_is_refused_before_any_seal(two: Cluster) -> None:
     move = two.coordinator.migration.move
     with pytest.raises(UnknownStream):
         await move("other", 0, 2)
@@ -120,13 +120,13 @@ async def test_what_cannot_move_is_told_before_anything_happens(two: Cluster) ->
 
 
 @pytest.mark.parametrize("failure", [Unavailable("nothing got to disk in time"), Uncertain("no answer in 3 s")])
-async def test_a_seal_that_fails_leaves_everything_as_it_was(two: Cluster, failure: Exception) -> None:
+async def test_a_move_is_undone_when_its_seal_fails(two: Cluster, failure: Exception) -> None:
     two.brokers.failures[1] = failure
     move = asyncio.create_task(two.coordinator.migration.move("orders", 0, 2))
     with pytest.raises(type(failure), match=str(failure)):
         await move
     assert owner(two) == 1
-    assert len(await moves(two)) == 1  # somebody may be sealed
+    assert len(await moves(two)) == 1  # the streamlet may be sealed
     with pytest.raises(Unavailable, match="is being moved"):
         await two.coordinator.migration.move("orders", 0, 2)
 
@@ -138,12 +138,12 @@ async def test_a_seal_that_fails_leaves_everything_as_it_was(two: Cluster, failu
     assert (told.assignments[0].broker_id, told.assignments_version) > (
         1,
         FIRST_VERSION,
-    )  # a later version: it undoes the seal
+    )  # a later version undoes the seal
     await two.coordinator.migration.move("orders", 0, 2)
     assert owner(two) == 2
 
 
-async def test_a_new_owner_that_refuses_for_good_gives_it_back(two: Cluster) -> None:
+async def test_a_streamlet_goes_back_when_its_new_owner_refuses_it(two: Cluster) -> None:
     two.brokers.failures[2] = InvalidArgument("the group is larger than the arena")
 
     with pytest.raises(InvalidArgument, match="larger than the arena"):
@@ -153,7 +153,7 @@ async def test_a_new_owner_that_refuses_for_good_gives_it_back(two: Cluster) -> 
     assert two.brokers.streams[1, 1] == two.coordinator.state.catalog.named("orders")
 
 
-async def test_a_new_owner_that_gives_no_answer_is_told_until_it_does(two: Cluster) -> None:
+async def test_a_handover_is_repeated_until_the_new_owner_answers(two: Cluster) -> None:
     two.brokers.failures[2] = Unavailable("nobody there")
     with pytest.raises(Unavailable):
         await two.coordinator.migration.move("orders", 0, 2)
@@ -169,9 +169,7 @@ async def test_a_new_owner_that_gives_no_answer_is_told_until_it_does(two: Clust
     assert two.brokers.streams[1, 1] == two.coordinator.state.catalog.named("orders")
 
 
-async def test_an_old_owner_that_cannot_be_told_of_a_move_is_told_later(
-    two: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_unreachable_old_owner_learns_of_the_move_later(two: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     def end(_: int, streamlet_id: int) -> common_pb2.StreamletState:
         two.brokers.failures[1] = Uncertain("no answer")
         return common_pb2.StreamletState(streamlet_id=streamlet_id, next_group_id=2, next_records=[10])
@@ -186,7 +184,7 @@ async def test_an_old_owner_that_cannot_be_told_of_a_move_is_told_later(
     assert two.brokers.streams[1, 1] == two.coordinator.state.catalog.named("orders")
 
 
-async def test_what_is_being_recovered_does_not_move(cluster: Cluster) -> None:
+async def test_a_streamlet_under_recovery_cannot_move(cluster: Cluster) -> None:
     for launch in "abc":
         await cluster.register(launch)
     await cluster.register_backup("x")
@@ -208,7 +206,7 @@ async def test_what_is_being_recovered_does_not_move(cluster: Cluster) -> None:
         await move("orders", 0, other)
 
 
-async def test_a_new_owner_that_is_lost_before_it_has_opened_a_streamlet_is_recovered(cluster: Cluster) -> None:
+async def test_a_streamlet_returns_when_its_new_owner_is_lost_before_it_opened_it(cluster: Cluster) -> None:
     for launch in "ab":
         await cluster.register(launch)
     await cluster.register_backup("x")
@@ -228,7 +226,7 @@ async def test_a_new_owner_that_is_lost_before_it_has_opened_a_streamlet_is_reco
     assert (owner(cluster), await moves(cluster)) == (before, [])
 
 
-async def test_a_move_that_a_coordinator_left_is_finished_or_undone_by_the_next(two: Cluster) -> None:
+async def test_the_next_coordinator_finishes_or_undoes_an_unfinished_move(two: Cluster) -> None:
     two.brokers.failures[1] = Uncertain("no answer")
     with pytest.raises(Uncertain):
         await two.coordinator.migration.move("orders", 0, 2)
@@ -247,7 +245,7 @@ async def test_a_move_that_a_coordinator_left_is_finished_or_undone_by_the_next(
     assert (2, 1, 0) not in two.brokers.handed_over
 
 
-async def test_a_broker_that_restarts_meanwhile_keeps_the_streamlet(two: Cluster) -> None:
+async def test_a_broker_that_restarts_during_a_move_keeps_the_streamlet(two: Cluster) -> None:
     two.brokers.answering.clear()
     two.brokers.asked.clear()
     move = asyncio.create_task(two.coordinator.migration.move("orders", 0, 2))
@@ -260,8 +258,8 @@ async def test_a_broker_that_restarts_meanwhile_keeps_the_streamlet(two: Cluster
     assert (owner(two), await moves(two)) == (1, [])
 
 
-async def test_a_broker_that_loses_its_memory_meanwhile_does_not_get_the_streamlet(cluster: Cluster) -> None:
-    """It has older groups of it that are to be recovered, and would go on far behind a hole."""
+async def test_a_broker_that_loses_its_memory_during_a_move_does_not_get_the_streamlet(cluster: Cluster) -> None:
+    """Its older groups of the streamlet must be recovered first; the new groups would begin after a gap."""
     for launch in "ab":
         await cluster.register(launch)
     await cluster.register_backup("x")
@@ -280,8 +278,8 @@ async def test_a_broker_that_loses_its_memory_meanwhile_does_not_get_the_streaml
     assert (owner(cluster), await moves(cluster)) == (2, [])
 
 
-async def test_nobody_is_told_of_a_stream_between_seal_and_open(two: Cluster) -> None:
-    """The old owner would take what it is told for the order to go on."""
+async def test_brokers_get_no_update_of_a_stream_between_seal_and_open(two: Cluster) -> None:
+    """The old owner would take an update for the order to go on."""
     two.brokers.answering.clear()
     two.brokers.asked.clear()
     move = asyncio.create_task(two.coordinator.migration.move("orders", 0, 2))
@@ -315,7 +313,7 @@ async def test_a_caller_that_gives_up_does_not_stop_a_move_halfway(two: Cluster)
     assert (owner(two), await moves(two)) == (2, [])
 
 
-async def test_what_becomes_of_a_move_whose_caller_is_gone_is_logged_and_no_unseen_exception(
+async def test_the_failure_of_a_move_whose_caller_is_gone_is_logged(
     two: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     unseen: list[str] = []
@@ -338,12 +336,12 @@ async def test_what_becomes_of_a_move_whose_caller_is_gone_is_logged_and_no_unse
 
 
 def migration(cluster: Cluster, **limits: int) -> Migration:
-    """Of the same cluster, with limits of its own."""
+    """Another migration of the same cluster, with these limits."""
     coordinator = cluster.coordinator
     return Migration(coordinator.state, coordinator.recoveries.records, limits=MigrationLimits(**limits))
 
 
-async def test_a_stream_in_too_many_pieces_takes_no_more(two: Cluster) -> None:
+async def test_a_move_that_makes_a_stream_description_too_large_is_refused(two: Cluster) -> None:
     limited = migration(two, stream_bytes_max=two.coordinator.state.catalog.named("orders").ByteSize())
 
     with pytest.raises(InvalidArgument, match="groups at several brokers"):
@@ -351,7 +349,7 @@ async def test_a_stream_in_too_many_pieces_takes_no_more(two: Cluster) -> None:
     assert (owner(two), await moves(two)) == (1, [])
 
 
-async def test_all_streams_together_take_no_more_pieces_than_fit_into_an_answer(
+async def test_a_move_that_makes_all_stream_descriptions_too_large_is_refused(
     two: Cluster,
 ) -> None:
     await two.coordinator.migration.move("orders", 0, 2)
@@ -359,11 +357,11 @@ async def test_all_streams_together_take_no_more_pieces_than_fit_into_an_answer(
 
     with pytest.raises(InvalidArgument, match="the descriptions of all streams would take more"):
         await limited.move("orders", 1, 2)
-    await limited.move("orders", 0, 1)  # it comes back and is in one piece again
+    await limited.move("orders", 0, 1)  # it has one interval again
     assert (owner(two), places(two), owner(two, 1)) == (1, [], 1)
 
 
-async def test_a_streamlet_with_too_many_producers_to_hand_over_stays(two: Cluster) -> None:
+async def test_a_streamlet_with_too_many_producers_to_hand_over_does_not_move(two: Cluster) -> None:
     state = common_pb2.StreamletState(streamlet_id=0, next_group_id=2, next_records=[10])
     for number in range(60_000):
         state.producers.add(producer_id=(1 << 63) + number, producer_epoch=1, next_sequence=1)
@@ -372,10 +370,10 @@ async def test_a_streamlet_with_too_many_producers_to_hand_over_stays(two: Clust
     with pytest.raises(InvalidArgument, match="the state of its 60000 producers takes more than"):
         await two.coordinator.migration.move("orders", 0, 2)
     assert (owner(two), await moves(two)) == (1, [])
-    assert two.brokers.streams[1, 1] == two.coordinator.state.catalog.named("orders")  # it takes chunks again
+    assert two.brokers.streams[1, 1] == two.coordinator.state.catalog.named("orders")  # the old owner takes chunks again
 
 
-async def test_moves_go_side_by_side_up_to_a_number(cluster: Cluster) -> None:
+async def test_the_number_of_moves_in_flight_is_limited(cluster: Cluster) -> None:
     cluster.settings = cluster.settings.model_copy(update={"moves_in_flight_max": 2})
     await cluster.restart()
     await cluster.register("a")
@@ -396,7 +394,7 @@ async def test_moves_go_side_by_side_up_to_a_number(cluster: Cluster) -> None:
     assert {cluster.coordinator.state.catalog.named(name).assignments[0].broker_id for name in "pqr"} == {2}
 
 
-async def test_a_coordinator_that_ends_begins_no_more_moves(two: Cluster) -> None:
+async def test_a_closing_coordinator_begins_no_more_moves(two: Cluster) -> None:
     two.settings = two.settings.model_copy(update={"moves_in_flight_max": 1})
     await two.restart()
     two.brokers.answering.clear()
@@ -416,7 +414,7 @@ async def test_a_coordinator_that_ends_begins_no_more_moves(two: Cluster) -> Non
     assert two.brokers.sealed == [(1, 1, 0)]
 
 
-async def test_so_many_moves_wait_and_no_more(two: Cluster) -> None:
+async def test_the_number_of_waiting_moves_is_limited(two: Cluster) -> None:
     two.settings = two.settings.model_copy(update={"moves_in_flight_max": 1})
     await two.restart()
     limited = migration(two, moves_waiting_max=1)
@@ -435,7 +433,7 @@ async def test_so_many_moves_wait_and_no_more(two: Cluster) -> None:
     assert (owner(two, 0), owner(two, 1)) == (2, 2)
 
 
-async def test_of_a_stream_that_is_deleted_before_its_move_is_written_nothing_stays(two: Cluster) -> None:
+async def test_a_move_of_a_stream_deleted_meanwhile_leaves_no_record(two: Cluster) -> None:
     async with two.coordinator.state.changing:
         deletion = asyncio.create_task(two.coordinator.streams.delete("orders"))
         for _ in range(3):
@@ -449,7 +447,7 @@ async def test_of_a_stream_that_is_deleted_before_its_move_is_written_nothing_st
     assert await moves(two) == []
 
 
-async def test_a_broker_that_is_to_be_emptied_meanwhile_does_not_get_it(two: Cluster) -> None:
+async def test_a_broker_that_is_drained_during_a_move_does_not_get_the_streamlet(two: Cluster) -> None:
     two.brokers.answering.clear()
     two.brokers.asked.clear()
     move = asyncio.create_task(two.coordinator.migration.move("orders", 0, 2))
@@ -462,7 +460,7 @@ async def test_a_broker_that_is_to_be_emptied_meanwhile_does_not_get_it(two: Clu
     assert (owner(two), await moves(two)) == (1, [])
 
 
-async def test_each_move_is_told_with_its_outcome_and_stall(two: Cluster) -> None:
+async def test_each_move_is_observed_with_its_outcome_and_stall(two: Cluster) -> None:
     watched = Watched()
     two.observe_move = watched
     await two.restart()
@@ -476,7 +474,7 @@ async def test_each_move_is_told_with_its_outcome_and_stall(two: Cluster) -> Non
     assert watched.seen == [("ok", 0.0), ("invalid_argument", 0.0), ("internal", 0.0)]  # the clock stands still
 
 
-async def test_an_interval_of_which_nothing_is_left_goes_from_the_map(two: Cluster) -> None:
+async def test_an_emptied_interval_is_removed_from_the_assignment(two: Cluster) -> None:
     await two.coordinator.migration.move("orders", 0, 2)
     start = common_pb2.EntryStart(start=common_pb2.Cursor(stream_id=1, group_id=1), first_record=3)
     await two.heartbeat(1, starts=[start])
@@ -484,7 +482,7 @@ async def test_an_interval_of_which_nothing_is_left_goes_from_the_map(two: Clust
     empty = coordinator_pb2.EmptyInterval(
         stream_id=1, streamlet_id=0, first_group_id=1, end_group_id=following.first_group_id
     )
-    await two.heartbeat(2, empty_intervals=[empty])  # not its own
+    await two.heartbeat(2, empty_intervals=[empty])  # another broker's interval
     assert len(places(two)) == 2
     for nowhere in ({"stream_id": 9}, {"stream_id": 1, "streamlet_id": 9}):
         await two.heartbeat(1, empty_intervals=[coordinator_pb2.EmptyInterval(**nowhere)])
@@ -502,8 +500,8 @@ async def test_an_interval_of_which_nothing_is_left_goes_from_the_map(two: Clust
     assert (start.start.group_id, [start.first_record]) == (following.first_group_id, list(following.first_records))
 
 
-async def test_an_interval_stays_until_the_next_owner_has_what_was_handed_over(two: Cluster) -> None:
-    """Joined with what the owner had before, its own would not say where it begins; groups would be given twice."""
+async def test_an_interval_stays_until_the_next_owner_has_the_handed_over_state(two: Cluster) -> None:
+    """If the owner's interval joined its earlier one, its start would be lost and group ids would be given twice."""
     await two.coordinator.migration.move("orders", 0, 2)
     two.brokers.failures[1] = Unavailable("nobody there")
     two.brokers.ends[1, 0] = common_pb2.StreamletState(streamlet_id=0, next_group_id=3, next_records=[19])
@@ -523,8 +521,8 @@ async def test_an_interval_stays_until_the_next_owner_has_what_was_handed_over(t
     assert places(two) == []
 
 
-async def test_who_gets_a_streamlet_of_two_lost_brokers_is_told_of_what_comes_from_each(cluster: Cluster) -> None:
-    """One had older groups of a streamlet of the other's, and a streamlet that the new owner is told of first."""
+async def test_the_new_owner_of_a_streamlet_of_two_lost_brokers_gets_both_sources(cluster: Cluster) -> None:
+    """One lost broker had older groups of the other's streamlet, and a streamlet that the new owner gets first."""
     for launch in "ab":
         await cluster.register(launch)
     await cluster.register_backup("x")
@@ -562,7 +560,7 @@ async def test_a_stream_spreads_over_more_brokers_and_shrinks_again(two: Cluster
         await two.alter("orders", brokers=3)
 
 
-async def test_a_stream_cannot_spread_over_brokers_that_are_not_there(cluster: Cluster) -> None:
+async def test_a_stream_cannot_spread_over_more_brokers_than_exist(cluster: Cluster) -> None:
     await cluster.register("a")
     await cluster.create("orders", streamlets=2)
 

@@ -1,4 +1,4 @@
-"""Numbers that never come again, whatever copy of the metadata they are counted in."""
+"""Numbers that are never given twice, even if the metadata are restored from an older copy."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ DAY_US = 86_400_000_000
 TODAY_US = SINCE_US + 2_500 * DAY_US
 
 
-def test_before_the_time_from_which_they_count_it_is_the_counter_alone() -> None:
+def test_numbers_before_the_start_of_their_era_only_count_up() -> None:
     assert (next_id(6, 0), next_epoch(6, SINCE_US - 1)) == (7, 7)
 
 
-def test_an_epoch_leaves_room_for_the_lower_half_of_a_virtual_segments_id() -> None:
+def test_an_epoch_fits_into_the_upper_half_of_a_virtual_segment_id() -> None:
     year_2080_us = SINCE_US + 60 * 365 * DAY_US
     assert next_epoch(1, year_2080_us) << 32 < 1 << 63
     assert next_id(1, year_2080_us) < 1 << 63
 
 
-def test_there_is_room_for_the_epochs_of_a_named_producers_instances() -> None:
+def test_the_epochs_of_a_named_producer_fit_into_32_bits() -> None:
     year_2078_us = SINCE_US + 58 * 365 * DAY_US
     assert instances_by(year_2078_us) * PRODUCER_EPOCHS < 1 << 32
     assert instances_by(TODAY_US + INSTANCE_S * 1_000_000) == instances_by(TODAY_US) + 1
@@ -36,7 +36,7 @@ def test_there_is_room_for_the_epochs_of_a_named_producers_instances() -> None:
 
 
 @given(st.lists(st.integers(0, 5_000_000), min_size=2, max_size=50), st.integers(0, 1 << 21))
-def test_ids_that_follow_each_other_are_of_different_append_lanes(waits_us: list[int], last: int) -> None:
+def test_consecutive_ids_belong_to_consecutive_append_lanes(waits_us: list[int], last: int) -> None:
     now_us, ids = TODAY_US, [next_id(last, TODAY_US)]
     for wait_us in waits_us:
         now_us += wait_us
@@ -48,10 +48,10 @@ def test_ids_that_follow_each_other_are_of_different_append_lanes(waits_us: list
 @given(
     st.lists(st.tuples(st.integers(1, 20), st.integers(1_000_000, DAY_US), st.none() | st.integers(0, 30)), max_size=30)
 )
-def test_no_number_comes_again_when_the_store_goes_back_to_any_earlier_state(
+def test_no_number_is_given_twice_when_the_store_returns_to_an_earlier_state(
     history: list[tuple[int, int, int | None]],
 ) -> None:
-    """Each step gives some ids and an epoch, then time goes by, and perhaps the store is what it was once before."""
+    """Each step gives ids and an epoch, lets time pass, and may return the store to an earlier state."""
     now_us, ids, epochs = TODAY_US, list[int](), list[int]()
     last_id = last_epoch = 0
     copies = [(0, 0)]
@@ -69,10 +69,10 @@ def test_no_number_comes_again_when_the_store_goes_back_to_any_earlier_state(
     assert epochs == sorted(set(epochs))
 
 
-async def test_what_was_given_in_the_second_of_a_start_is_not_given_by_who_starts_with_an_older_copy(
+async def test_a_start_with_an_older_copy_gives_no_number_of_the_previous_start_again(
     cluster: Cluster,
 ) -> None:
-    """However fast the metadata are put back."""
+    """This holds however fast the metadata are restored."""
     cluster.clock = FakeClock(TODAY_US)
     await cluster.restart()
     await cluster.register("launch-1")

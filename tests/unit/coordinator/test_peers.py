@@ -1,4 +1,4 @@
-"""What the coordinator asks of daemons, over real connections."""
+"""Calls of the coordinator to daemons, over real connections."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ STATE = common_pb2.StreamletState(streamlet_id=1, next_group_id=5)
 
 
 class Daemon:
-    """Notes what it is asked, and answers as told."""
+    """A daemon that notes its requests and gives the answers of the test."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -62,7 +62,7 @@ async def brokers() -> AsyncIterator[GrpcBrokerCalls]:
     await made.close()
 
 
-async def test_orders_to_brokers_say_who_leads(brokers: GrpcBrokerCalls) -> None:
+async def test_orders_to_brokers_contain_the_coordinator_epoch(brokers: GrpcBrokerCalls) -> None:
     methods = (api.OPEN_STREAMLETS, api.DROP_STREAM, api.SEAL_STREAMLETS, api.TAKE_OVER)
     async with running(*methods) as daemon:
         daemon.answer = lambda _: broker_pb2.OpenStreamletsResponse()
@@ -87,7 +87,7 @@ async def test_orders_to_brokers_say_who_leads(brokers: GrpcBrokerCalls) -> None
     ]
 
 
-async def test_a_refusal_comes_out_and_a_broker_that_is_back_is_reached_again(brokers: GrpcBrokerCalls) -> None:
+async def test_a_refusal_reaches_the_caller_and_a_returned_broker_is_reachable_again(brokers: GrpcBrokerCalls) -> None:
     def refuse(_: Any) -> Any:
         raise StaleEpoch("a later coordinator leads")
 
@@ -107,7 +107,7 @@ async def test_a_refusal_comes_out_and_a_broker_that_is_back_is_reached_again(br
 
 
 class Opened:
-    """Makes channels, and remembers them."""
+    """A factory of channels that remembers them."""
 
     def __init__(self) -> None:
         self.channels: list[GrpcChannel] = []
@@ -147,7 +147,7 @@ async def test_a_call_without_an_answer_ends_no_other_call() -> None:
     await server.close()
 
 
-async def test_a_connection_that_nobody_uses_is_closed_when_another_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_idle_connection_is_closed_when_another_one_opens(monkeypatch: pytest.MonkeyPatch) -> None:
     opened = Opened()
     brokers = GrpcBrokerCalls(timeout_ms=TIMEOUT_MS, channel=opened)
     async with running(api.DROP_STREAM) as one, running(api.DROP_STREAM) as two:
@@ -160,7 +160,7 @@ async def test_a_connection_that_nobody_uses_is_closed_when_another_is_opened(mo
     assert opened.closed == [True, True]
 
 
-async def test_an_address_where_nobody_listens_refuses_and_one_that_is_silent_does_not(
+async def test_an_address_without_a_listener_refuses_connections(
     brokers: GrpcBrokerCalls,
 ) -> None:
     async with running(api.DROP_STREAM) as daemon:
@@ -208,7 +208,7 @@ async def test_backups_are_fenced_freed_and_counted() -> None:
     await backups.close()
 
 
-async def test_calls_that_nobody_answers_end(brokers: GrpcBrokerCalls) -> None:
+async def test_an_unanswered_call_times_out(brokers: GrpcBrokerCalls) -> None:
     async with running(api.DROP_STREAM) as daemon:
         never = asyncio.Event()
 
