@@ -370,7 +370,7 @@ async def test_a_streamlet_with_too_many_producers_to_hand_over_does_not_move(tw
     with pytest.raises(InvalidArgument, match="the state of its 60000 producers takes more than"):
         await two.coordinator.migration.move("orders", 0, 2)
     assert (owner(two), await moves(two)) == (1, [])
-    assert two.brokers.streams[1, 1] == two.coordinator.state.catalog.named("orders")  # the old owner takes chunks again
+    assert two.brokers.streams[1, 1] == two.coordinator.state.catalog.named("orders")  # unsealed again
 
 
 async def test_the_number_of_moves_in_flight_is_limited(cluster: Cluster) -> None:

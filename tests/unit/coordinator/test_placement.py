@@ -12,14 +12,14 @@ LOADS = st.dictionaries(st.integers(1, 1000), st.integers(0, 50), min_size=1, ma
 
 @st.composite
 def questions(draw: st.DrawFn) -> tuple[int, int, dict[int, int]]:
-    """Streamlets, brokers and load that can be answered."""
+    """Numbers of streamlets and brokers, and loads of brokers, for which a placement exists."""
     load = draw(LOADS)
     streamlets = draw(st.integers(1, 60))
     return streamlets, draw(st.integers(0, min(streamlets, len(load)))), load
 
 
 @given(questions())
-def test_every_streamlet_gets_a_live_broker_and_the_shares_differ_by_one_at_most(
+def test_every_streamlet_gets_a_broker_and_shares_differ_by_at_most_one(
     question: tuple[int, int, dict[int, int]],
 ) -> None:
     streamlets, brokers, load = question
@@ -44,7 +44,9 @@ def test_the_least_loaded_brokers_are_chosen_and_get_the_larger_shares(
 
 
 @given(questions(), st.randoms())
-def test_the_same_question_has_the_same_answer(question: tuple[int, int, dict[int, int]], random: object) -> None:
+def test_the_placement_does_not_depend_on_the_order_of_brokers(
+    question: tuple[int, int, dict[int, int]], random: object
+) -> None:
     streamlets, brokers, load = question
     items = list(load.items())
     random.shuffle(items)  # type: ignore[attr-defined]  # a random.Random
@@ -56,7 +58,7 @@ def test_streamlets_alternate_between_brokers() -> None:
     assert place(5, 2, {1: 7, 2: 0, 3: 7}) == [2, 1, 2, 1, 2]
 
 
-def test_more_brokers_than_streamlets_is_the_callers_mistake() -> None:
+def test_more_brokers_than_streamlets_are_an_invalid_argument() -> None:
     with pytest.raises(InvalidArgument, match="2 streamlets cannot be spread over 3 brokers"):
         place(2, 3, dict.fromkeys(range(1, 9), 0))
 
@@ -69,7 +71,7 @@ def test_more_brokers_than_streamlets_is_the_callers_mistake() -> None:
         (3, 2, "there are 2;"),
     ],
 )
-def test_too_few_live_brokers_may_become_enough(brokers: int, live: int, text: str) -> None:
+def test_too_few_live_brokers_are_a_retriable_error(brokers: int, live: int, text: str) -> None:
     with pytest.raises(Unavailable, match=text) as error:
         place(5, brokers, dict.fromkeys(range(1, live + 1), 0))
 

@@ -1,4 +1,4 @@
-"""Whose the ids of producers are: blocks of ids, names and claims, kept by whoever leads."""
+"""Owners of producer ids: blocks of ids, names and claims, which outlast the coordinator."""
 
 import pytest
 
@@ -21,7 +21,7 @@ async def owner(
     return answer.owners[0]
 
 
-async def test_an_id_is_its_principals_whoever_asks_and_whoever_leads(cluster: Cluster) -> None:
+async def test_a_given_id_belongs_to_its_principal_after_a_restart_too(cluster: Cluster) -> None:
     await cluster.register("a")
     owners = cluster.coordinator.producers.owners
     given = {principal: [await owners.give(principal) for _ in range(100)] for principal in (ALICE, BOB)}
@@ -37,7 +37,7 @@ async def test_an_id_is_its_principals_whoever_asks_and_whoever_leads(cluster: C
     assert await cluster.coordinator.producers.owners.give(ALICE) > max(given[ALICE] + given[BOB])
 
 
-async def test_a_named_producer_is_who_may_use_the_name(cluster: Cluster) -> None:
+async def test_the_owner_of_a_named_producers_id_is_its_name(cluster: Cluster) -> None:
     await cluster.register("a")
     instance = await cluster.coordinator.producers.init("billing.eu")
     for _ in range(2):
@@ -45,7 +45,7 @@ async def test_a_named_producer_is_who_may_use_the_name(cluster: Cluster) -> Non
         await cluster.restart()
 
 
-async def test_an_id_without_a_block_is_anybodys_and_one_to_come_is_nobodys(cluster: Cluster) -> None:
+async def test_anybody_owns_an_id_outside_blocks_and_no_principal_owns_a_future_id(cluster: Cluster) -> None:
     await cluster.register("a")
     producer_id = (await cluster.coordinator.producers.init()).producer_id
 
@@ -57,7 +57,7 @@ async def test_an_id_without_a_block_is_anybodys_and_one_to_come_is_nobodys(clus
     assert (await owner(cluster, producer_id + 1)).principal == ALICE
 
 
-async def test_an_id_that_a_writer_chose_is_the_first_ones_in_its_stream(cluster: Cluster) -> None:
+async def test_a_chosen_id_belongs_to_its_first_user_in_each_stream(cluster: Cluster) -> None:
     await cluster.register("a")
     first, second = [(await cluster.create(name)).stream_id for name in ("first", "second")]
 
@@ -71,7 +71,9 @@ async def test_an_id_that_a_writer_chose_is_the_first_ones_in_its_stream(cluster
     assert (await owner(cluster, CHOSEN, second, ALICE)).principal == BOB
 
 
-async def test_the_oldest_claim_goes_when_there_are_too_many(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_oldest_claim_is_deleted_when_there_are_too_many(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(producer_owners, "CLAIMS_MAX", 3)
     await cluster.register("a")
     stream_id = (await cluster.create("events")).stream_id
@@ -83,7 +85,9 @@ async def test_the_oldest_claim_goes_when_there_are_too_many(cluster: Cluster, m
     assert (await owner(cluster, PRODUCER_IDS[3], stream_id, BOB)).principal == ALICE
 
 
-async def test_nobody_has_the_claims_of_others_forgotten(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_claims_of_one_principal_do_not_displace_those_of_others(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(producer_owners, "CLAIMS_MAX", 4)
     await cluster.register("a")
     stream_id = (await cluster.create("events")).stream_id

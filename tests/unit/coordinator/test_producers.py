@@ -1,4 +1,4 @@
-"""Named producers: one id per name, epochs that never meet, and brokers that refuse earlier ones."""
+"""Named producers: one id per name, increasing epochs, and fences against earlier instances."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ from tests.unit.coordinator.fake_cluster import Cluster
 SECOND = 1 + PRODUCER_EPOCHS
 
 
-def test_each_instance_of_a_name_has_epochs_above_those_before() -> None:
+def test_each_instance_of_a_name_has_epochs_above_all_earlier_ones() -> None:
     instance = Instance(7, producers.FIRST_EPOCH)
     taken: set[int] = set()
     for _ in range(5):
@@ -24,20 +24,20 @@ def test_each_instance_of_a_name_has_epochs_above_those_before() -> None:
         assert instance.producer_id == 7
 
 
-def test_a_name_ends_when_its_epochs_do() -> None:
+def test_a_name_without_further_epochs_is_refused() -> None:
     last = (1 << 32) - PRODUCER_EPOCHS
     assert producers.successor("loader", Instance(7, last - PRODUCER_EPOCHS)) == (7, last)
     with pytest.raises(InvalidArgument, match="1048576 producers with the name 'loader'"):
         producers.successor("loader", Instance(7, last))
 
 
-def test_there_is_room_for_so_many_names() -> None:
+def test_the_number_of_producer_names_is_limited() -> None:
     producers.check_room("loader", producers.NAMES_MAX - 1)
     with pytest.raises(InvalidArgument, match="no room for a producer with the new name 'loader'"):
         producers.check_room("loader", producers.NAMES_MAX)
 
 
-def test_a_name_has_a_record_of_its_own() -> None:
+def test_each_producer_name_has_its_own_record() -> None:
     assert producers.record_key("etl.loader-1") == "producers/etl.loader-1"
 
 
@@ -45,7 +45,7 @@ def test_a_name_has_a_record_of_its_own() -> None:
 
 
 def told(cluster: Cluster, version: int = 0) -> tuple[int, dict[int, int]]:
-    """The version, and the fences that have come since another one."""
+    """The version of the fences, and the fences since an earlier version."""
     message = cluster.coordinator.producers.fences(version)
     assert message is not None
     return message.version, dict(zip(message.producer_ids, message.first_epochs, strict=True))
@@ -53,14 +53,14 @@ def told(cluster: Cluster, version: int = 0) -> tuple[int, dict[int, int]]:
 
 @pytest.fixture
 async def two(cluster: Cluster) -> Cluster:
-    """Two brokers; the name ``loader`` has been given out."""
+    """Two brokers, and one instance of the producer name ``loader``."""
     for launch in "ab":
         await cluster.register(launch)
     assert await cluster.coordinator.producers.init("loader") == (1, 1)
     return cluster
 
 
-async def test_a_successor_is_given_out_when_all_brokers_that_live_have_noted_its_fence(two: Cluster) -> None:
+async def test_a_successor_waits_until_all_live_brokers_have_its_fence(two: Cluster) -> None:
     before = two.coordinator.producers.fences(0)
     second = asyncio.create_task(two.coordinator.producers.init("loader"))
     while two.coordinator.producers.fences(0) == before:
@@ -68,7 +68,7 @@ async def test_a_successor_is_given_out_when_all_brokers_that_live_have_noted_it
     version, fences = told(two)
     assert fences == {1: SECOND}
     await two.heartbeat(1, fences_version=version)
-    await two.heartbeat(2)  # it has not had the answer yet
+    await two.heartbeat(2)  # it has not got the fence yet
     await asyncio.sleep(0)
     assert not second.done()
 
@@ -77,13 +77,13 @@ async def test_a_successor_is_given_out_when_all_brokers_that_live_have_noted_it
     assert two.coordinator.producers.fences(version) is None
 
 
-async def test_the_first_of_a_name_waits_for_nobody(two: Cluster) -> None:
+async def test_the_first_instance_of_a_name_does_not_wait_for_brokers(two: Cluster) -> None:
     assert await two.coordinator.producers.init("other") == (2, 1)
     assert await two.coordinator.producers.init() == (3, 1)
     assert told(two, version=77 << 32)[1] == {}
 
 
-async def test_nobody_waits_for_a_broker_that_is_dead(two: Cluster) -> None:
+async def test_a_successor_does_not_wait_for_a_dead_broker(two: Cluster) -> None:
     await two.silence(2)
     second = asyncio.create_task(two.coordinator.producers.init("loader"))
     while not told(two, version=77 << 32)[1]:
@@ -91,7 +91,7 @@ async def test_nobody_waits_for_a_broker_that_is_dead(two: Cluster) -> None:
     await two.heartbeat(1, fences_version=told(two)[0])
 
     assert await second == (1, SECOND)
-    await two.heartbeat(2)  # it was only paused; the answer to this has the fence
+    await two.heartbeat(2)  # it was only paused, and gets the fence with this answer
     third = asyncio.create_task(two.coordinator.producers.init("loader"))
     while told(two)[1] != {1: SECOND + PRODUCER_EPOCHS}:
         await asyncio.sleep(0)
@@ -100,14 +100,14 @@ async def test_nobody_waits_for_a_broker_that_is_dead(two: Cluster) -> None:
     third.cancel()
 
 
-async def test_a_broker_that_does_not_say_that_it_refuses_the_earlier_one_is_named(two: Cluster) -> None:
+async def test_the_error_names_a_broker_that_does_not_confirm_a_fence(two: Cluster) -> None:
     two.settings = two.settings.model_copy(update={"heartbeat_interval_ms": 10, "heartbeats_missed_max": 1})
     await two.restart()
     with pytest.raises(Unavailable, match="broker 1 has not said yet that it refuses earlier"):
         await two.coordinator.producers.init("loader")
 
 
-async def test_a_coordinator_that_ends_keeps_nobody_waiting(two: Cluster) -> None:
+async def test_a_successor_fails_when_the_coordinator_closes(two: Cluster) -> None:
     second = asyncio.create_task(two.coordinator.producers.init("loader"))
     while not told(two, version=77 << 32)[1]:
         await asyncio.sleep(0)
@@ -116,7 +116,7 @@ async def test_a_coordinator_that_ends_keeps_nobody_waiting(two: Cluster) -> Non
         await second
 
 
-async def test_the_next_coordinator_tells_all_fences_and_then_only_what_is_new(cluster: Cluster) -> None:
+async def test_the_next_coordinator_sends_all_fences_and_then_only_new_ones(cluster: Cluster) -> None:
     for name in ("p", "q", "p", "q", "once"):
         await cluster.coordinator.producers.init(name)
     version, fences = told(cluster)

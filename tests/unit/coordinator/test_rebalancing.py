@@ -22,7 +22,7 @@ Where = dict[StreamletId, Placed]
 
 
 def placed(*loads: tuple[int, int], may_move: bool = True) -> Where:
-    """Broker and load of each streamlet of one stream."""
+    """The streamlets of one stream, given by broker and load."""
     return {
         StreamletId(1, number): Placed(broker_id, bytes_per_s, may_move)
         for number, (broker_id, bytes_per_s) in enumerate(loads)
@@ -50,7 +50,7 @@ def where(moves: list[PlannedMove]) -> list[tuple[int, int, int]]:
     return [(one.streamlet.streamlet_id, one.from_broker_id, one.to_broker_id) for one in moves]
 
 
-def test_the_busiest_gives_to_the_idlest_what_evens_them_out_and_says_why() -> None:
+def test_the_busiest_broker_gives_the_idlest_a_streamlet_that_evens_them_out() -> None:
     busy = placed((1, 30 * MB), (1, 20 * MB), (1, 10 * MB), (2, 5 * MB))
 
     (move,) = rebalanced([1, 2], busy)
@@ -64,15 +64,15 @@ def test_the_busiest_gives_to_the_idlest_what_evens_them_out_and_says_why() -> N
 
 
 def loops(*parts: tuple[int, int, int]) -> Where:
-    """Broker, load and per mille of its loop's time of each streamlet."""
+    """The streamlets of one stream, given by broker, load and per mille of the loop's time."""
     return {
         StreamletId(1, number): Placed(broker_id, bytes_per_s, busy_ppm=busy * 1000)
         for number, (broker_id, bytes_per_s, busy) in enumerate(parts)
     }
 
 
-def test_a_broker_whose_loop_is_saturated_gives_though_others_carry_more_bytes() -> None:
-    """Of small chunks, or for many readers: that costs more than the bytes say."""
+def test_a_broker_with_a_busy_loop_gives_streamlets_though_others_carry_more_bytes() -> None:
+    """Small chunks and many readers cost more time than their bytes suggest."""
     now = loops((1, 4 * MB, 400), (1, 3 * MB, 300), (1, 2 * MB, 200), (2, 80 * MB, 100))
 
     (move,) = rebalanced([1, 2], now)
@@ -86,23 +86,23 @@ def test_a_broker_whose_loop_is_saturated_gives_though_others_carry_more_bytes()
     assert rebalanced([1, 2], then) == [], "it does not go back for the bytes"
 
 
-def test_while_no_loop_is_busy_bytes_count_and_make_none_busy() -> None:
+def test_bytes_count_while_no_loop_is_busy_and_no_move_makes_a_loop_busy() -> None:
     assert where(rebalanced([1, 2], loops((1, 40 * MB, 200), (1, 30 * MB, 150), (2, MB, 100)))) == [(1, 1, 2)]
     costly = loops((1, 40 * MB, 100), (1, 30 * MB, 80), (2, MB, 420))
     assert where(rebalanced([1, 2], costly)) == [], "broker 2 would be busy then, and give it back"
 
 
-def test_noise_moves_nothing() -> None:
+def test_small_differences_move_nothing() -> None:
     assert rebalanced([1, 2], placed((1, 24 * MB), (2, 20 * MB))) == []
     little = LOAD_BYTES_PER_S_MIN // 4
     assert rebalanced([1, 2], placed((1, little), (1, little), (2, 0))) == []
 
 
-def test_a_streamlet_that_is_all_the_load_does_not_go_from_one_broker_to_the_next() -> None:
+def test_a_streamlet_that_makes_all_the_load_stays() -> None:
     assert rebalanced([1, 2], placed((1, 60 * MB), (2, 0))) == []
 
 
-def test_a_new_broker_gets_its_share_of_many_streamlets_that_are_a_small_part_each() -> None:
+def test_a_new_broker_gets_its_share_of_many_small_streamlets() -> None:
     for count, rate in [(40, 5 * MB), (1000, MB // 10), (100, 5000)]:
         now = placed(*[(1, rate)] * count)
         for _ in range(count):
@@ -111,7 +111,7 @@ def test_a_new_broker_gets_its_share_of_many_streamlets_that_are_a_small_part_ea
         assert found[1].bytes_per_s < LOAD_RATIO * found[2].bytes_per_s * LOAD_RATIO, (count, rate, found)
 
 
-def test_a_new_broker_gets_what_others_can_give_though_the_busiest_cannot() -> None:
+def test_a_new_broker_gets_streamlets_of_others_if_the_busiest_cannot_give_any() -> None:
     giant = placed((1, 200 * MB), *[(2, 5 * MB)] * 8)
 
     moves = rebalanced([1, 2, 3], giant)
@@ -124,32 +124,32 @@ def test_a_new_broker_gets_what_others_can_give_though_the_busiest_cannot() -> N
     }
 
 
-def test_streamlets_that_make_no_difference_do_not_leave_the_one_that_does() -> None:
+def test_idle_streamlets_do_not_leave_the_broker_of_a_busy_one() -> None:
     assert rebalanced([1, 2], placed((1, 60 * MB), *[(1, 1000)] * 2, *[(2, 0)] * 3)) == []
 
 
-def test_a_streamlet_with_little_load_does_not_go_to_the_busy_for_the_number() -> None:
+def test_idle_streamlets_do_not_go_to_a_busy_broker_to_even_out_numbers() -> None:
     assert rebalanced([1, 2], placed((1, 60 * MB), *[(2, 1000)] * 9)) == []
 
 
-def test_what_may_not_move_stays() -> None:
+def test_streamlets_that_may_not_or_cannot_move_stay() -> None:
     assert rebalanced([1, 2], placed((1, 30 * MB), (1, 30 * MB), (1, 0), may_move=False)) == []
     assert rebalanced([1], placed((1, 30 * MB), (1, 30 * MB))) == []
     assert rebalanced([], placed((1, 30 * MB))) == []
 
 
-def test_quiet_streamlets_go_where_there_are_fewest() -> None:
+def test_idle_streamlets_go_to_the_brokers_with_the_fewest() -> None:
     moves = rebalanced([1, 2, 3], placed(*[(1, 0)] * 6))
 
     assert where(moves) == [(0, 1, 2), (1, 1, 3), (2, 1, 2), (3, 1, 3)]
     assert moves[0].reason == "broker 1 has 6 streamlets, broker 2 0; this one carries 0.0 MB/s"
 
 
-def test_streamlets_of_brokers_that_are_not_asked_about_are_left_alone() -> None:
+def test_streamlets_of_brokers_outside_the_plan_are_left_alone() -> None:
     assert rebalanced([1, 2], placed((3, 90 * MB), (3, 90 * MB), (1, 0), (2, 0))) == []
 
 
-def test_at_most_so_many_move_at_once() -> None:
+def test_the_number_of_moves_in_a_plan_is_limited() -> None:
     assert len(rebalanced([1, 2], placed(*[(1, 0)] * (4 * MOVES_MAX)))) == MOVES_MAX
 
 
@@ -160,7 +160,9 @@ LOADS = st.one_of(st.integers(0, 50).map(lambda load: load * MB), st.integers(0,
     st.lists(st.tuples(st.integers(1, 5), LOADS), max_size=40),
     st.sets(st.integers(1, 4), min_size=1),
 )
-def test_rebalancing_never_makes_it_worse_and_comes_to_rest(loads: list[tuple[int, int]], brokers: set[int]) -> None:
+def test_rebalancing_never_raises_the_highest_load_and_comes_to_rest(
+    loads: list[tuple[int, int]], brokers: set[int]
+) -> None:
     now = placed(*loads)
     moves = rebalanced(brokers, now)
 
@@ -188,16 +190,16 @@ def test_a_stream_spreads_to_the_brokers_with_the_fewest_streamlets() -> None:
     assert moves[0].reason == "the stream is spread over 2 brokers"
 
 
-def test_a_stream_shrinks_to_the_brokers_that_have_most_of_it() -> None:
+def test_a_stream_shrinks_to_the_brokers_that_have_most_of_its_streamlets() -> None:
     assert where(spread(placed((1, 0), (2, 0), (2, 0)), {1: 1, 2: 2}, 1)) == [(0, 1, 2)]
 
 
-def test_streamlets_of_brokers_that_may_not_have_any_move() -> None:
+def test_streamlets_leave_brokers_that_may_not_have_any() -> None:
     assert where(spread(placed((9, 0), (1, 0)), {1: 1, 2: 0}, 2)) == [(0, 9, 2)]
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=30), st.integers(1, 5), st.data())
-def test_a_spread_stream_is_on_so_many_brokers_with_the_same_number_each(
+def test_a_spread_stream_is_even_over_the_given_number_of_brokers(
     owners: list[int], count: int, data: st.DataObject
 ) -> None:
     brokers = data.draw(st.dictionaries(st.integers(1, 6), st.integers(0, 9), min_size=count))

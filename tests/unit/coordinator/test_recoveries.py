@@ -1,4 +1,4 @@
-"""Recoveries of lost brokers, one scenario each; any order of faults is in tests/simulation."""
+"""Recoveries of lost brokers, one scenario each; tests/simulation covers random orders of faults."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from tests.unit.coordinator.fake_cluster import FIRST_VERSION, Cluster, registra
 
 @pytest.fixture
 async def three(cluster: Cluster) -> Cluster:
-    """Three brokers and two backups; the stream ``copied`` is replicated, ``plain`` is not, each on all brokers."""
+    """Three brokers and two backups; both streams are on all brokers, and only ``copied`` is replicated."""
     for launch in "abc":
         await cluster.register(launch)
     for launch in "xy":
@@ -50,7 +50,7 @@ def phase(cluster: Cluster) -> str:
 def progress(
     broker_id: int, before_epoch: int, *, readable: tuple[int, ...] = (), restored: tuple[int, ...] = (), **fields: Any
 ) -> coordinator_pb2.RecoveryProgress:
-    """Of streamlets of the first stream."""
+    """The progress of a recovery with streamlets of the first stream."""
     return coordinator_pb2.RecoveryProgress(
         source=common_pb2.RecoverySource(broker_id=broker_id, before_epoch=before_epoch),
         readable=[common_pb2.StreamletRef(stream_id=1, streamlet_id=one) for one in readable],
@@ -59,10 +59,10 @@ def progress(
     )
 
 
-# --- from the loss to the end ------------------------------------------------------------------------------------
+# --- from the loss to the end of a recovery ----------------------------------------------------------------------
 
 
-async def test_what_a_dead_broker_had_goes_to_others_and_what_is_not_replicated_stays(three: Cluster) -> None:
+async def test_replicated_streamlets_of_a_dead_broker_go_to_others_and_the_rest_stays(three: Cluster) -> None:
     assert owners(three) == [(1, 1), (2, 2), (3, 3)]
 
     await three.silence(1)
@@ -82,12 +82,12 @@ async def test_what_a_dead_broker_had_goes_to_others_and_what_is_not_replicated_
     assert recovery.bytes_total == 100
 
 
-async def test_a_recovery_goes_by_what_the_new_owners_say_to_its_end(three: Cluster) -> None:
+async def test_a_recovery_advances_to_its_end_with_the_reports_of_the_new_owners(three: Cluster) -> None:
     await three.silence(1)
 
     await three.heartbeat(2, recoveries=[progress(1, 4, bytes_total=100, bytes_recovered=40, waits_for=["a disk"])])
     assert (only(three).bytes_recovered, list(only(three).waits_for)) == (40, ["broker 2: a disk"])
-    await three.heartbeat(3, recoveries=[progress(1, 4, readable=(0,), restored=(0,))])  # not its owner
+    await three.heartbeat(3, recoveries=[progress(1, 4, readable=(0,), restored=(0,))])  # not the owner
     await three.coordinator.idle()
     assert phase(three) == "RECOVERING"
 
@@ -109,7 +109,7 @@ async def test_a_recovery_goes_by_what_the_new_owners_say_to_its_end(three: Clus
     assert (await three.restart()).recoveries.describe_all() == [recovery]
 
 
-async def test_the_launch_that_was_given_up_must_end_and_a_new_one_begins_anew(three: Cluster) -> None:
+async def test_a_fenced_launch_is_refused_and_a_new_launch_is_accepted(three: Cluster) -> None:
     await three.silence(1)
 
     with pytest.raises(StaleEpoch):
@@ -122,12 +122,12 @@ async def test_the_launch_that_was_given_up_must_end_and_a_new_one_begins_anew(t
 
     info, streams = await three.register("a2", broker_id=1)
     assert info.broker_epoch == 5
-    assert sorted(stream.name for stream in streams) == ["copied", "plain"]  # it keeps what others recover from it
+    assert sorted(stream.name for stream in streams) == ["copied", "plain"]  # others recover from it
     assert owners(three, "plain")[0] == (1, 5)
     assert owners(three)[0] == (2, 2)
 
 
-async def test_nobody_recovers_what_is_not_replicated(cluster: Cluster) -> None:
+async def test_a_dead_broker_without_replicated_streams_is_not_recovered(cluster: Cluster) -> None:
     for launch in "ab":
         await cluster.register(launch)
     await cluster.register_backup("x")
@@ -140,7 +140,7 @@ async def test_nobody_recovers_what_is_not_replicated(cluster: Cluster) -> None:
     assert len(cluster.coordinator.state.brokers.live_ids()) == 2
 
 
-async def test_a_broker_that_nobody_can_replace_is_not_given_up(cluster: Cluster) -> None:
+async def test_a_dead_broker_is_not_fenced_while_no_other_can_replace_it(cluster: Cluster) -> None:
     await cluster.register("a")
     await cluster.register_backup("x")
     await cluster.create("copied", replication=1)
@@ -154,7 +154,7 @@ async def test_a_broker_that_nobody_can_replace_is_not_given_up(cluster: Cluster
     assert owners(cluster) == [(2, 2)]
 
 
-async def test_a_pause_of_the_coordinator_itself_is_held_against_nobody(three: Cluster) -> None:
+async def test_a_pause_of_the_coordinator_makes_no_member_dead(three: Cluster) -> None:
     await three.settle()
     three.clock.advance(3600)
     await three.settle()
@@ -163,10 +163,10 @@ async def test_a_pause_of_the_coordinator_itself_is_held_against_nobody(three: C
     assert (len(three.coordinator.state.brokers.live_ids()), len(three.coordinator.state.backups.live_ids())) == (3, 2)
 
 
-# --- what is in the way ------------------------------------------------------------------------------------------
+# --- obstacles to a recovery -------------------------------------------------------------------------------------
 
 
-async def test_nothing_is_taken_over_before_all_live_backups_are_fenced(three: Cluster) -> None:
+async def test_no_streamlet_is_taken_over_before_all_live_backups_fence_the_broker(three: Cluster) -> None:
     three.backups.failures[2] = Unavailable("nobody there")
     await three.silence(1)
     assert phase(three) == "FENCING"
@@ -178,7 +178,7 @@ async def test_nothing_is_taken_over_before_all_live_backups_are_fenced(three: C
     assert phase(three) == "RECOVERING"
 
 
-async def test_a_backup_that_comes_late_is_fenced_when_it_comes(three: Cluster) -> None:
+async def test_a_backup_that_registers_during_a_recovery_fences_the_broker(three: Cluster) -> None:
     await three.silence(1)
     await three.register_backup("z")
     await three.coordinator.idle()
@@ -186,7 +186,7 @@ async def test_a_backup_that_comes_late_is_fenced_when_it_comes(three: Cluster) 
     assert (3, 1, 4) in three.backups.fenced
 
 
-async def test_who_takes_over_may_have_to_wait_for_replicas(three: Cluster) -> None:
+async def test_a_takeover_waits_for_the_replicas_that_it_needs(three: Cluster) -> None:
     three.brokers.waits_for = ["backup 2, which has virtual segment 7"]
     await three.silence(1)
     assert phase(three) == "TAKING_OVER"
@@ -198,7 +198,7 @@ async def test_who_takes_over_may_have_to_wait_for_replicas(three: Cluster) -> N
     assert phase(three) == "RECOVERING"
 
 
-async def test_what_need_not_wait_for_replicas_is_not_held_up_by_what_does(cluster: Cluster) -> None:
+async def test_a_stream_that_waits_for_replicas_does_not_hold_up_other_streams(cluster: Cluster) -> None:
     for launch in "ab":
         await cluster.register(launch)
     await cluster.register_backup("x")
@@ -219,7 +219,7 @@ async def test_what_need_not_wait_for_replicas_is_not_held_up_by_what_does(clust
     assert only(cluster).bytes_total == 200, "each was counted once"
 
 
-async def test_an_owner_that_cannot_open_what_it_has_taken_over_is_what_the_recovery_waits_for(
+async def test_a_recovery_waits_for_an_owner_that_cannot_open_its_streamlets(
     three: Cluster,
 ) -> None:
     three.brokers.unopenable.add("copied")
@@ -233,7 +233,7 @@ async def test_an_owner_that_cannot_open_what_it_has_taken_over_is_what_the_reco
     assert not only(three).waits_for
 
 
-async def test_what_nobody_tries_again_is_forgotten(three: Cluster) -> None:
+async def test_failures_of_abandoned_work_are_forgotten(three: Cluster) -> None:
     three.brokers.failures[2] = three.brokers.failures[3] = Unavailable("nobody there")
     await three.silence(1)
     work = three.coordinator.recoveries._work
@@ -244,7 +244,7 @@ async def test_what_nobody_tries_again_is_forgotten(three: Cluster) -> None:
     assert work._failures == {}
 
 
-async def test_the_work_of_a_recovery_grows_with_what_is_lost_and_not_with_its_square(
+async def test_the_work_of_a_recovery_is_linear_in_the_number_of_streams(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for launch in "ab":
@@ -266,7 +266,7 @@ async def test_the_work_of_a_recovery_grows_with_what_is_lost_and_not_with_its_s
     assert looks < streams / 2, "each look is at all of them"
 
 
-async def test_a_broker_that_is_back_with_its_memory_in_time_keeps_everything(three: Cluster) -> None:
+async def test_a_broker_that_returns_with_its_memory_cancels_its_recovery(three: Cluster) -> None:
     three.brokers.waits_for = ["a backup"]
     await three.silence(1)
 
@@ -300,11 +300,11 @@ async def test_a_broker_that_lost_its_memory_gets_its_replicated_streamlets_by_r
     await three.heartbeat(1)  # it lives
 
 
-async def test_what_was_lost_with_memory_is_not_there_again_at_the_next_start(three: Cluster) -> None:
+async def test_a_recovery_of_lost_memory_continues_over_another_restart(three: Cluster) -> None:
     three.brokers.waits_for = ["a backup"]
     await three.register("a2", broker_id=1, lost_memory=True)
     await three.coordinator.idle()
-    await three.register("a3", broker_id=1)  # with the memory of a2, which had nothing
+    await three.register("a3", broker_id=1)  # with the memory of a2, which was empty
     await three.coordinator.idle()
 
     assert phase(three) == "TAKING_OVER"
@@ -314,7 +314,7 @@ async def test_what_was_lost_with_memory_is_not_there_again_at_the_next_start(th
     assert sources(three)[0] == [(1, 4)]
 
 
-async def test_a_broker_is_told_that_others_have_yet_to_recover_what_it_had_in_memory(three: Cluster) -> None:
+async def test_a_broker_has_holes_until_others_have_recovered_its_lost_memory(three: Cluster) -> None:
     async def has_holes(launch_id: str, *, lost_memory: bool = False) -> bool:
         request = registration(launch_id, 1)
         request.lost_memory = lost_memory
@@ -342,7 +342,7 @@ async def test_the_only_broker_recovers_itself(cluster: Cluster) -> None:
     assert sources(cluster) == [[(1, 2)]]
 
 
-async def test_an_owner_that_dies_while_it_recovers_is_recovered_with_what_it_had_to_do(three: Cluster) -> None:
+async def test_an_owner_that_dies_while_it_recovers_passes_on_its_unfinished_recovery(three: Cluster) -> None:
     await three.silence(1)
     await three.silence(1, 2)
 
@@ -361,7 +361,7 @@ async def test_an_owner_that_dies_while_it_recovers_is_recovered_with_what_it_ha
     assert {one.phase for one in three.coordinator.recoveries.describe_all()} == {coordinator_pb2.RECOVERY_PHASE_DONE}
 
 
-async def test_the_next_coordinator_goes_on_where_the_last_one_stopped(three: Cluster) -> None:
+async def test_the_next_coordinator_continues_a_recovery(three: Cluster) -> None:
     three.brokers.failures[2] = Unavailable("nobody there")
     three.brokers.failures[3] = Unavailable("nobody there")
     await three.silence(1)
@@ -376,7 +376,7 @@ async def test_the_next_coordinator_goes_on_where_the_last_one_stopped(three: Cl
     assert three.brokers.epochs[-1] == 2
 
 
-async def test_owners_are_told_again_by_the_next_coordinator_until_all_have_opened(three: Cluster) -> None:
+async def test_the_next_coordinator_has_owners_open_their_streamlets_again(three: Cluster) -> None:
     await three.silence(1)
     opened = len(three.brokers.opened)
     info = coordinator_pb2.RecoveryInfo()
@@ -384,7 +384,7 @@ async def test_owners_are_told_again_by_the_next_coordinator_until_all_have_open
     info.phase = coordinator_pb2.RECOVERY_PHASE_TAKING_OVER
     key = "recoveries/00000001/0000000000000004"
     state = three.coordinator.state
-    await state.write({key: info.SerializeToString()})  # as if it had stopped before it was told of the opening
+    await state.write({key: info.SerializeToString()})  # as if it had stopped before the answers of the owners
 
     await three.restart()
     await three.settle()
@@ -402,7 +402,7 @@ async def test_older_groups_of_a_lost_broker_go_to_the_owner(three: Cluster) -> 
     assert sources(three)[0] == [(1, 4)]
 
 
-async def test_who_takes_over_is_told_where_entries_start_and_what_was_handed_over(three: Cluster) -> None:
+async def test_a_takeover_request_contains_starts_cursors_and_handed_over_states(three: Cluster) -> None:
     read = consumer_group_pb2.StreamletStart(stream_id=1, cursors=[common_pb2.Cursor(stream_id=1, group_id=5)])
     reset = consumer_group_pb2.ResetConsumerGroupRequest(consumer_group="readers", starts=[read])
     await three.coordinator.consumer_groups.reset(reset)
@@ -410,7 +410,7 @@ async def test_who_takes_over_is_told_where_entries_start_and_what_was_handed_ov
     await three.coordinator.migration.move("copied", 0, 2)
     await three.heartbeat(2, starts=[start])
     writes = len(await three.store.list("starts/"))
-    await three.heartbeat(2, starts=[start])  # said again, written once
+    await three.heartbeat(2, starts=[start])  # a repeated report is not written again
     await three.silence(2)
 
     requests = [request for _, request in three.brokers.taken_over]
@@ -425,9 +425,7 @@ async def test_who_takes_over_is_told_where_entries_start_and_what_was_handed_ov
     assert await three.store.list("starts/") == await three.store.list("handover/") == {}
 
 
-async def test_who_takes_over_gets_the_streamlets_of_one_stream_in_requests_of_bounded_size(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_size_of_takeover_requests_is_limited(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     for launch in "ab":
         await cluster.register(launch)
     await cluster.register_backup("x")
@@ -442,7 +440,7 @@ async def test_who_takes_over_gets_the_streamlets_of_one_stream_in_requests_of_b
 
 
 @pytest.mark.parametrize(("said", "waited_for"), [((), True), ((2,), False)])
-async def test_nobody_waits_for_a_backup_that_is_gone_and_was_not_needed_any_more(
+async def test_a_takeover_does_not_wait_for_a_dead_backup_that_was_unneeded(
     three: Cluster, said: tuple[int, ...], waited_for: bool
 ) -> None:
     for _ in range(three.settings.heartbeats_missed_max + 1):
@@ -462,7 +460,7 @@ async def test_nobody_waits_for_a_backup_that_is_gone_and_was_not_needed_any_mor
     assert request.backups[1].draining is not waited_for
 
 
-async def test_segments_are_put_back_where_they_fit(cluster: Cluster) -> None:
+async def test_streamlets_go_only_to_brokers_with_segments_that_are_large_enough(cluster: Cluster) -> None:
     for launch, segment_bytes in (("a", 8), ("b", 4), ("c", 8)):
         request = coordinator_pb2.RegisterBrokerRequest(
             broker=common_pb2.BrokerInfo(grpc_address=f"{launch}:1", segment_bytes=segment_bytes), launch_id=launch
@@ -475,11 +473,11 @@ async def test_segments_are_put_back_where_they_fit(cluster: Cluster) -> None:
     assert owners(cluster)[0] == (3, 3)
     await cluster.silence(1, 3)
 
-    assert owners(cluster)[0] == (3, 3)  # nobody else has segments that large: it is not even given up
+    assert owners(cluster)[0] == (3, 3)  # no other broker has segments that large, so this one is not fenced
     assert len(cluster.coordinator.recoveries.describe_all()) == 1
 
 
-async def test_a_stream_that_is_deleted_meanwhile_is_no_hindrance(three: Cluster) -> None:
+async def test_a_recovery_ends_when_its_stream_is_deleted(three: Cluster) -> None:
     await three.silence(1)
     await three.coordinator.streams.delete("copied")
     await three.settle()
@@ -487,7 +485,7 @@ async def test_a_stream_that_is_deleted_meanwhile_is_no_hindrance(three: Cluster
     assert phase(three) == "DONE"
 
 
-async def test_a_recovery_that_has_ended_is_told_without_a_look_at_its_streams(
+async def test_an_ended_recovery_is_described_without_a_look_at_the_catalog(
     three: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await three.silence(1)
@@ -498,7 +496,7 @@ async def test_a_recovery_that_has_ended_is_told_without_a_look_at_its_streams(
     assert phase(three) == "DONE"
 
 
-async def test_recoveries_that_ended_are_kept_up_to_a_number(three: Cluster) -> None:
+async def test_a_limited_number_of_ended_recoveries_is_kept(three: Cluster) -> None:
     ended = [
         coordinator_pb2.RecoveryInfo(
             broker_id=9, before_epoch=number, phase=coordinator_pb2.RECOVERY_PHASE_DONE, detected_us=number

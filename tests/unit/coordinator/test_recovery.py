@@ -1,4 +1,4 @@
-"""What a recovery does next, decision by decision; whole recoveries are in test_recoveries.py."""
+"""The single decisions of a recovery; whole recoveries are in test_recoveries.py."""
 
 import dataclasses
 
@@ -40,7 +40,7 @@ from tests.unit.coordinator.test_intervals import assignment
 
 SOURCE = common_pb2.RecoverySource(broker_id=1, before_epoch=9)
 X, Y = Launch(1, 1), Launch(2, 2)
-"""Backups."""
+"""Launches of two backups."""
 
 
 def stream(*assignments: common_pb2.StreamletAssignment, replication: int = 1) -> common_pb2.StreamInfo:
@@ -63,7 +63,7 @@ def recovery(phase: RecoveryPhase.ValueType = RECOVERY_PHASE_TAKING_OVER, cause:
 
 
 def view(*assignments: common_pb2.StreamletAssignment) -> View:
-    """Brokers 2 and 3 live, with epochs 2 and 3; both backups are fenced."""
+    """A view with live brokers 2 and 3, of epochs 2 and 3, and two fenced backups."""
     return View(
         streams=[stream(*assignments)],
         owners={2: Owner(2, 8, 5), 3: Owner(3, 8, 4)},
@@ -72,7 +72,7 @@ def view(*assignments: common_pb2.StreamletAssignment) -> View:
     )
 
 
-def test_what_is_lost_is_what_the_launches_before_had() -> None:
+def test_only_replicated_streamlets_of_the_lost_launches_are_lost() -> None:
     owned, held = assignment((1, 1), epoch=8), assignment((1, 1), (2, 57))
     later, others = assignment((1, 1), epoch=9), assignment((2, 1))
     copied, plain = stream(), stream(replication=0)
@@ -84,7 +84,7 @@ def test_what_is_lost_is_what_the_launches_before_had() -> None:
     assert [is_lost(drained, copied, one) for one in (owned, held)] == [False, True]
 
 
-def test_backups_are_fenced_first_and_late_ones_at_any_time() -> None:
+def test_backups_are_fenced_first_and_late_ones_in_every_phase() -> None:
     some = dataclasses.replace(view(), fenced=frozenset({X}))
     assert decide(recovery(RECOVERY_PHASE_FENCING), some).actions == (FenceAtBackup(Y),)
     assert decide(recovery(RECOVERY_PHASE_FENCING), view()).actions == (EnterPhase(RECOVERY_PHASE_TAKING_OVER),)
@@ -93,9 +93,9 @@ def test_backups_are_fenced_first_and_late_ones_at_any_time() -> None:
     assert FenceAtBackup(Y) not in decide(recovery(cause=DRAINED), some).actions
 
 
-def test_all_who_can_recover_something_whatever_else_they_have() -> None:
+def test_all_owners_share_a_recovery_whatever_load_they_have() -> None:
     lost = view(*[assignment((1, 1), epoch=8) for _ in range(4)])
-    uneven = dataclasses.replace(lost, owners={2: Owner(2, 8, 100), 3: Owner(3, 8, 0)})  # it has just started
+    uneven = dataclasses.replace(lost, owners={2: Owner(2, 8, 100), 3: Owner(3, 8, 0)})  # broker 3 has just started
     s = [StreamletId(5, number) for number in range(4)]
     assert decide(recovery(), uneven).actions == (
         TakeOver(Launch(2, 2), (s[1], s[3])),
@@ -103,7 +103,7 @@ def test_all_who_can_recover_something_whatever_else_they_have() -> None:
     )
 
 
-def test_streamlets_go_to_those_with_the_fewest_first_and_stay_with_whom_they_were_planned_for() -> None:
+def test_streamlets_go_to_the_least_loaded_owners_first_and_keep_their_planned_owners() -> None:
     lost = view(*[assignment((1, 1), epoch=8) for _ in range(4)])
     s = [StreamletId(5, number) for number in range(4)]
 
@@ -116,7 +116,7 @@ def test_streamlets_go_to_those_with_the_fewest_first_and_stay_with_whom_they_we
     assert decide(recovery(), gone).actions == actions
 
 
-def test_who_is_being_emptied_takes_over_only_if_nobody_else_can() -> None:
+def test_a_draining_broker_takes_over_only_if_no_other_can() -> None:
     lost = view(assignment((1, 1), epoch=8))
     emptied = dataclasses.replace(lost, owners={2: Owner(2, 8, 5), 3: Owner(3, 8, 0, draining=True)})
     assert decide(recovery(), emptied).actions == (TakeOver(Launch(2, 2), (StreamletId(5, 0),)),)
@@ -126,7 +126,7 @@ def test_who_is_being_emptied_takes_over_only_if_nobody_else_can() -> None:
     assert decide(recovery(), small).waits_for == ("a live broker with segments of at least 16 bytes",)
 
 
-def test_older_groups_wait_for_an_owner_that_lives() -> None:
+def test_older_groups_wait_for_their_owner_to_be_alive() -> None:
     held = assignment((1, 1), (2, 57), epoch=2)
     assert decide(recovery(), view(held)).actions == (TakeOver(Launch(2, 2), (StreamletId(5, 0),)),)
 
@@ -136,7 +136,7 @@ def test_older_groups_wait_for_an_owner_that_lives() -> None:
     assert decision.waits_for == ("broker 4, which owns streamlets of which it had older groups",)
 
 
-def test_owners_are_told_until_they_have_opened_and_those_who_died_are_waited_for() -> None:
+def test_owners_must_open_their_streamlets_and_a_recovery_waits_for_dead_owners() -> None:
     both = view(taken(2, 2), taken(3, 3))
     assert decide(recovery(), both).actions == (OpenStream(Launch(2, 2), 5), OpenStream(Launch(3, 3), 5))
     opened = frozenset({(StreamletId(5, 0), Launch(2, 2)), (StreamletId(5, 1), Launch(3, 3))})
@@ -149,7 +149,7 @@ def test_owners_are_told_until_they_have_opened_and_those_who_died_are_waited_fo
         assert decide(recovery(phase), view(taken(4, 4))) == died
 
 
-def test_a_recovery_ends_when_all_is_restored_and_the_replicas_are_freed() -> None:
+def test_a_recovery_ends_when_streamlets_are_restored_and_replicas_freed() -> None:
     one, both = frozenset({StreamletId(5, 0)}), frozenset({StreamletId(5, 0), StreamletId(5, 1)})
     now = view(taken(2, 2), taken(3, 3))
     recovering, restoring = recovery(RECOVERY_PHASE_RECOVERING), recovery(RECOVERY_PHASE_RESTORING)
@@ -169,13 +169,13 @@ def test_a_recovery_ends_when_all_is_restored_and_the_replicas_are_freed() -> No
     assert decide(recovery(RECOVERY_PHASE_CANCELLED), view()).actions == ()
 
 
-def test_nothing_is_freed_that_an_older_recovery_may_have_to_read() -> None:
+def test_replicas_are_not_freed_while_an_older_recovery_may_read_them() -> None:
     decision = decide(recovery(RECOVERY_PHASE_RESTORING), dataclasses.replace(view(), older=(4, 7)))
     assert (decision.actions, decision.waits_for) == ((), ("the recovery of broker 1, incarnations before epoch 7",))
 
 
-def test_nothing_is_freed_that_a_later_recovery_which_was_faster_has_to_read() -> None:
-    """It took over what both had lost, and everything of the launches before it is among its sources."""
+def test_replicas_are_not_freed_while_a_later_recovery_has_to_read_them() -> None:
+    """The later recovery took over the losses of both, and its sources include all launches before it."""
     later = assignment((2, 1), epoch=2)
     later.sources.add(broker_id=1, before_epoch=12)
     other = assignment((3, 1), epoch=3)
@@ -185,7 +185,7 @@ def test_nothing_is_freed_that_a_later_recovery_which_was_faster_has_to_read() -
     assert decide(recovery(RECOVERY_PHASE_RESTORING), view(other)).actions == (FreeReplicas(X), FreeReplicas(Y))
 
 
-def test_of_backups_that_are_not_needed_the_word_of_each_last_launch_counts() -> None:
+def test_only_the_last_lost_launch_of_each_broker_says_which_backups_are_unneeded() -> None:
     unneeded = Unneeded()
     of = [
         common_pb2.RecoverySource(broker_id=1, before_epoch=9),
@@ -197,11 +197,11 @@ def test_of_backups_that_are_not_needed_the_word_of_each_last_launch_counts() ->
     unneeded.note(Launch(2, 4), [3])
     assert [backup_id for backup_id in (3, 4) if unneeded.by_all(of, backup_id)] == [3]
     unneeded.note(Launch(1, 8), [4])
-    unneeded.note(Launch(1, 9), [3])  # a later launch knows nothing of what the ones before had
+    unneeded.note(Launch(1, 9), [3])  # a later launch does not know the data of the earlier ones
     assert not unneeded.by_all(of, 3)
 
 
-def test_a_new_owner_has_the_source_until_it_is_released() -> None:
+def test_a_new_owner_keeps_the_source_until_it_is_released() -> None:
     state = common_pb2.StreamletState(next_group_id=80)
 
     after = recovered(recovery(), assignment((1, 1), (2, 57), (1, 70), epoch=8), Launch(2, 2), state)
@@ -222,7 +222,7 @@ def test_a_new_owner_that_has_lost_older_groups_recovers_them_with_the_rest() ->
     assert list(after.sources) == [SOURCE, common_pb2.RecoverySource(broker_id=2, before_epoch=9)]
 
 
-def test_only_what_the_present_owners_say_counts() -> None:
+def test_only_reports_of_the_present_owners_count() -> None:
     refs = [common_pb2.StreamletRef(stream_id=5, streamlet_id=number) for number in range(3)]
     told = coordinator_pb2.RecoveryProgress(
         source=SOURCE, readable=refs, restored=refs[:1], bytes_total=10, bytes_recovered=5, waits_for=["w"]
@@ -240,7 +240,7 @@ def test_only_what_the_present_owners_say_counts() -> None:
     many = with_progress(recovery(), streams, found, [f"reason {number:02}" for number in range(30)])
     assert (len(many.waits_for), many.waits_for[-1]) == (21, "and for 11 things more")
     nothing = gather(recovery(), streams, {})
-    assert with_progress(shown, streams, nothing, []).bytes_recovered == 5  # numbers do not go back
+    assert with_progress(shown, streams, nothing, []).bytes_recovered == 5  # numbers never decrease
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_only_what_the_present_owners_say_counts() -> None:
         (RECOVERY_PHASE_DONE, "restored_us"),
     ],
 )
-def test_each_phase_notes_when_the_one_before_ended(phase: RecoveryPhase.ValueType, field: str) -> None:
+def test_each_phase_records_the_end_of_the_previous_one(phase: RecoveryPhase.ValueType, field: str) -> None:
     before = recovery(RECOVERY_PHASE_FENCING)
     before.waits_for.append("a disk")
     after = enter(before, phase, 2000)

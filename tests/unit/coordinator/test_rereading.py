@@ -1,4 +1,4 @@
-"""Records that somebody else deletes or changes in the store while a coordinator leads: it puts them back."""
+"""Records that another program changes in the store while a coordinator leads: it restores them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.coordinator.fake_cluster import Cluster
 
 @pytest.fixture
 async def led(cluster: Cluster) -> Cluster:
-    """With three streams."""
+    """A cluster with three streams."""
     await cluster.register("a")
     for name in ("one", "two", "three"):
         await cluster.create(name)
@@ -32,7 +32,7 @@ async def go_round(cluster: Cluster) -> None:
 
 
 def spoil(cluster: Cluster, key: str, record: StoredRecord | None) -> None:
-    """Somebody else puts a record into the store; None: takes it away."""
+    """Put a record into the store as another program would; None deletes it."""
     if record is None:
         del cluster.store._records[key]
     else:
@@ -43,7 +43,7 @@ def keys(cluster: Cluster, prefix: str) -> list[str]:
     return sorted(key for key in cluster.store.records if key.startswith(prefix))
 
 
-async def test_a_record_that_somebody_deletes_or_changes_is_put_back(
+async def test_a_record_that_another_program_deletes_or_changes_is_put_back(
     led: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logged: list[dict[str, Any]] = []
@@ -68,7 +68,7 @@ async def test_a_record_that_somebody_deletes_or_changes_is_put_back(
     assert len(led.coordinator.state.catalog) == 4
 
 
-async def test_a_record_that_somebody_adds_is_deleted(led: Cluster) -> None:
+async def test_a_record_that_another_program_adds_is_deleted(led: Cluster) -> None:
     before = led.store.records
     spoil(led, "streams/0000000000009999", StoredRecord(b"foreign", 3))
     await go_round(led)
@@ -81,7 +81,7 @@ async def test_a_record_that_somebody_adds_is_deleted(led: Cluster) -> None:
     assert len(led.coordinator.state.catalog) == 3
 
 
-async def test_health_tells_of_it_for_a_while(led: Cluster) -> None:
+async def test_health_shows_a_foreign_change_for_a_while(led: Cluster) -> None:
     (first, *_) = keys(led, "streams/")
     spoil(led, first, None)
     await go_round(led)
@@ -93,7 +93,7 @@ async def test_health_tells_of_it_for_a_while(led: Cluster) -> None:
     assert led.coordinator.rereading.problem == ""
 
 
-async def test_what_the_coordinator_itself_writes_is_left_alone(led: Cluster) -> None:
+async def test_concurrent_writes_of_the_coordinator_are_left_alone(led: Cluster) -> None:
     writing = asyncio.create_task(led.coordinator.state.change(slow_write(led)))
     while "some/key" not in led.store.records:
         await asyncio.sleep(0)
@@ -104,14 +104,14 @@ async def test_what_the_coordinator_itself_writes_is_left_alone(led: Cluster) ->
 
 
 async def slow_write(cluster: Cluster) -> None:
-    """Write a record twice, with pauses in which others run."""
+    """Write a record twice, with pauses in which other tasks run."""
     for value in (b"1", b"2"):
         await cluster.coordinator.state.write({"some/key": value})
         for _ in range(20):
             await asyncio.sleep(0)
 
 
-async def test_a_round_is_bounded_per_turn(led: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_turn_rereads_a_limited_number_of_records(led: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rereading, "RECORDS_PER_TURN_MIN", 2)
     asked: list[str] = []
     get = led.store.get
@@ -128,7 +128,7 @@ async def test_a_round_is_bounded_per_turn(led: Cluster, monkeypatch: pytest.Mon
     assert set(asked) == led.store.records.keys() - {LEADER}
 
 
-async def test_a_coordinator_that_leads_no_more_puts_nothing_back() -> None:
+async def test_a_coordinator_that_no_longer_leads_puts_no_record_back() -> None:
     store = MemoryStore({LEADER: StoredRecord(b"one", 1), "a": StoredRecord(b"1", 1)})
     ledger = await Ledger.load(TermStore(store, _Term(1, 1, lambda: 0.0)))
     await store.write(Write(LEADER, b"other", 1), Write("a", b"2", 1))

@@ -1,4 +1,4 @@
-"""Planned restarts, as the coordinator sees them."""
+"""Planned restarts of brokers and backups at the coordinator."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ GRACE_S = 60
 
 @pytest.fixture
 async def three(cluster: Cluster) -> Cluster:
-    """Three brokers with two streamlets each, replicated on one of two backups."""
+    """Three brokers with two streamlets each, and two backups; each streamlet has one replica."""
     for launch in "abc":
         await cluster.register(launch)
     for launch in "xy":
@@ -43,14 +43,14 @@ async def stop(cluster: Cluster, broker_id: int) -> None:
 
 
 async def start(cluster: Cluster, broker_id: int) -> None:
-    """It registers, and is there."""
+    """Start a broker again: it registers and sends a heartbeat."""
     await cluster.register(f"again-{broker_id}-{cluster.coordinator.state.brokers.epoch(broker_id)}", broker_id)
     await cluster.heartbeat(broker_id)
     await cluster.settle()
 
 
 async def go_by(cluster: Cluster, seconds: int) -> None:
-    """Time, in which brokers 2 and 3 and the backups are heard of."""
+    """Let time pass in which brokers 2 and 3 and the backups send heartbeats."""
     for _ in range(seconds):
         for _ in range(10):
             cluster.clock.advance(0.1)
@@ -64,7 +64,7 @@ def broker(cluster: Cluster, broker_id: int) -> common_pb2.BrokerInfo:
     return cluster.coordinator.state.brokers.describe(broker_id)
 
 
-async def test_a_broker_that_restarts_gives_its_streamlets_away_and_gets_them_back(three: Cluster) -> None:
+async def test_a_restarting_broker_gives_its_streamlets_away_and_gets_them_back(three: Cluster) -> None:
     before = owners(three)
 
     answer = await prepare(three, 1)
@@ -93,7 +93,7 @@ async def test_streamlets_of_one_stream_move_together(three: Cluster) -> None:
     assert await three.store.list("moves/") == {}
 
 
-async def test_what_a_broker_that_restarts_had_is_recovered_when_the_grace_is_over(three: Cluster) -> None:
+async def test_a_restarting_broker_is_recovered_when_its_grace_is_over(three: Cluster) -> None:
     await stop(three, 1)
     await go_by(three, GRACE_S - 1)
     assert three.coordinator.recoveries.describe_all() == []
@@ -104,7 +104,7 @@ async def test_what_a_broker_that_restarts_had_is_recovered_when_the_grace_is_ov
     assert not broker(three, 1).restarting
 
 
-async def test_a_report_about_a_broker_that_restarts_comes_to_nothing(three: Cluster) -> None:
+async def test_a_report_of_a_restarting_broker_is_ignored(three: Cluster) -> None:
     await stop(three, 1)
     three.brokers.refused = {1}
     three.coordinator.control.report(coordinator_pb2.ReportBrokerRequest(broker_id=1, reason="refused"))
@@ -112,7 +112,7 @@ async def test_a_report_about_a_broker_that_restarts_comes_to_nothing(three: Clu
     assert three.coordinator.recoveries.describe_all() == []
 
 
-async def test_the_next_coordinator_knows_who_restarts_and_what_it_gets_back(three: Cluster) -> None:
+async def test_the_next_coordinator_knows_a_restarting_broker_and_its_streamlets(three: Cluster) -> None:
     before = owners(three)
     await stop(three, 1)
     await three.restart()
@@ -123,7 +123,7 @@ async def test_the_next_coordinator_knows_who_restarts_and_what_it_gets_back(thr
     assert owners(three) == before
 
 
-async def test_a_broker_gets_back_only_what_nobody_has_moved_since(three: Cluster) -> None:
+async def test_a_restarted_broker_does_not_get_back_a_streamlet_moved_since(three: Cluster) -> None:
     before = owners(three)
     await stop(three, 1)
     moved, stays = (number for number, owner in enumerate(before) if owner == 1)
@@ -134,7 +134,7 @@ async def test_a_broker_gets_back_only_what_nobody_has_moved_since(three: Cluste
     assert await three.store.list("handed-over/") == {}
 
 
-async def test_a_broker_without_others_waits_with_what_it_has(cluster: Cluster) -> None:
+async def test_the_only_broker_keeps_its_streamlets_over_a_restart(cluster: Cluster) -> None:
     await cluster.register("a")
     await cluster.register_backup("x")
     await cluster.create("orders", streamlets=2, replication=1)
@@ -147,7 +147,7 @@ async def test_a_broker_without_others_waits_with_what_it_has(cluster: Cluster) 
     assert (owners(cluster), broker(cluster, 1).alive) == ([1, 1], True)
 
 
-async def test_a_streamlet_that_cannot_move_keeps_no_other(three: Cluster) -> None:
+async def test_a_streamlet_that_cannot_move_does_not_hold_up_the_others(three: Cluster) -> None:
     stuck = owners(three).index(1)
     three.brokers.unsealable = {stuck}
     answer = await prepare(three, 1)
@@ -155,7 +155,7 @@ async def test_a_streamlet_that_cannot_move_keeps_no_other(three: Cluster) -> No
     assert owners(three)[stuck] == 1
 
 
-async def test_a_stream_that_is_deleted_meanwhile_keeps_no_other(three: Cluster) -> None:
+async def test_a_stream_deleted_during_a_handover_does_not_hold_up_the_others(three: Cluster) -> None:
     await three.create("other", streamlets=3)
     async with three.coordinator.state.changing:
         deletion = asyncio.create_task(three.coordinator.streams.delete("other"))
@@ -170,7 +170,7 @@ async def test_a_stream_that_is_deleted_meanwhile_keeps_no_other(three: Cluster)
     assert 1 not in owners(three)
 
 
-async def test_brokers_that_stop_at_the_same_time_give_each_other_nothing(three: Cluster) -> None:
+async def test_all_brokers_can_stop_at_the_same_time(three: Cluster) -> None:
     answers = await asyncio.gather(*(prepare(three, broker_id) for broker_id in (1, 2, 3)))
     for broker_id in (1, 2, 3):
         await prepare(three, broker_id, stopping=True)
@@ -179,7 +179,7 @@ async def test_brokers_that_stop_at_the_same_time_give_each_other_nothing(three:
         await three.create("more")
 
 
-async def test_a_hand_over_ends_when_its_time_is_up(three: Cluster) -> None:
+async def test_a_handover_ends_after_its_time_limit(three: Cluster) -> None:
     three.brokers.answering.clear()
     answer = await prepare(three, 1, wait_ms=1)
     assert answer.streamlets_left == 2
@@ -187,7 +187,7 @@ async def test_a_hand_over_ends_when_its_time_is_up(three: Cluster) -> None:
     await three.coordinator.close()
 
 
-async def test_only_the_current_launch_of_a_member_restarts(three: Cluster) -> None:
+async def test_a_restart_needs_the_current_launch_of_one_member(three: Cluster) -> None:
     request = coordinator_pb2.PrepareRestartRequest(broker_id=1, epoch=99)
     with pytest.raises(StaleEpoch):
         await three.coordinator.restarts.prepare(request)
@@ -195,7 +195,7 @@ async def test_only_the_current_launch_of_a_member_restarts(three: Cluster) -> N
         await three.coordinator.restarts.prepare(coordinator_pb2.PrepareRestartRequest())
 
 
-async def test_a_broker_that_restarts_gets_nothing_new(three: Cluster) -> None:
+async def test_a_restarting_broker_gets_no_streamlets(three: Cluster) -> None:
     await stop(three, 1)
     created = await three.create("more", streamlets=4, replication=1)
     assert {one.broker_id for one in created.assignments} == {2, 3}
@@ -203,7 +203,7 @@ async def test_a_broker_that_restarts_gets_nothing_new(three: Cluster) -> None:
         await three.coordinator.migration.move("orders", 1, 1)
 
 
-async def test_a_backup_that_restarts_is_there_for_the_grace_and_gets_nothing(three: Cluster) -> None:
+async def test_a_stopped_backup_counts_as_restarting_during_its_grace(three: Cluster) -> None:
     def backup() -> common_pb2.BackupInfo:
         return three.coordinator.state.backups.describe(1)
 
@@ -220,7 +220,7 @@ async def test_a_backup_that_restarts_is_there_for_the_grace_and_gets_nothing(th
     assert (backup().alive, backup().restarting) == (True, False)
 
 
-async def test_a_backup_without_enough_others_need_not_wait_for_brokers(three: Cluster) -> None:
+async def test_others_do_not_go_on_without_a_backup_that_a_stream_needs(three: Cluster) -> None:
     await three.create("twice", replication=2)
     request = coordinator_pb2.PrepareRestartRequest(backup_id=1, epoch=three.coordinator.state.backups.epoch(1))
     assert not (await three.coordinator.restarts.prepare(request)).others_go_on

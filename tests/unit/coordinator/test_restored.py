@@ -1,4 +1,4 @@
-"""A coordinator whose metadata were restored from an older copy: nothing is decided before brokers have told."""
+"""A coordinator with metadata from an older copy decides nothing before brokers have reported."""
 
 import json
 from collections.abc import AsyncIterator
@@ -19,19 +19,19 @@ BROKERS = 3
 SILENCE_S = SETTINGS.heartbeat_interval_ms * SETTINGS.heartbeats_missed_max / 1000
 GRACE_S = SETTINGS.restart_grace_ms / 1000
 EPOCHS = 10
-"""That a coordinator of the time between a copy and its return may have had."""
+"""The number of coordinator epochs that may have passed between a copy and its restore."""
 
 
 class Restoring(Cluster):
-    """One whose metadata go back."""
+    """A cluster whose metadata are restored from a copy."""
 
     def __init__(self) -> None:
         super().__init__()
         self.known: dict[int, common_pb2.StreamInfo] = {}
-        """What brokers know of the stream, at most."""
+        """The latest description of the stream that each broker knows, by broker id."""
 
     async def lead(self) -> None:
-        """Another coordinator leads, and says so in the store, as `Leadership` has it."""
+        """Start another coordinator, which records its lead in the store as `Leadership` does."""
         last = await self.store.get(LEADER)
         previous = json.loads(last.value)["epoch"] if last else 0
         self.epoch = max(previous, self.epoch) + EPOCHS
@@ -40,13 +40,13 @@ class Restoring(Cluster):
         self.coordinator = await self.load()
 
     async def go_back(self, copy: bytes) -> None:
-        """The copy is put back, by the command; a coordinator begins with it."""
+        """Restore the copy as the command does, and start a coordinator with it."""
         self.store = MemoryStore()
         await put_back(self.store, copy)
         await self.lead()
 
     def holding(self, launch_id: str, broker_id: int) -> coordinator_pb2.RegisterBrokerRequest:
-        """A new launch of a broker that has the stream."""
+        """The registration of a new launch of a broker that has the stream."""
         request = registration(launch_id, broker_id)
         request.directory_id = f"directory-{broker_id}"
         if broker_id in self.known:
@@ -62,7 +62,7 @@ class Restoring(Cluster):
         await self.coordinator.members.register_broker(self.holding(launch_id, broker_id))
 
     async def tell(self, *broker_ids: int) -> None:
-        """Brokers say what they hold, and of what the coordinator does not know."""
+        """Let brokers report the streams that they hold, and describe those that the coordinator does not know."""
         for broker_id in broker_ids:
             request = self.beat(broker_id)
             request.held_streams.extend(self.holding("any", broker_id).held_streams)
@@ -85,7 +85,7 @@ class Restoring(Cluster):
 
 @pytest.fixture
 async def gone_back() -> AsyncIterator[Restoring]:
-    """Broker 1 was lost, and 2 has taken its streamlet over, since the copy that the metadata are put back to."""
+    """Since the restored copy, broker 1 was lost and broker 2 took over its streamlet."""
     cluster = Restoring()
     await cluster.lead()
     for number in range(1, BROKERS + 1):
@@ -102,7 +102,7 @@ async def gone_back() -> AsyncIterator[Restoring]:
     owner = cluster.known[2].assignments[0].broker_id
     assert owner == 2
     for one in cluster.known[2].assignments:
-        del one.sources[:]  # it is restored
+        del one.sources[:]  # the recovery has ended
     await cluster.go_back(copy)
     cluster.brokers.opened.clear()
     yield cluster
@@ -116,7 +116,7 @@ async def refused(cluster: Restoring, launch_id: str, broker_id: int) -> str:
     return caught.value.message
 
 
-async def test_a_stream_that_was_recovered_since_goes_on_there_whoever_comes_first(gone_back: Restoring) -> None:
+async def test_a_stream_recovered_since_the_copy_stays_with_its_new_owner(gone_back: Restoring) -> None:
     assert "broker 2" in await refused(gone_back, "b-1", 1)
     for number in (2, 3):
         await refused(gone_back, f"b-{number}", number)
@@ -135,13 +135,13 @@ async def test_a_stream_that_was_recovered_since_goes_on_there_whoever_comes_fir
     assert stream.assignments[0].broker_epoch == gone_back.coordinator.state.brokers.epoch(2)
     assert comes_from(stream, gone_back.later.assignments_version)
     assert gone_back.coordinator.unknown.describe_all() == []
-    assert gone_back.brokers.opened == [(1, "orders"), (2, "orders")]  # who was its owner is told, too
+    assert gone_back.brokers.opened == [(1, "orders"), (2, "orders")]  # the former owner too
     await gone_back.settle()
     assert gone_back.coordinator.state.catching_up == ""
     assert RESTORED not in await gone_back.store.list("")
 
 
-async def test_in_the_end_brokers_hear_of_streams_anew_and_so_take_chunks_that_were_sealed_for_a_forgotten_move(
+async def test_brokers_get_a_new_version_of_each_stream_when_catching_up_ends(
     gone_back: Restoring,
 ) -> None:
     for number in (1, 2, 3):
@@ -158,7 +158,7 @@ async def test_in_the_end_brokers_hear_of_streams_anew_and_so_take_chunks_that_w
     assert gone_back.brokers.streams[2, stream.stream_id].assignments_version == stream.assignments_version
 
 
-async def test_nothing_is_recovered_moved_or_deleted_meanwhile(gone_back: Restoring) -> None:
+async def test_streams_are_not_recovered_moved_altered_or_deleted_while_catching_up(gone_back: Restoring) -> None:
     for number in (2, 3):
         await refused(gone_back, f"b-{number}", number)
     gone_back.clock.advance(SILENCE_S + 1)
@@ -179,7 +179,7 @@ async def test_nothing_is_recovered_moved_or_deleted_meanwhile(gone_back: Restor
     assert gone_back.coordinator.state.catalog.named("orders") == gone_back.known[1]
 
 
-async def test_who_does_not_come_is_waited_for_no_longer_than_the_grace(gone_back: Restoring) -> None:
+async def test_catching_up_waits_for_a_missing_broker_only_for_the_grace(gone_back: Restoring) -> None:
     for number in (2, 3):
         await refused(gone_back, f"b-{number}", number)
     gone_back.clock.advance(GRACE_S)
@@ -194,7 +194,7 @@ async def test_who_does_not_come_is_waited_for_no_longer_than_the_grace(gone_bac
 
 
 async def admitted(cluster: Restoring, *, lost_memory: int = 0) -> None:
-    """All brokers have been asked, and have registered."""
+    """Let all brokers be refused once, and register them when the first wait is over."""
     for number in (1, 2, 3):
         await refused(cluster, f"b-{number}", number)
     cluster.clock.advance(SILENCE_S)
@@ -204,7 +204,7 @@ async def admitted(cluster: Restoring, *, lost_memory: int = 0) -> None:
         await cluster.coordinator.members.register_broker(request)
 
 
-async def test_what_a_broker_had_in_memory_that_it_has_lost_is_recovered_and_not_its_own(gone_back: Restoring) -> None:
+async def test_a_broker_that_lost_its_memory_is_recovered_after_catching_up(gone_back: Restoring) -> None:
     lost = gone_back.later.assignments[0]
     await admitted(gone_back, lost_memory=2)
     await gone_back.tell(1, 2, 3)
@@ -218,10 +218,10 @@ async def test_what_a_broker_had_in_memory_that_it_has_lost_is_recovered_and_not
     assert gone_back.brokers.taken_over
 
 
-async def test_a_stream_that_cannot_go_on_as_brokers_know_it_goes_on_as_the_metadata_have_it(
+async def test_a_stream_that_cannot_be_taken_up_continues_as_in_the_metadata(
     gone_back: Restoring,
 ) -> None:
-    gone_back.later.assignments[0].sources.add(broker_id=1, before_epoch=4)  # it is being recovered
+    gone_back.later.assignments[0].sources.add(broker_id=1, before_epoch=4)  # its recovery has not ended
     await admitted(gone_back)
     await gone_back.tell(1, 2, 3)
     for _ in range(2):
@@ -235,14 +235,14 @@ async def test_a_stream_that_cannot_go_on_as_brokers_know_it_goes_on_as_the_meta
     assert "was being recovered" in problem.problem
 
 
-async def test_the_next_coordinator_goes_on_waiting(gone_back: Restoring) -> None:
+async def test_the_next_coordinator_continues_to_wait_for_brokers(gone_back: Restoring) -> None:
     await refused(gone_back, "b-1", 1)
     await gone_back.lead()
 
     assert "broker 2" in await refused(gone_back, "b-1", 1)
 
 
-async def test_a_directory_that_was_put_back_is_noticed_by_the_coordinator_that_a_broker_has_heard_of(
+async def test_a_restored_directory_is_detected_by_a_brokers_known_coordinator_epoch(
     gone_back: Restoring,
 ) -> None:
     await gone_back.edit(Write(RESTORED, None, 1))
@@ -258,14 +258,14 @@ async def test_a_directory_that_was_put_back_is_noticed_by_the_coordinator_that_
     assert (await gone_back.store.list(RESTORED)).keys() == {RESTORED}
 
 
-async def test_a_directory_that_was_put_back_is_noticed_by_assignments(gone_back: Restoring) -> None:
+async def test_a_restored_directory_is_detected_by_the_version_of_assignments(gone_back: Restoring) -> None:
     await gone_back.edit(Write(RESTORED, None, 1))
     gone_back.coordinator = await gone_back.load()
 
     await refused(gone_back, "b-2", 2)
 
 
-async def test_a_launch_that_runs_and_is_younger_than_the_metadata_keeps_its_epoch(gone_back: Restoring) -> None:
+async def test_a_running_launch_that_is_later_than_the_metadata_keeps_its_epoch(gone_back: Restoring) -> None:
     coordinator, epoch = gone_back.coordinator, gone_back.coordinator.state.brokers.epoch(2) + 2
     gone_back.clock.advance(epoch + 1_600_000_000)
     beat = coordinator_pb2.HeartbeatRequest(broker_id=2, broker_epoch=epoch)
@@ -284,8 +284,8 @@ async def test_a_launch_that_runs_and_is_younger_than_the_metadata_keeps_its_epo
         await coordinator.members.heartbeat(coordinator_pb2.HeartbeatRequest(broker_id=2, broker_epoch=epoch - 2))
 
 
-async def test_what_a_launch_had_lost_that_is_younger_than_the_metadata_is_recovered(gone_back: Restoring) -> None:
-    """No broker knows anything later of it: it had registered without its memory, and nobody had taken over yet."""
+async def test_a_launch_later_than_the_metadata_that_lost_its_memory_is_recovered(gone_back: Restoring) -> None:
+    """It had registered without its memory, and no broker had taken over yet, so none knows later assignments."""
     coordinator, epoch = gone_back.coordinator, gone_back.coordinator.state.brokers.epoch(1) + BROKERS
     gone_back.known = dict.fromkeys(gone_back.known, coordinator.state.catalog.named("orders"))
     gone_back.clock.advance(epoch + 1_600_000_000)
@@ -301,7 +301,7 @@ async def test_what_a_launch_had_lost_that_is_younger_than_the_metadata_is_recov
     assert (recovery.broker_id, recovery.before_epoch, recovery.cause) == (1, epoch, LOST_MEMORY)
 
 
-async def test_metadata_that_are_not_older_have_nobody_wait() -> None:
+async def test_brokers_register_at_once_when_the_metadata_are_not_older() -> None:
     cluster = Restoring()
     await cluster.lead()
     await cluster.register("a", directory_id="directory-1")

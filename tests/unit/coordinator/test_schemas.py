@@ -1,4 +1,4 @@
-"""The registry of schemas: what requests make of it, who may ask, and what outlasts a coordinator."""
+"""The registry of schemas: requests, access rights, typed streams, and what outlasts a coordinator."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ SUBJECT = "orders-value"
 
 
 def avro(*fields: str, default: str = "", kind: str = "string") -> messages.SchemaDefinition:
-    """A record with these fields; those after `default` have one."""
+    """An Avro record with these fields, which all have the default if one is given."""
     described = [{"name": name, "type": kind, **({"default": default} if default else {})} for name in fields]
     return text(json.dumps({"type": "record", "name": "Order", "fields": described}))
 
@@ -102,10 +102,10 @@ def versions(registry: SchemaService, subject: str = SUBJECT) -> list[tuple[int,
     return [(each.version, each.schema_id) for each in answer.versions]
 
 
-# --- what requests make of it ------------------------------------------------------------------------------------
+# --- requests ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_schema_is_registered_once(registry: SchemaService) -> None:
+async def test_registering_a_schema_again_returns_its_version(registry: SchemaService) -> None:
     first = await register(registry, avro("a"))
     assert (first.subject, first.version, first.schema_id) == (SUBJECT, 1, 1)
     second = await register(registry, avro("a", "b", default="x"))
@@ -122,13 +122,13 @@ async def test_the_same_text_has_the_same_id_under_every_subject(registry: Schem
     assert (await register(registry, avro("b"), "returns-value")).schema_id == 2
 
 
-async def test_another_kind_of_the_same_text_is_another_schema(registry: SchemaService) -> None:
+async def test_another_text_under_another_subject_has_another_id(registry: SchemaService) -> None:
     await register(registry, text('"string"'), "a-value")
     await put(registry, Compatibility.NONE, "b-value")
     assert (await register(registry, text('"int"'), "b-value")).schema_id == 2
 
 
-async def test_a_schema_that_breaks_readers_is_refused_by_the_name_of_its_field(registry: SchemaService) -> None:
+async def test_the_error_of_an_incompatible_schema_names_the_field(registry: SchemaService) -> None:
     await register(registry, avro("a"))
     with pytest.raises(IncompatibleSchema, match="field b: is new, and has no default") as caught:
         await register(registry, avro("a", "b"))
@@ -138,7 +138,7 @@ async def test_a_schema_that_breaks_readers_is_refused_by_the_name_of_its_field(
     assert versions(registry) == [(1, 1)]
 
 
-async def test_what_would_break_is_told_without_registering(registry: SchemaService) -> None:
+async def test_a_check_lists_incompatibilities_and_registers_nothing(registry: SchemaService) -> None:
     request = messages.CheckSchemaRequest(subject=SUBJECT, schema=avro("a", "b"))
     assert list((await registry.check(request)).incompatibilities) == []
     await register(registry, avro("a"))
@@ -152,7 +152,7 @@ async def test_what_would_break_is_told_without_registering(registry: SchemaServ
     assert versions(registry) == [(1, 1)]
 
 
-async def test_many_incompatibilities_fit_into_an_error(registry: SchemaService) -> None:
+async def test_a_list_of_many_incompatibilities_is_cut_to_fit_into_an_error(registry: SchemaService) -> None:
     await register(registry, avro(*(f"field_{number}" for number in range(200))))
     with pytest.raises(IncompatibleSchema, match="; and 50 more") as caught:
         await register(registry, avro(*(f"field_{number}" for number in range(200)), kind="int"))
@@ -161,7 +161,7 @@ async def test_many_incompatibilities_fit_into_an_error(registry: SchemaService)
     assert len(json.dumps(told)) + len(caught.value.message) < 2048
 
 
-async def test_a_compatibility_decides(registry: SchemaService) -> None:
+async def test_the_compatibility_mode_decides_which_schemas_are_refused(registry: SchemaService) -> None:
     await register(registry, avro("a"))
     assert mode_of(registry) == (Compatibility.BACKWARD, True)
     await put(registry, Compatibility.FORWARD)
@@ -176,7 +176,7 @@ async def test_a_compatibility_decides(registry: SchemaService) -> None:
     await register(registry, text('"int"'))
 
 
-async def test_transitive_compatibility_looks_at_all_versions(registry: SchemaService) -> None:
+async def test_transitive_compatibility_compares_with_all_versions(registry: SchemaService) -> None:
     await put(registry, Compatibility.NONE)
     for schema in (avro("a"), avro("b")):
         await register(registry, schema)
@@ -188,7 +188,7 @@ async def test_transitive_compatibility_looks_at_all_versions(registry: SchemaSe
         await register(registry, avro("b", "d", default="x"))
 
 
-async def test_a_compatibility_may_be_set_before_the_first_schema(registry: SchemaService) -> None:
+async def test_a_compatibility_can_be_set_before_the_first_schema(registry: SchemaService) -> None:
     await put(registry, Compatibility.FULL)
     assert subjects(registry) == []
     with pytest.raises(UnknownSubject):
@@ -198,12 +198,12 @@ async def test_a_compatibility_may_be_set_before_the_first_schema(registry: Sche
         await register(registry, avro("a", "b"))
 
 
-async def test_a_compatibility_that_nobody_has_is_not_taken_away(registry: SchemaService) -> None:
+async def test_removing_a_compatibility_that_is_not_set_changes_nothing(registry: SchemaService) -> None:
     await put(registry, None)
     assert mode_of(registry) == (Compatibility.BACKWARD, True)
 
 
-async def test_schemas_are_found(registry: SchemaService) -> None:
+async def test_schemas_are_found_by_version_and_by_id(registry: SchemaService) -> None:
     one, other = avro("a"), avro("a", "b", default="x")
     for schema in (one, other):
         await register(registry, schema)
@@ -215,13 +215,13 @@ async def test_schemas_are_found(registry: SchemaService) -> None:
 
 
 @pytest.mark.parametrize("schema_id", [0, 3, (1 << 32) - 1])
-async def test_an_id_that_none_has_is_unknown(registry: SchemaService, schema_id: int) -> None:
+async def test_an_id_without_a_schema_is_unknown(registry: SchemaService, schema_id: int) -> None:
     await register(registry, avro("a"))
     with pytest.raises(UnknownSchema, match=f"no schema has the id {schema_id}"):
         await of_id(registry, schema_id)
 
 
-async def test_a_version_that_is_not_there_is_unknown(registry: SchemaService) -> None:
+async def test_a_missing_version_is_an_error(registry: SchemaService) -> None:
     with pytest.raises(UnknownSubject, match="no schema is registered under 'orders-value'"):
         await version(registry)
     await register(registry, avro("a"))
@@ -231,7 +231,7 @@ async def test_a_version_that_is_not_there_is_unknown(registry: SchemaService) -
         await version(registry, (1 << 32) - 1)
 
 
-async def test_subjects_are_listed_by_pages(registry: SchemaService, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_subjects_are_listed_in_pages(registry: SchemaService, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bookkeeping, "SUBJECTS_OF_PAGE_MAX", 2)
     for name in ("b-value", "a-value", "b-key", "c-value", "b2-value"):
         await register(registry, avro("a"), name)
@@ -248,7 +248,7 @@ async def test_subjects_are_listed_by_pages(registry: SchemaService, monkeypatch
         subjects(registry, "x" * 256)
 
 
-async def test_what_is_deleted_is_gone_and_its_numbers_are_not_used_again(registry: SchemaService) -> None:
+async def test_versions_and_ids_of_deleted_schemas_are_not_used_again(registry: SchemaService) -> None:
     for schema in (avro("a"), avro("a", "b", default="x"), avro("a", "c", default="x")):
         await register(registry, schema)
     answer = await delete(registry, 3)
@@ -265,7 +265,7 @@ async def test_what_is_deleted_is_gone_and_its_numbers_are_not_used_again(regist
             await delete(registry, number)
 
 
-async def test_a_schema_that_another_subject_has_stays(registry: SchemaService) -> None:
+async def test_a_schema_stays_while_another_subject_has_it(registry: SchemaService) -> None:
     for subject in (SUBJECT, "orders-key"):
         await register(registry, avro("a"), subject)
     assert list((await delete(registry, 1)).schema_ids) == []
@@ -278,7 +278,7 @@ async def test_a_schema_that_another_subject_has_stays(registry: SchemaService) 
     assert (again.version, again.schema_id) == (2, 2)
 
 
-async def test_two_who_register_at_once_are_compared_with_each_other(registry: SchemaService) -> None:
+async def test_concurrent_registrations_are_compared_with_each_other(registry: SchemaService) -> None:
     await register(registry, avro("a"))
     wanted = [avro("a", "b", default="x"), text('{"type":"record","name":"Order","fields":[]}')]
     await put(registry, Compatibility.FORWARD)
@@ -291,7 +291,7 @@ async def test_two_who_register_at_once_are_compared_with_each_other(registry: S
     assert len({(each.version, each.schema_id) for each in same}) == 1
 
 
-async def test_who_is_always_overtaken_is_told_to_come_again(
+async def test_a_registration_that_is_always_overtaken_is_unavailable(
     registry: SchemaService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service_module, "ATTEMPTS_MAX", 0)
@@ -303,7 +303,7 @@ async def test_who_is_always_overtaken_is_told_to_come_again(
 
 
 @pytest.mark.parametrize("subject", ["", "a b", "a/b", "x" * 256, "é"])
-async def test_a_subject_that_cannot_be_is_refused_everywhere(registry: SchemaService, subject: str) -> None:
+async def test_every_request_refuses_an_invalid_subject(registry: SchemaService, subject: str) -> None:
     with pytest.raises(InvalidArgument, match="a subject cannot be called"):
         await register(registry, avro("a"), subject)
     with pytest.raises(InvalidArgument):
@@ -333,7 +333,7 @@ async def test_a_subject_that_cannot_be_is_refused_everywhere(registry: SchemaSe
         (text("[" * 100_000), "nested deeper than 64"),
     ],
 )
-async def test_a_definition_that_is_none_is_refused(
+async def test_an_invalid_definition_is_refused(
     registry: SchemaService, schema: messages.SchemaDefinition, said: str
 ) -> None:
     with pytest.raises(InvalidSchema, match=said):
@@ -343,18 +343,20 @@ async def test_a_definition_that_is_none_is_refused(
     assert subjects(registry) == []
 
 
-async def test_only_protobuf_has_a_message(registry: SchemaService) -> None:
+async def test_a_message_is_refused_for_avro(registry: SchemaService) -> None:
     with pytest.raises(InvalidArgument, match="leave message out"):
         await register(registry, text('"int"', message="a.B"))
 
 
 @pytest.mark.parametrize("number", [0, 99])
-async def test_a_compatibility_that_is_none_is_refused(registry: SchemaService, number: int) -> None:
+async def test_an_unknown_compatibility_is_refused(registry: SchemaService, number: int) -> None:
     with pytest.raises(InvalidArgument, match=f"compatibility {number} is not known"):
         await registry.set_compatibility(messages.SetCompatibilityRequest(compatibility=number))  # type: ignore[arg-type]
 
 
-async def test_what_the_registry_has_is_bounded(registry: SchemaService, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_registry_limits_versions_subjects_and_bytes(
+    registry: SchemaService, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await register(registry, avro("a"))
     monkeypatch.setattr(bookkeeping, "VERSIONS_MAX", 1)
     with pytest.raises(InvalidArgument, match="orders-value has 1 versions already"):
@@ -373,7 +375,7 @@ async def test_what_the_registry_has_is_bounded(registry: SchemaService, monkeyp
         await register(registry, avro("a", "b", default="x"))
 
 
-async def test_room_is_given_back(cluster: Cluster, registry: SchemaService) -> None:
+async def test_deleting_schemas_frees_their_bytes(cluster: Cluster, registry: SchemaService) -> None:
     for subject in ("a-value", "b-value"):
         for schema in (avro("a"), avro("a", "b", default="x")):
             await register(registry, schema, subject)
@@ -388,13 +390,13 @@ async def test_room_is_given_back(cluster: Cluster, registry: SchemaService) -> 
     assert registry.size_bytes == 0
 
 
-async def test_ids_end(cluster: Cluster, registry: SchemaService) -> None:
+async def test_registration_fails_when_ids_are_used_up(cluster: Cluster, registry: SchemaService) -> None:
     await cluster.coordinator.state.write({LAST_SCHEMA_ID: str((1 << 31) - 1).encode()})
     with pytest.raises(InvalidArgument, match="no more ids"):
         await register(registry, avro("a"))
 
 
-async def test_what_is_short_and_takes_long_holds_up_nobody(registry: SchemaService) -> None:
+async def test_a_short_schema_that_takes_long_to_compare_does_not_block_the_event_loop(registry: SchemaService) -> None:
     product = {"allOf": [{"anyOf": [{"required": [f"{i}{j}"]} for j in range(8)]} for i in range(15)]}
     short = json.dumps(product, separators=(",", ":"))
     assert len(short) < checking.SMALL_CHARS_MAX
@@ -410,7 +412,7 @@ async def test_what_is_short_and_takes_long_holds_up_nobody(registry: SchemaServ
         await asked
 
 
-async def test_what_takes_long_is_compared_in_a_thread_one_after_the_other(
+async def test_the_number_of_waiting_comparisons_is_limited(
     registry: SchemaService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await asyncio.gather(*(register(registry, avro("a", f"n{n}", default="x")) for n in range(5)))
@@ -422,7 +424,7 @@ async def test_what_takes_long_is_compared_in_a_thread_one_after_the_other(
     await register(registry, as_text(columns("a")), "few-value")
 
 
-async def test_who_asks_for_many_comparisons_takes_turns(registry: SchemaService) -> None:
+async def test_requesters_of_comparisons_take_turns(registry: SchemaService) -> None:
     done: list[str] = []
 
     async def ask(who: str, number: int) -> None:
@@ -434,7 +436,7 @@ async def test_who_asks_for_many_comparisons_takes_turns(registry: SchemaService
     assert done.index("one") <= 2
 
 
-async def test_who_gives_up_leaves_the_turn_to_others(registry: SchemaService) -> None:
+async def test_cancelled_comparisons_give_up_their_turns(registry: SchemaService) -> None:
     asked = [asyncio.create_task(register(registry, avro("a", f"n{n}", default="x"))) for n in range(5)]
     await asyncio.sleep(0)
     for each in asked[:4]:
@@ -443,7 +445,7 @@ async def test_who_gives_up_leaves_the_turn_to_others(registry: SchemaService) -
     assert registry._checking._waiting == 0
 
 
-async def test_a_comparison_whose_caller_is_gone_keeps_its_place_until_it_ends(
+async def test_an_abandoned_comparison_counts_until_it_ends(
     registry: SchemaService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go_on = list[str](), threading.Event()
@@ -469,10 +471,10 @@ async def test_a_comparison_whose_caller_is_gone_keeps_its_place_until_it_ends(
     assert (len(begun), registry._checking._waiting) == (2, 0)
 
 
-# --- what outlasts a coordinator ---------------------------------------------------------------------------------
+# --- restarts of the coordinator ---------------------------------------------------------------------------------
 
 
-async def test_what_is_registered_outlasts_a_coordinator(cluster: Cluster, registry: SchemaService) -> None:
+async def test_schemas_and_compatibilities_outlast_a_coordinator(cluster: Cluster, registry: SchemaService) -> None:
     for schema in (avro("a"), avro("a", "b", default="x")):
         await register(registry, schema)
     await register(registry, avro("a"), "orders-key")
@@ -490,7 +492,7 @@ async def test_what_is_registered_outlasts_a_coordinator(cluster: Cluster, regis
     assert (again.version, again.schema_id) == (3, 3)
 
 
-async def test_ids_that_were_given_since_a_copy_are_not_given_again(cluster: Cluster, registry: SchemaService) -> None:
+async def test_ids_given_since_a_restored_copy_are_not_given_again(cluster: Cluster, registry: SchemaService) -> None:
     cluster.clock.advance(280_000_000.0)  # it is 2026
     registry = (await cluster.restart()).schemas
     await cluster.register("broker-a")
@@ -508,14 +510,14 @@ async def test_ids_that_were_given_since_a_copy_are_not_given_again(cluster: Clu
         cluster.clock.advance(1.0)
         await cluster.heartbeat(1)
         cluster.coordinator.tick()
-    with pytest.raises(Unavailable, match="catching up"):  # which it has not written down yet
+    with pytest.raises(Unavailable, match="catching up"):  # the end of catching up is not stored yet
         await register(registry, avro("c"), "c-value")
     await cluster.coordinator.idle()
     assert (await register(registry, avro("c"), "c-value")).schema_id > 200_000_000
     assert (await register(registry, avro("a"), "d-value")).schema_id == 1
 
 
-# --- who may ask -------------------------------------------------------------------------------------------------
+# --- access rights -----------------------------------------------------------------------------------------------
 
 
 class Secured:
@@ -530,7 +532,7 @@ class Secured:
         self.registry.load()
 
     def grant(self, resource: str, *operations: Operation) -> None:
-        """Alice may do this and nothing else."""
+        """Grant Alice these operations and no others, and make her the caller."""
         told = table(rules=[rule("user:alice", resource, *operations)])
         self.guard.authenticator.accounts = Accounts(told, 1, 0.0)
         CALLER.set(Peer("grpc", "10.0.0.9:1", identity=Identity("alice")))
@@ -545,7 +547,9 @@ async def secured(cluster: Cluster) -> AsyncIterator[Secured]:
 
 
 @pytest.mark.parametrize("operation", [Operation.WRITE, Operation.ALTER])
-async def test_who_may_write_to_a_stream_or_alter_it_registers(secured: Secured, operation: Operation) -> None:
+async def test_callers_who_may_write_or_alter_a_stream_can_register_its_schemas(
+    secured: Secured, operation: Operation
+) -> None:
     secured.grant("stream:orders", operation)
     registered = await register(secured.registry, avro("a"))
     assert registered.registered_by == "user:alice"
@@ -553,13 +557,13 @@ async def test_who_may_write_to_a_stream_or_alter_it_registers(secured: Secured,
         await register(secured.registry, avro("a"), "payments-value")
 
 
-async def test_who_may_only_read_a_stream_does_not_register(secured: Secured) -> None:
+async def test_a_caller_who_may_only_read_a_stream_cannot_register(secured: Secured) -> None:
     secured.grant("stream:orders", Operation.READ)
     with pytest.raises(NotAllowed, match="user:alice may not write stream:orders"):
         await register(secured.registry, avro("a"))
 
 
-async def test_an_id_is_known_to_who_may_describe_a_stream_that_has_it(secured: Secured) -> None:
+async def test_a_schema_id_is_unknown_to_callers_without_a_right_to_its_streams(secured: Secured) -> None:
     await register(secured.registry, avro("a"), "payments-value")
     await register(secured.registry, avro("a"), SUBJECT)
     await register(secured.registry, avro("b"), "payments-key")
@@ -576,7 +580,7 @@ async def _refusal(registry: SchemaService, schema_id: int) -> KeraError:
     return caught.value
 
 
-async def test_changes_are_written_down(cluster: Cluster, secured: Secured) -> None:
+async def test_changes_of_the_registry_are_audited(cluster: Cluster, secured: Secured) -> None:
     secured.grant("stream:orders", Operation.WRITE)
     await register(secured.registry, avro("a"))
     await register(secured.registry, avro("a"))
@@ -590,7 +594,7 @@ async def test_changes_are_written_down(cluster: Cluster, secured: Secured) -> N
         ("user:alice", "schema deleted", {"subject": SUBJECT, "version": 1}),
     ]
     secured.events.clear()
-    cluster.store.failure = MetadataStoreFailed("input/output error")  # it may be there or not
+    cluster.store.failure = MetadataStoreFailed("input/output error")  # the write may have happened or not
     with pytest.raises(MetadataStoreFailed):
         await put(secured.registry, Compatibility.NONE, "")
     assert [json.loads(each.reason).get("failed") for each in secured.events] == [None, "input/output error"]
@@ -614,12 +618,14 @@ async def create(cluster: Cluster, arrow_schema: bytes, name: str = "rides") -> 
 
 @pytest.fixture
 async def typed(cluster: Cluster) -> SchemaService:
-    """Of a cluster that has a broker."""
+    """The registry of a cluster that has a broker."""
     await cluster.register("broker-a")
     return cluster.coordinator.schemas
 
 
-async def test_the_columns_of_a_stream_come_and_go_with_it(cluster: Cluster, typed: SchemaService) -> None:
+async def test_the_columns_of_a_stream_are_registered_and_deleted_with_it(
+    cluster: Cluster, typed: SchemaService
+) -> None:
     await create(cluster, columns("a"))
     found = await version(typed, subject="rides-value")
     assert (found.version, found.schema_id, found.schema) == (1, 1, as_text(columns("a")))
@@ -627,7 +633,7 @@ async def test_the_columns_of_a_stream_come_and_go_with_it(cluster: Cluster, typ
     assert versions(typed, "rides-value") == [(1, 1), (2, 2)]
     newest = cluster.coordinator.state.catalog.named("rides").schemas[-1].arrow_schema
     assert (await version(typed, subject="rides-value")).schema == as_text(newest)
-    await cluster.alter("rides", add_columns=columns("b"))  # they are there
+    await cluster.alter("rides", add_columns=columns("b"))  # which exist already
     typed = (await cluster.restart()).schemas
     assert versions(typed, "rides-value") == [(1, 1), (2, 2)]
     await cluster.coordinator.streams.delete("rides")
@@ -636,14 +642,16 @@ async def test_the_columns_of_a_stream_come_and_go_with_it(cluster: Cluster, typ
     assert versions(typed, "rides-value") == [(1, 3)]
 
 
-async def test_a_stream_without_columns_registers_nothing(cluster: Cluster, typed: SchemaService) -> None:
+async def test_a_stream_without_columns_does_not_touch_the_registry(cluster: Cluster, typed: SchemaService) -> None:
     await cluster.create("plain")
     await register(typed, avro("a"), "plain-value")
     await cluster.coordinator.streams.delete("plain")
     assert subjects(typed) == ["plain-value"]
 
 
-async def test_columns_that_readers_could_not_bear_make_no_stream(cluster: Cluster, typed: SchemaService) -> None:
+async def test_a_stream_with_incompatible_columns_is_not_created_or_altered(
+    cluster: Cluster, typed: SchemaService
+) -> None:
     await register(typed, as_text(columns("a")), "rides-value")
     with pytest.raises(IncompatibleSchema, match="rides-value: field a: string, was int32"):
         await create(cluster, columns("a", kind=pa.string()))
@@ -656,7 +664,9 @@ async def test_columns_that_readers_could_not_bear_make_no_stream(cluster: Clust
     await cluster.alter("rides", add_columns=columns("c"))
 
 
-async def test_what_is_of_another_kind_stays_when_a_typed_stream_goes(cluster: Cluster, typed: SchemaService) -> None:
+async def test_deleting_a_typed_stream_keeps_a_subject_with_schemas_of_other_types(
+    cluster: Cluster, typed: SchemaService
+) -> None:
     await put(typed, Compatibility.NONE, "rides-value")
     await register(typed, avro("a"), "rides-value")
     await create(cluster, columns("a"))
@@ -664,7 +674,7 @@ async def test_what_is_of_another_kind_stays_when_a_typed_stream_goes(cluster: C
     assert [number for number, _ in versions(typed, "rides-value")] == [1, 2]
 
 
-async def test_a_stream_is_made_where_the_registry_has_no_room(
+async def test_a_stream_is_created_even_if_the_registry_is_full(
     cluster: Cluster, typed: SchemaService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bookkeeping, "SUBJECTS_MAX", 0)
@@ -676,7 +686,7 @@ async def test_a_stream_is_made_where_the_registry_has_no_room(
     assert subjects(typed) == []
 
 
-async def test_who_is_overtaken_while_a_stream_is_made_asks_again(
+async def test_a_creation_is_unavailable_when_its_subject_changes_meanwhile(
     cluster: Cluster, typed: SchemaService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compare = typed.columns.compare

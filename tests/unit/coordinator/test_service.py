@@ -18,7 +18,7 @@ from tests.unit.coordinator.fake_cluster import registration as new_registration
 
 
 class Client:
-    """Calls the service as a transport does, and counts what the hook sees."""
+    """A client that calls the service as a transport does, and counts the outcomes that the hook sees."""
 
     def __init__(self, handlers: Handlers) -> None:
         self.seen: Counter[tuple[str, str]] = Counter()
@@ -66,7 +66,7 @@ async def test_a_stream_goes_from_creation_to_deletion(client: Client, cluster: 
     assert not (await client.call(api.LIST_STREAMS, messages.ListStreamsRequest())).streams
 
 
-async def test_streams_that_take_more_than_an_answer_are_asked_for_in_several(client: Client) -> None:
+async def test_a_long_list_of_streams_takes_several_requests(client: Client) -> None:
     await client.call(api.REGISTER_BROKER, new_registration("a"))
     config = common_pb2.StreamConfig(streamlets=PAGE_BYTES_MAX // 12, entries=1, group_segments=4)
     for name in "ba":
@@ -77,7 +77,7 @@ async def test_streams_that_take_more_than_an_answer_are_asked_for_in_several(cl
     assert ([stream.name for stream in second.streams], second.more) == (["b"], False)
 
 
-async def test_a_broker_registers_lives_and_is_fenced(client: Client) -> None:
+async def test_a_new_launch_of_a_broker_makes_the_old_one_stale(client: Client) -> None:
     await client.call(api.REGISTER_BROKER, new_registration("a"))
     await client.call(api.HEARTBEAT, messages.HeartbeatRequest(broker_id=1, broker_epoch=1))
     await client.call(api.REGISTER_BROKER, new_registration("b", 1))
@@ -89,7 +89,7 @@ async def test_a_broker_registers_lives_and_is_fenced(client: Client) -> None:
     assert [(broker.broker_id, broker.broker_epoch) for broker in found.brokers] == [(1, 2)]
 
 
-async def test_a_backup_registers_lives_and_brokers_are_told(client: Client, cluster: Cluster) -> None:
+async def test_brokers_learn_of_a_registered_backup(client: Client, cluster: Cluster) -> None:
     answer = await client.call(api.REGISTER_BACKUP, backup_registration("x"))
     assert answer.cluster_id == cluster.coordinator.state.cluster_id
     assert (answer.backup_id, answer.backup_epoch, answer.heartbeat_interval_ms) == (1, 1, 100)
@@ -112,14 +112,14 @@ async def test_a_backup_registers_lives_and_brokers_are_told(client: Client, clu
     assert [one.alive for one in (await client.call(api.HEARTBEAT, heartbeat)).backups] == [False]
 
 
-async def test_a_backup_whose_launch_is_over_is_fenced(client: Client) -> None:
+async def test_a_heartbeat_of_an_old_launch_of_a_backup_is_stale(client: Client) -> None:
     await client.call(api.REGISTER_BACKUP, backup_registration("x"))
     await client.call(api.REGISTER_BACKUP, backup_registration("y", 1))
     with pytest.raises(StaleEpoch, match="launch 1 of backup 1 is not the current one"):
         await client.call(api.BACKUP_HEARTBEAT, messages.BackupHeartbeatRequest(backup_id=1, backup_epoch=1))
 
 
-async def test_brokers_learn_their_lease_and_who_leads(client: Client) -> None:
+async def test_brokers_learn_their_lease_and_the_coordinator_epoch(client: Client) -> None:
     registered = await client.call(api.REGISTER_BROKER, new_registration("a"))
     beaten = await client.call(api.HEARTBEAT, messages.HeartbeatRequest(broker_id=1, broker_epoch=1))
     for told in (registered, beaten):
@@ -142,7 +142,7 @@ async def test_streamlets_move_brokers_drain_and_recoveries_are_listed(client: C
     assert [(one.broker_id, one.streamlets) for one in balanced.loads] == [(1, 0), (2, 1), (3, 0)]
     drained = await client.call(api.DRAIN, messages.DrainRequest(broker_id=2))
     assert (drained.done, drained.streamlets_owned) == (False, 1)
-    await cluster.silence(1)  # which has got it back
+    await cluster.silence(1)  # whose drained streamlet is at broker 1 again
     (recovery,) = (await client.call(api.LIST_RECOVERIES, messages.ListRecoveriesRequest())).recoveries
     assert (recovery.broker_id, recovery.cause) == (1, "dead")
     assert await client.call(api.REPORT_BROKER, messages.ReportBrokerRequest(broker_id=9)) == (
@@ -150,17 +150,17 @@ async def test_streamlets_move_brokers_drain_and_recoveries_are_listed(client: C
     )
 
 
-async def test_producers_get_an_identity(client: Client) -> None:
+async def test_producers_get_an_id_and_an_epoch(client: Client) -> None:
     answer = await client.call(api.INIT_PRODUCER, messages.InitProducerRequest(name="loader"))
     assert (answer.producer_id, answer.producer_epoch) == (1, 1)
 
 
-async def test_a_stream_must_be_named_to_be_described(client: Client) -> None:
+async def test_describing_a_stream_needs_a_name_or_an_id(client: Client) -> None:
     with pytest.raises(InvalidArgument, match="name or id"):
         await client.call(api.DESCRIBE_STREAM, messages.DescribeStreamRequest())
 
 
-async def test_every_request_is_seen_once_with_its_outcome() -> None:
+async def test_every_request_is_counted_once_with_its_outcome() -> None:
     def defect(_: messages.InitProducerRequest) -> None:
         raise ZeroDivisionError
 
@@ -186,7 +186,7 @@ async def test_every_request_is_seen_once_with_its_outcome() -> None:
     }
 
 
-async def test_metrics_have_requests_members_and_streams(cluster: Cluster) -> None:
+async def test_metrics_count_requests_members_and_streams(cluster: Cluster) -> None:
     registry = CollectorRegistry()
     metrics = CoordinatorMetrics(registry)
     await cluster.register("a")
@@ -204,7 +204,7 @@ async def test_metrics_have_requests_members_and_streams(cluster: Cluster) -> No
     assert "kera_coordinator_streams 1.0" in text
 
 
-async def test_a_member_is_lost_while_it_neither_lives_nor_restarts_nor_was_forgotten(cluster: Cluster) -> None:
+async def test_metrics_count_dead_members_as_lost_unless_restarting_or_forgotten(cluster: Cluster) -> None:
     registry = CollectorRegistry()
     metrics = CoordinatorMetrics(registry)
 
@@ -233,7 +233,7 @@ async def test_a_member_is_lost_while_it_neither_lives_nor_restarts_nor_was_forg
     assert lost() == (1, 1)
 
 
-async def test_metrics_have_recoveries_and_moves(cluster: Cluster) -> None:
+async def test_metrics_show_recoveries_and_moves(cluster: Cluster) -> None:
     registry = CollectorRegistry()
     metrics = CoordinatorMetrics(registry)
     for launch in "ab":

@@ -7,7 +7,7 @@ from kera.coordinator.settings import CoordinatorSettings
 from kera.core.base.settings import GIB, InvalidSettings
 
 
-def test_every_setting_is_described() -> None:
+def test_every_setting_has_a_description() -> None:
     assert [name for name, field in CoordinatorSettings.model_fields.items() if not field.description] == []
 
 
@@ -36,7 +36,7 @@ def test_settings_come_from_flags_the_environment_and_a_file(tmp_path: Path, mon
         ("default_replication", 17),
     ],
 )
-def test_a_value_out_of_range_is_named(field: str, value: Any) -> None:
+def test_the_error_of_an_invalid_value_names_the_setting(field: str, value: Any) -> None:
     with pytest.raises(InvalidSettings, match=field):
         CoordinatorSettings.load(**{field: value})
 

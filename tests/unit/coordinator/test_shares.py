@@ -1,4 +1,4 @@
-"""The share of one principal of what the whole cluster has: nobody can use up what all others need.
+"""The share of one principal in the limits of the cluster, so that no principal can use them up.
 
 Descriptions of streams are in ``test_creators``, and consumer groups in ``test_consumer_group_service``.
 """
@@ -25,7 +25,7 @@ from tests.unit.coordinator.fake_cluster import Cluster, config
 
 OPERATIONS = [Operation.WRITE, Operation.ALTER]
 Take = Callable[[Cluster, str], Awaitable[object]]
-"""Takes one more of something, under a name of its own."""
+"""A function that uses up one more unit of a limit, under a new name."""
 
 
 async def secure(cluster: Cluster) -> None:
@@ -87,7 +87,7 @@ async def take_constrained_stream(cluster: Cluster, name: str) -> None:
 
 
 class Case(NamedTuple):
-    """One limit of the cluster. With `total`, a principal has room for three, and all have room for more."""
+    """One limit of the cluster. Within `total`, one principal has room for three units, and all have room for more."""
 
     quota: str
     take: Take
@@ -121,7 +121,7 @@ async def take_by(cluster: Cluster, case: Case, who: Identity | None, *names: st
         await case.take(cluster, name)
 
 
-async def test_a_principal_has_its_share_and_others_theirs(cluster: Cluster, case: Case) -> None:
+async def test_a_principal_beyond_its_share_is_refused_and_others_are_not(cluster: Cluster, case: Case) -> None:
     await secure(cluster)
     await cluster.register("a")
     await take_by(cluster, case, ALICE, "a-0", "a-1", "a-2")
@@ -147,12 +147,14 @@ async def test_a_share_outlasts_the_coordinator(cluster: Cluster, case: Case) ->
         await take_by(cluster, case, ALICE, "a-3")
 
 
-async def test_without_security_there_are_no_shares(cluster: Cluster, case: Case) -> None:
+async def test_shares_do_not_apply_without_security(cluster: Cluster, case: Case) -> None:
     await cluster.register("a")
     await take_by(cluster, case, ALICE, *(f"a-{number}" for number in range(6)))
 
 
-async def test_what_is_deleted_makes_room_for_schemas(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_deleted_schemas_free_the_share_of_their_principal(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for module in (schemas, bookkeeping):
         monkeypatch.setattr(module, "BYTES_MAX", SCHEMA_BYTES)
     await secure(cluster)
@@ -163,7 +165,7 @@ async def test_what_is_deleted_makes_room_for_schemas(cluster: Cluster, monkeypa
     for number in range(3):
         await take_schema(cluster, f"t-{number}")
     called_by(BOB)
-    for number in range(3):  # bob's own, though alice has registered the very same
+    for number in range(3):  # they count for bob too, though alice has registered the same text
         request = schema_pb2.GetSchemaRequest(subject=f"t-{number}-value")
         known = (await cluster.coordinator.schemas.get(request)).registered.schema
         await cluster.coordinator.schemas.register(
@@ -173,7 +175,7 @@ async def test_what_is_deleted_makes_room_for_schemas(cluster: Cluster, monkeypa
         await take_schema(cluster, "bob-3")
 
 
-async def test_a_producer_that_comes_back_takes_no_other_name(
+async def test_a_returning_producer_does_not_use_up_more_of_the_share(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(producers, "NAMES_MAX", 4)

@@ -16,7 +16,7 @@ def groups(starts: list[EntryStart]) -> list[tuple[int, int]]:
     return [(one.start.entry, one.start.group_id) for one in starts]
 
 
-def test_of_each_entry_in_each_interval_the_last_start_counts() -> None:
+def test_the_last_start_of_each_entry_in_each_interval_counts() -> None:
     two = assignment((1, 1), (2, 57))
     known = [start(3), start(4, entry=1), start(60)]
 
@@ -26,7 +26,7 @@ def test_of_each_entry_in_each_interval_the_last_start_counts() -> None:
     assert merged(two, known, []) == [start(3), start(4, entry=1), start(60)]
 
 
-def test_a_recovery_is_told_where_that_starts_which_its_broker_had() -> None:
+def test_the_starts_for_a_recovery_are_those_of_the_brokers_last_own_intervals() -> None:
     three = assignment((1, 1), (2, 57), (1, 90))
     known = [start(3), start(60), start(91), start(92, entry=1)]
 
@@ -36,7 +36,7 @@ def test_a_recovery_is_told_where_that_starts_which_its_broker_had() -> None:
 
 
 def test_the_earliest_start_counts_until_joined_intervals_are_recovered() -> None:
-    """The owner may tell of a start in its own part before it knows that it has the older one, too."""
+    """The owner may report a start in its own part before it knows that it has the older part too."""
     joined = recovering(assignment((2, 1)))
     known = [start(3), start(60)]
 
@@ -47,8 +47,8 @@ def test_the_earliest_start_counts_until_joined_intervals_are_recovered() -> Non
     assert groups(merged(assignment((2, 1)), told, [start(70)])) == [(0, 70)]
 
 
-def test_where_the_next_interval_begins_is_its_start_when_the_first_one_goes() -> None:
-    """Once it is the only one, it does not say with which records it begins."""
+def test_the_begin_of_the_next_interval_becomes_its_start_when_the_first_is_removed() -> None:
+    """A single interval does not record its first records."""
     two = assignment((1, 1), (2, 57))
     two.intervals[1].first_records[:] = [5, 0, 9]
     (first, third) = without_interval(two, [start(3)], 0)
@@ -57,20 +57,20 @@ def test_where_the_next_interval_begins_is_its_start_when_the_first_one_goes() -
     assert groups(without_interval(two, [start(3), start(60)], 0)) == [(0, 60), (2, 57)]
 
 
-def test_the_starts_of_an_interval_go_with_it() -> None:
+def test_the_starts_of_a_removed_interval_are_removed() -> None:
     two = assignment((1, 1), (2, 57))
     assert groups(without_interval(two, [start(3), start(60)], 0)) == [(0, 60)]
 
 
 def with_records(of: StreamletAssignment, *records: int) -> StreamletAssignment:
-    """With the first record of each interval but the first one."""
+    """Set the first record of each interval but the first one."""
     for interval, record in zip(of.intervals[1:], records, strict=True):
         interval.first_records[:] = [record]
     return of
 
 
-def test_where_a_later_interval_begins_is_not_the_start_of_an_older_one_that_joins_it() -> None:
-    """A broker that had only that one has told it; what is before it, at another one, would be hidden."""
+def test_the_begin_of_a_later_interval_is_no_start_after_a_join() -> None:
+    """The report came from a broker with only the later interval; it would hide older groups elsewhere."""
     two, one = with_records(assignment((1, 1), (2, 57)), 7), assignment((2, 1))
 
     assert joined(two, one, [start(57)]) == []
@@ -81,7 +81,7 @@ def test_where_a_later_interval_begins_is_not_the_start_of_an_older_one_that_joi
     assert groups(joined(three, assignment((1, 1), (2, 90)), [start(57), start(90)])) == [(0, 90)]
 
 
-def test_where_a_later_interval_of_a_broker_begins_is_not_where_what_it_has_starts() -> None:
+def test_the_begin_of_a_brokers_later_interval_is_no_start_of_its_groups() -> None:
     three = with_records(assignment((1, 1), (2, 57), (1, 90)), 3, 7)
 
     assert starts_at(three, 1, [start(90)]) == []
@@ -89,14 +89,14 @@ def test_where_a_later_interval_of_a_broker_begins_is_not_where_what_it_has_star
     assert groups(starts_at(with_records(three, 3, 6), 1, [start(90)])) == [(0, 90)]
 
 
-def test_a_start_that_is_told_while_nothing_was_known_does_not_hide_what_has_yet_to_come() -> None:
+def test_a_first_start_during_a_recovery_does_not_hide_the_older_groups() -> None:
     one = recovering(assignment((2, 1)))
     assert merged(one, [], [start(61)]) == []
     assert groups(merged(assignment((2, 1)), [], [start(61)])) == [(0, 61)]
 
 
-def test_a_removal_counts_wherever_the_older_records_are() -> None:
-    """Those that come back by a recovery would be taken for lost, as nobody has them any more."""
+def test_a_removal_counts_even_if_older_records_are_elsewhere() -> None:
+    """Otherwise a recovery would take the removed records for lost, as no broker has them any more."""
     removed = start(61)
     removed.removed = True
     one = recovering(assignment((2, 1)))
@@ -109,8 +109,8 @@ def test_a_removal_counts_wherever_the_older_records_are() -> None:
     assert starts_at(with_records(assignment((2, 1), (1, 30), (2, 57)), 3, 7), 2, [removed]) == [removed]
 
 
-def test_what_a_later_owner_has_removed_goes_for_what_is_older_at_another_broker() -> None:
-    """A recovery of that would bring back what was truncated, behind which the later owner has begun."""
+def test_a_removal_by_a_later_owner_covers_older_groups_at_another_broker() -> None:
+    """Otherwise a recovery of the older groups would bring back truncated records."""
     removed = start(61)
     removed.removed = True
     two = with_records(assignment((1, 1), (2, 57)), 3)
@@ -122,8 +122,8 @@ def test_what_a_later_owner_has_removed_goes_for_what_is_older_at_another_broker
     assert groups(starts_at(three, 3, [removed, start(91)])) == [(0, 91)]
 
 
-def test_a_broker_that_begins_with_a_later_interval_of_its_own_has_not_removed_what_others_have_before_it() -> None:
-    """It had all of an older interval truncated, up to a place at the broker that had the streamlet in between."""
+def test_a_removal_of_an_older_interval_does_not_cover_the_interval_between() -> None:
+    """All of the broker's older interval was truncated, up to a place at the broker of the next interval."""
     three = with_records(assignment((1, 1), (2, 57), (1, 90)), 3, 7)
     told = start(90)
     told.removed = True
@@ -136,7 +136,7 @@ def test_a_broker_that_begins_with_a_later_interval_of_its_own_has_not_removed_w
     assert merged(three, [], [start(90)]) == [start(90)]
 
 
-def test_a_broker_without_an_older_interval_has_removed_nothing_before_the_one_that_it_begins_with() -> None:
+def test_a_removal_up_to_the_begin_of_a_brokers_only_interval_removes_nothing() -> None:
     two = with_records(assignment((2, 1), (1, 90)), 7)
     told = start(90)
     told.removed = True

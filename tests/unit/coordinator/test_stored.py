@@ -1,4 +1,4 @@
-"""What is stored of each principal's streams, as brokers tell, and who is told that its quota is used up."""
+"""Stored bytes of each principal, as brokers report them, and the principals that are over their quotas."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FIRST, SECOND = 1, 2
 
 @pytest.fixture
 async def secured(cluster: Cluster) -> Cluster:
-    """With security on, and two brokers that have nothing."""
+    """A cluster with security on, and two brokers that have reported no bytes."""
     await secure(cluster, "user:root")
     await cluster.register("a")
     await cluster.register("b")
@@ -30,14 +30,14 @@ async def secured(cluster: Cluster) -> Cluster:
 
 
 async def tell(cluster: Cluster, broker_id: int, **stored: int) -> coordinator_pb2.HeartbeatResponse:
-    """A heartbeat of a broker that has something of users' streams."""
+    """Send a heartbeat of a broker with the stored bytes of users."""
     return await tell_some(cluster, broker_id, stored, incomplete=False)
 
 
 async def tell_some(
     cluster: Cluster, broker_id: int, stored: Mapping[str, int], *, incomplete: bool = True
 ) -> coordinator_pb2.HeartbeatResponse:
-    """The same of one that has not looked at all that it has."""
+    """Send the same heartbeat of a broker that has not counted all of its bytes yet."""
     request = coordinator_pb2.HeartbeatRequest(
         broker_id=broker_id,
         broker_epoch=cluster.coordinator.state.brokers.epoch(broker_id),
@@ -52,7 +52,7 @@ def full(answer: coordinator_pb2.HeartbeatResponse) -> dict[str, tuple[int, int]
     return {each.principal: (each.stored_bytes, each.quota_bytes) for each in answer.full_principals}
 
 
-async def test_what_all_brokers_have_counts(secured: Cluster) -> None:
+async def test_stored_bytes_are_the_sum_over_all_brokers(secured: Cluster) -> None:
     await limit(secured, "alice", stored_bytes=1000)
     assert full(await tell(secured, FIRST, alice=600, bob=9000)) == {}
     assert full(await tell(secured, SECOND, alice=400)) == {"user:alice": (1000, 1000)}
@@ -63,7 +63,7 @@ async def test_what_all_brokers_have_counts(secured: Cluster) -> None:
     assert secured.coordinator.stored.most(10) == [("user:alice", 700)]
 
 
-async def test_another_quota_holds_from_the_next_heartbeat_on(secured: Cluster) -> None:
+async def test_a_changed_quota_takes_effect_with_the_next_heartbeat(secured: Cluster) -> None:
     assert full(await tell(secured, FIRST, alice=600)) == {}
     await limit(secured, "alice", stored_bytes=500)
     assert full(await tell(secured, FIRST, alice=600)) == {"user:alice": (600, 500)}
@@ -76,7 +76,7 @@ async def test_another_quota_holds_from_the_next_heartbeat_on(secured: Cluster) 
     assert full(await tell(secured, SECOND, alice=1 << 63)) == {"user:alice": ((1 << 64) - 1, (1 << 64) - 1)}
 
 
-async def test_who_has_no_quota_of_its_own_goes_by_the_default_one(secured: Cluster) -> None:
+async def test_users_without_their_own_quota_have_the_default_quota(secured: Cluster) -> None:
     await limit(secured, "", stored_bytes=10)
     assert full(await tell(secured, FIRST, alice=600, root=600)) == {"user:alice": (600, 10)}
     await limit(secured, "alice", streams=5)
@@ -84,12 +84,12 @@ async def test_who_has_no_quota_of_its_own_goes_by_the_default_one(secured: Clus
     called_by(ROOT)
     await secured.coordinator.access.delete_user(access_pb2.DeleteUserRequest(name="alice"))
     assert full(await tell(secured, FIRST, alice=600)) == {"user:alice": (600, 10)}
-    await limit(secured, "alice", stored_bytes=1000)  # one that is made anew has what the earlier one had
+    await limit(secured, "alice", stored_bytes=1000)  # a new user of the same name has the earlier one's bytes
     assert full(await tell(secured, FIRST, alice=600)) == {}
     assert full(await tell(secured, FIRST, alice=1000)) == {"user:alice": (1000, 1000)}
 
 
-async def test_who_has_too_much_creates_no_streams(secured: Cluster) -> None:
+async def test_a_user_over_its_quota_of_stored_bytes_cannot_create_streams(secured: Cluster) -> None:
     await limit(secured, "alice", stored_bytes=1000)
     await tell(secured, FIRST, alice=999)
     await create(secured, ALICE, "one")
@@ -105,8 +105,8 @@ async def test_who_has_too_much_creates_no_streams(secured: Cluster) -> None:
     await create(secured, ALICE, "two")
 
 
-async def test_a_coordinator_that_has_just_begun_knows_when_all_have_told(secured: Cluster) -> None:
-    """Until then it says who is full for sure, and that others may be."""
+async def test_full_principals_are_incomplete_until_all_brokers_have_reported(secured: Cluster) -> None:
+    """Until then the coordinator names the principals that are surely full, and says that others may be."""
     await limit(secured, "alice", stored_bytes=1000)
     await limit(secured, "bob", stored_bytes=1000)
     await secured.restart()
@@ -119,7 +119,7 @@ async def test_a_coordinator_that_has_just_begun_knows_when_all_have_told(secure
     assert full(await tell(secured, SECOND, alice=500)) == {"user:alice": (1100, 1000)}
 
 
-async def test_what_a_broker_has_had_counts_for_as_long_as_it_is_there(secured: Cluster) -> None:
+async def test_the_stored_bytes_of_a_broker_count_while_it_is_alive(secured: Cluster) -> None:
     await limit(secured, "alice", stored_bytes=1000)
     await tell(secured, FIRST, alice=600)
     assert full(await tell(secured, SECOND, alice=600)) == {"user:alice": (1200, 1000)}
@@ -132,7 +132,7 @@ async def test_what_a_broker_has_had_counts_for_as_long_as_it_is_there(secured: 
     assert full(await tell(secured, SECOND, alice=600)) == {}
 
 
-async def test_metrics_have_those_who_have_the_most(secured: Cluster) -> None:
+async def test_metrics_show_the_principals_with_the_most_stored_bytes(secured: Cluster) -> None:
     await tell(secured, FIRST, **{f"user_{number}": number for number in range(1, PRINCIPALS_MAX + 3)})
     await tell(secured, SECOND, user_9=1000)
     metrics = CoordinatorMetrics(CollectorRegistry())
@@ -143,11 +143,11 @@ async def test_metrics_have_those_who_have_the_most(secured: Cluster) -> None:
     assert 'principal="user:user_1"' not in text
 
 
-async def test_without_security_nobody_has_a_quota(cluster: Cluster) -> None:
+async def test_quotas_do_not_apply_without_security(cluster: Cluster) -> None:
     await cluster.register("a")
     assert full(await tell(cluster, FIRST, alice=1 << 40)) == {}
 
 
-async def test_a_heartbeat_tells_of_so_many_principals_at_most(secured: Cluster) -> None:
+async def test_the_number_of_principals_in_a_heartbeat_is_limited(secured: Cluster) -> None:
     with pytest.raises(InvalidArgument, match="4096 stored, not 4097"):
         await secured.heartbeat(FIRST, stored=[coordinator_pb2.StoredBytes(principal="user:alice")] * 4097)

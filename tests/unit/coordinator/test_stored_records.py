@@ -1,4 +1,4 @@
-"""A coordinator refuses metadata that have a record which it cannot read, and names the record."""
+"""A coordinator refuses metadata with unreadable or missing records, and names them."""
 
 import json
 
@@ -54,7 +54,7 @@ async def _with_a_stream(cluster: Cluster) -> str:
         "schemas/subjects/abc",
     ],
 )
-async def test_a_record_that_cannot_be_read_is_named(cluster: Cluster, key: str, value: bytes) -> None:
+async def test_the_error_names_an_unreadable_record(cluster: Cluster, key: str, value: bytes) -> None:
     stream = await _with_a_stream(cluster)
     key = stream if key == "stream" else key
     await _spoil(cluster.store, key, value)
@@ -64,7 +64,7 @@ async def test_a_record_that_cannot_be_read_is_named(cluster: Cluster, key: str,
 
 
 @pytest.mark.parametrize("key", ["handover/1/0", "starts/1/0", "moves/1/0", "handed-over/01", "access/default"])
-async def test_garbage_is_named_where_a_record_may_be_empty(cluster: Cluster, key: str) -> None:
+async def test_the_error_names_an_unreadable_record_whose_kind_may_be_empty(cluster: Cluster, key: str) -> None:
     await _spoil(cluster.store, key, SPOILT[1])
 
     with pytest.raises(MetadataDamaged, match=key):
@@ -72,7 +72,7 @@ async def test_garbage_is_named_where_a_record_may_be_empty(cluster: Cluster, ke
 
 
 @pytest.mark.parametrize("key", [CLUSTER_ID, last_id("broker")])
-async def test_what_others_depend_on_is_not_made_anew(cluster: Cluster, key: str) -> None:
+async def test_a_missing_record_that_others_depend_on_is_damage(cluster: Cluster, key: str) -> None:
     await _with_a_stream(cluster)
     await _spoil(cluster.store, key, None)
 
@@ -92,7 +92,7 @@ async def test_a_restored_copy_replaces_a_damaged_record_of_the_leader(cluster: 
 
 
 @pytest.mark.parametrize("value", [None, b"\x0a\x01x"])
-async def test_a_record_that_is_gone_or_another_one_is_missed(cluster: Cluster, value: bytes | None) -> None:
+async def test_a_deleted_or_replaced_record_is_detected_by_the_census(cluster: Cluster, value: bytes | None) -> None:
     key = await _with_a_stream(cluster)
     await cluster.create("other")
     await cluster.restart()
@@ -118,7 +118,7 @@ async def test_a_record_that_is_gone_or_another_one_is_missed(cluster: Cluster, 
     assert len((await cluster.restart()).state.catalog) == 2
 
 
-async def test_who_has_deleted_the_census_goes_on_with_what_is_there(cluster: Cluster) -> None:
+async def test_deleting_the_census_accepts_the_remaining_records(cluster: Cluster) -> None:
     await _spoil(cluster.store, await _with_a_stream(cluster), None)
     with pytest.raises(MetadataDamaged):
         await cluster.restart()
@@ -130,7 +130,7 @@ async def test_who_has_deleted_the_census_goes_on_with_what_is_there(cluster: Cl
     assert len((await cluster.restart()).state.catalog) == 1
 
 
-async def test_the_last_record_of_its_kind_is_missed_as_well_and_a_removed_one_is_not(cluster: Cluster) -> None:
+async def test_the_census_misses_the_last_record_of_a_kind_but_not_a_deleted_stream(cluster: Cluster) -> None:
     key = await _with_a_stream(cluster)
     await cluster.coordinator.streams.delete("stream")
     assert len((await cluster.restart()).state.catalog) == 0
@@ -143,14 +143,14 @@ async def test_the_last_record_of_its_kind_is_missed_as_well_and_a_removed_one_i
 
 
 @pytest.mark.parametrize("value", [b"", b"[]", b'{"records": "many", "sum": 0}'])
-async def test_a_census_that_cannot_be_read_is_named(cluster: Cluster, value: bytes) -> None:
+async def test_the_error_names_an_unreadable_census(cluster: Cluster, value: bytes) -> None:
     await _with_a_stream(cluster)
     await _spoil(cluster.store, "census/streams", value)
     with pytest.raises(MetadataDamaged, match="record census/streams cannot be read"):
         await cluster.restart()
 
 
-def test_a_census_that_an_earlier_version_has_not_kept_is_taken_anew() -> None:
+def test_a_census_is_taken_anew_after_an_earlier_version_has_led() -> None:
     def led_since(epoch: int) -> dict[str, bytes]:
         return {LEADER: json.dumps({"epoch": 9, "census_since": epoch}).encode()}
 

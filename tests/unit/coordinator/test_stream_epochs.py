@@ -1,4 +1,4 @@
-"""Streams get epochs once all daemons know them, and keep until when their brokers have promised by the clock."""
+"""Epochs of streams: the feature level that they need, their settings, and the end of clock punctuation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def create(cluster: Cluster, name: str, **epochs: Any) -> common_pb2.Strea
     return await cluster.coordinator.streams.create(name, wanted, common_pb2.StreamSchema())
 
 
-async def test_where_a_daemon_does_not_know_them_there_are_none(cluster: Cluster) -> None:
+async def test_a_stream_cannot_have_epochs_before_the_cluster_has_the_feature_level(cluster: Cluster) -> None:
     await register(cluster, "a", EPOCHS)
     await register(cluster, "b", EPOCHS - 1)
     await create(cluster, "without")
@@ -42,7 +42,7 @@ async def test_where_a_daemon_does_not_know_them_there_are_none(cluster: Cluster
 @pytest.mark.parametrize(
     "wrong", [{"epoch_grace_ms": 0}, {"epoch_grace_ms": 3_600_001}, {"timestamp_ahead_max_ms": 367 * 86_400_000}]
 )
-async def test_what_epochs_cannot_have_is_refused_also_before_there_are_any(
+async def test_invalid_settings_of_epochs_are_refused_even_without_epochs(
     cluster: Cluster, wrong: dict[str, Any]
 ) -> None:
     await register(cluster, "a", EPOCHS)
@@ -54,7 +54,7 @@ async def test_what_epochs_cannot_have_is_refused_also_before_there_are_any(
         await create(cluster, "wrong", **wrong)
 
 
-async def test_once_all_know_them_nobody_waits_for_a_heartbeat(cluster: Cluster) -> None:
+async def test_a_stream_can_have_epochs_as_soon_as_all_daemons_support_them(cluster: Cluster) -> None:
     await register(cluster, "a", EPOCHS)
     assert cluster.coordinator.state.feature_level < EPOCHS
     await create(cluster, "with", epoch_ms=10)
@@ -66,7 +66,9 @@ async def test_once_all_know_them_nobody_waits_for_a_heartbeat(cluster: Cluster)
 
 
 @pytest.mark.parametrize("change", [{"punctuation": PRODUCERS}, {"epoch_ms": 0}])
-async def test_until_when_the_clock_counted_is_kept_while_it_does_not(cluster: Cluster, change: dict[str, Any]) -> None:
+async def test_the_end_of_clock_punctuation_is_kept_until_the_clock_counts_again(
+    cluster: Cluster, change: dict[str, Any]
+) -> None:
     await register(cluster, "a", EPOCHS)
     stream = await create(cluster, "s", epoch_ms=10, clock_until_us=5)
     assert stream.config.clock_until_us == 0, "nobody else says that"
@@ -83,7 +85,7 @@ async def test_until_when_the_clock_counted_is_kept_while_it_does_not(cluster: C
     assert back.config.clock_until_us == 0, "from then on a new owner goes by the clock"
 
 
-async def test_where_only_producers_counted_there_is_no_such_time(cluster: Cluster) -> None:
+async def test_a_stream_with_producer_punctuation_has_no_end_of_clock_punctuation(cluster: Cluster) -> None:
     await register(cluster, "a", EPOCHS)
     await create(cluster, "s", epoch_ms=10, punctuation=PRODUCERS)
     assert (await cluster.alter("s", epoch_ms=0)).config.clock_until_us == 0

@@ -1,4 +1,4 @@
-"""Streams that brokers hold and the coordinator does not know: which those are, and taking them up again."""
+"""Streams that brokers hold and the coordinator does not know, and how it takes them up again."""
 
 from collections.abc import Iterable, Mapping
 
@@ -16,7 +16,7 @@ YOUNG = 77
 
 
 def young(name: str = "young", *, epochs: tuple[int, ...] = (1, 2), version: int = 3) -> common_pb2.StreamInfo:
-    """A stream with a streamlet at each of brokers 1, 2, …, which the coordinator has never heard of."""
+    """A stream unknown to the coordinator, with a streamlet at each of brokers 1, 2, …."""
     stream = common_pb2.StreamInfo(stream_id=YOUNG, name=name, assignments_version=version)
     stream.config.CopyFrom(
         common_pb2.StreamConfig(streamlets=len(epochs), entries=1, group_segments=4, replication=0, virtual_logs=1)
@@ -27,7 +27,7 @@ def young(name: str = "young", *, epochs: tuple[int, ...] = (1, 2), version: int
 
 
 def beat(cluster: Cluster, broker_id: int, *streams: common_pb2.StreamInfo) -> coordinator_pb2.HeartbeatRequest:
-    """A heartbeat that says that a broker has these streams."""
+    """A heartbeat of a broker that holds these streams."""
     held = [
         coordinator_pb2.HeldStream(
             stream_id=one.stream_id, assignments_version=one.assignments_version, config_version=one.config_version
@@ -48,7 +48,7 @@ async def tell(cluster: Cluster, broker_id: int, stream: common_pb2.StreamInfo) 
 
 
 async def all_tell(cluster: Cluster, broker_id: int, stream: common_pb2.StreamInfo) -> None:
-    """All say what they hold, and one of them knows more of a stream than the metadata have."""
+    """Let all brokers report their streams, and one of them a later version of a stream than the metadata have."""
     for one in cluster.coordinator.state.brokers.ids():
         if one != broker_id:
             await cluster.coordinator.members.heartbeat(beat(cluster, one))
@@ -66,7 +66,7 @@ async def two(cluster: Cluster) -> Cluster:
     return cluster
 
 
-async def test_what_is_known_being_created_or_to_be_dropped_is_not_unknown(two: Cluster) -> None:
+async def test_a_stream_that_is_known_or_to_be_dropped_is_not_unknown(two: Cluster) -> None:
     known = (await two.create("orders")).stream_id
     gone = (await two.create("gone")).stream_id
     two.brokers.failures[2] = Unavailable("away")
@@ -76,7 +76,7 @@ async def test_what_is_known_being_created_or_to_be_dropped_is_not_unknown(two: 
     assert (await two.coordinator.members.heartbeat(beat(two, 1, *held))).unknown_stream_ids == [YOUNG]
 
 
-async def test_a_stream_is_adopted_with_its_id_once_all_its_brokers_have_told_of_it(two: Cluster) -> None:
+async def test_a_stream_is_adopted_with_its_id_once_all_its_brokers_have_reported_it(two: Cluster) -> None:
     await tell(two, 1, young())
     with pytest.raises(Unavailable, match="broker 2"):
         await two.coordinator.unknown.adopt("young")
@@ -96,7 +96,7 @@ async def test_a_stream_is_adopted_with_its_id_once_all_its_brokers_have_told_of
     assert (await two.create("later")).stream_id > YOUNG
 
 
-async def test_launches_that_are_new_get_streamlets_with_groups_behind_the_old_ones(two: Cluster) -> None:
+async def test_new_launches_get_adopted_streamlets_with_later_groups(two: Cluster) -> None:
     await two.register("c", broker_id=2)
     for broker_id in (1, 2):
         await tell(two, broker_id, young())
@@ -107,7 +107,7 @@ async def test_launches_that_are_new_get_streamlets_with_groups_behind_the_old_o
     assert (second.broker_epoch, second.first_group_id) == (3, 3 * GROUPS_PER_LAUNCH)
 
 
-async def test_a_stream_whose_name_is_taken_is_adopted_under_another(two: Cluster) -> None:
+async def test_a_stream_whose_name_is_taken_can_be_adopted_under_another(two: Cluster) -> None:
     await two.create("young")
     for broker_id in (1, 2):
         await tell(two, broker_id, young())
@@ -118,7 +118,7 @@ async def test_a_stream_whose_name_is_taken_is_adopted_under_another(two: Cluste
     assert two.coordinator.state.catalog.named("young").stream_id != YOUNG
 
 
-async def test_what_nobody_has_told_of_or_nobody_can_describe_is_not_adopted(two: Cluster) -> None:
+async def test_an_unreported_or_undescribed_stream_cannot_be_adopted(two: Cluster) -> None:
     with pytest.raises(UnknownStream):
         await two.coordinator.unknown.adopt("young")
     await tell(two, 1, common_pb2.StreamInfo(stream_id=YOUNG))
@@ -126,7 +126,7 @@ async def test_what_nobody_has_told_of_or_nobody_can_describe_is_not_adopted(two
         await two.coordinator.unknown.adopt(str(YOUNG), "young")
 
 
-async def test_what_a_launch_told_that_is_not_current_any_more_is_forgotten(two: Cluster) -> None:
+async def test_reports_of_an_earlier_launch_are_forgotten(two: Cluster) -> None:
     await tell(two, 1, young())
     await two.heartbeat(1, held_streams_told=True)
     launch = Launch(1, two.coordinator.state.brokers.epoch(1))
@@ -138,7 +138,7 @@ async def test_what_a_launch_told_that_is_not_current_any_more_is_forgotten(two:
 
 
 async def moved_since_a_copy(two: Cluster) -> tuple[common_pb2.StreamInfo, common_pb2.StreamInfo]:
-    """A stream as the metadata have it, and as its brokers know it: its streamlet was moved to the other broker."""
+    """A stream as in the metadata, and as its brokers know it after a move of its streamlet to the other broker."""
     known = await two.create("orders", streamlets=1)
     later = common_pb2.StreamInfo()
     later.CopyFrom(known)
@@ -151,7 +151,7 @@ async def moved_since_a_copy(two: Cluster) -> tuple[common_pb2.StreamInfo, commo
     return known, later
 
 
-async def test_a_stream_that_moved_since_a_copy_goes_on_where_its_brokers_know_it(two: Cluster) -> None:
+async def test_a_stream_that_moved_since_a_copy_continues_as_its_brokers_know_it(two: Cluster) -> None:
     _, later = await moved_since_a_copy(two)
     await tell(two, later.assignments[0].broker_id, later)
     await two.coordinator.idle()
@@ -167,8 +167,8 @@ async def test_a_stream_that_moved_since_a_copy_goes_on_where_its_brokers_know_i
     assert (await two.coordinator.members.heartbeat(beat(two, 1, later))).unknown_stream_ids == []
 
 
-async def test_who_has_been_an_owner_since_a_copy_is_told_that_another_broker_is(two: Cluster) -> None:
-    """Of the move away from it only the new owner was told, before older metadata were put back."""
+async def test_an_owner_between_copy_and_restore_learns_that_another_broker_is_owner(two: Cluster) -> None:
+    """Only the new owner had learned of the move before older metadata were restored."""
     await two.register("c")
     between, later = await moved_since_a_copy(two)
     owner = later.assignments[0].broker_id
@@ -186,8 +186,8 @@ async def test_who_has_been_an_owner_since_a_copy_is_told_that_another_broker_is
     assert two.brokers.streams[3, later.stream_id].assignments_version == later.assignments_version
 
 
-async def test_a_broker_that_holds_what_is_elsewhere_by_now_is_told_so(two: Cluster) -> None:
-    """Whatever it comes from: it is not news, and nobody else would tell it."""
+async def test_a_broker_learns_that_a_stream_it_holds_is_elsewhere(two: Cluster) -> None:
+    """The broker's version is not later than the metadata, so no other step would tell the broker."""
     await two.register("c")
     known, _ = await moved_since_a_copy(two)
 
@@ -199,8 +199,8 @@ async def test_a_broker_that_holds_what_is_elsewhere_by_now_is_told_so(two: Clus
     assert two.coordinator.state.untold() == []
 
 
-async def test_an_owner_that_never_got_what_was_handed_over_gets_it_from_who_had_the_streamlet(two: Cluster) -> None:
-    """The move had been written, and the new owner had gone before it was told; then older metadata were put back."""
+async def test_an_owner_gets_a_lost_handover_state_from_the_previous_owner(two: Cluster) -> None:
+    """The move was written, the new owner died before it got the state, and older metadata were restored."""
     _, later = await moved_since_a_copy(two)
     (assignment,) = later.assignments
     owner, before = assignment.broker_id, 3 - assignment.broker_id
@@ -212,7 +212,7 @@ async def test_an_owner_that_never_got_what_was_handed_over_gets_it_from_who_had
     await two.settle()
     assert (owner, later.stream_id, 0) not in two.brokers.handed_over
 
-    await two.restart()  # what is left to do is in the store
+    await two.restart()  # the remaining work is in the store
     del two.brokers.failures[before]
     await two.heartbeat(1, 2)
     await two.settle()
@@ -221,8 +221,8 @@ async def test_an_owner_that_never_got_what_was_handed_over_gets_it_from_who_had
     assert not await two.store.list("moves/")
 
 
-async def test_what_was_handed_over_before_a_copy_is_given_to_nobody_who_has_gone_on_since(two: Cluster) -> None:
-    """It would give the same groups once more, and take chunks that it has for new ones."""
+async def test_an_owner_that_went_on_since_a_copy_gets_no_old_handover_state(two: Cluster) -> None:
+    """With the old state it would give the same group ids again, and take known chunks for new ones."""
     known = await two.create("orders", streamlets=1)
     owner = known.assignments[0].broker_id
     move = coordinator_pb2.Move(stream="orders", streamlet_id=0, from_broker_id=3 - owner, to_broker_id=owner)
@@ -245,15 +245,15 @@ async def test_what_was_handed_over_before_a_copy_is_given_to_nobody_who_has_gon
     assert [await two.store.get(key) for key in keys] == [None, None]
 
 
-async def test_an_owner_that_has_opened_what_it_got_is_not_given_it_again(two: Cluster) -> None:
+async def test_an_owner_with_its_handover_state_does_not_get_it_again(two: Cluster) -> None:
     _, later = await moved_since_a_copy(two)
     await all_tell(two, later.assignments[0].broker_id, later)
     await two.settle()
     assert two.brokers.asked_where == []
 
 
-async def test_a_broker_that_starts_again_is_waited_for_before_a_stream_goes_on(two: Cluster) -> None:
-    """It may know later assignments than those who are there: then both would have gone on."""
+async def test_a_stream_waits_for_a_restarting_broker_before_it_continues(two: Cluster) -> None:
+    """It may know later assignments than the present brokers; otherwise both owners would go on."""
     known, later = await moved_since_a_copy(two)
     latest = common_pb2.StreamInfo()
     latest.CopyFrom(later)
@@ -275,7 +275,7 @@ async def test_a_broker_that_starts_again_is_waited_for_before_a_stream_goes_on(
     assert comes_from(two.coordinator.state.catalog.named("orders"), latest.assignments_version)
 
 
-async def test_brokers_are_told_how_a_stream_goes_on_though_a_query_comes_when_that_has_just_been_written(
+async def test_a_query_right_after_the_write_does_not_keep_brokers_from_learning_of_a_stream(
     two: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, later = await moved_since_a_copy(two)
@@ -297,7 +297,7 @@ async def test_brokers_are_told_how_a_stream_goes_on_though_a_query_comes_when_t
     }
 
 
-async def test_columns_that_came_since_a_copy_are_known_again(two: Cluster) -> None:
+async def test_columns_added_since_a_copy_are_taken_up(two: Cluster) -> None:
     later = common_pb2.StreamInfo()
     later.CopyFrom(await two.create("orders", streamlets=1))
     later.schemas.add(schema_id=991, arrow_schema=b"later")
@@ -308,7 +308,7 @@ async def test_columns_that_came_since_a_copy_are_known_again(two: Cluster) -> N
     assert two.coordinator.state.catalog.named("orders") == later
 
 
-async def test_a_launch_that_registers_with_later_assignments_gets_nothing_of_the_stream_before_they_are_known(
+async def test_a_launch_with_later_assignments_gets_no_stream_before_they_are_taken_up(
     two: Cluster,
 ) -> None:
     known, later = await moved_since_a_copy(two)
@@ -329,9 +329,9 @@ async def test_a_launch_that_registers_with_later_assignments_gets_nothing_of_th
     assert two.coordinator.state.catalog.named("orders").assignments[0].broker_id == 3 - owner
 
 
-async def test_assignments_that_both_went_on_are_a_problem_that_is_told_and_destroys_nothing(two: Cluster) -> None:
+async def test_conflicting_assignments_are_reported_and_can_be_adopted(two: Cluster) -> None:
     known, later = await moved_since_a_copy(two)
-    await two.register("c", broker_id=known.assignments[0].broker_id)  # it has told of nothing: a new version
+    await two.register("c", broker_id=known.assignments[0].broker_id)  # a new version, as it reported none
     ours = two.coordinator.state.catalog.named("orders")
 
     await all_tell(two, later.assignments[0].broker_id, later)
@@ -351,7 +351,7 @@ async def test_assignments_that_both_went_on_are_a_problem_that_is_told_and_dest
     assert two.coordinator.unknown.describe_all() == []
 
 
-async def test_what_is_at_a_broker_that_the_metadata_do_not_have_waits_for_it(two: Cluster) -> None:
+async def test_a_stream_waits_for_an_owner_that_is_not_in_the_metadata(two: Cluster) -> None:
     _, later = await moved_since_a_copy(two)
     later.assignments[0].broker_id = later.assignments[0].intervals[1].broker_id = 3
 
@@ -364,7 +364,7 @@ async def test_what_is_at_a_broker_that_the_metadata_do_not_have_waits_for_it(tw
     assert two.coordinator.state.catalog.named("orders").assignments[0].broker_id == 3
 
 
-async def test_what_a_broker_holds_may_be_named_in_several_heartbeats(two: Cluster) -> None:
+async def test_a_broker_can_report_its_streams_in_several_heartbeats(two: Cluster) -> None:
     _, later = await moved_since_a_copy(two)
     owner = later.assignments[0].broker_id
     await two.coordinator.members.heartbeat(beat(two, 3 - owner))

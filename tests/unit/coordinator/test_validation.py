@@ -47,7 +47,7 @@ def config(**changes: Any) -> common_pb2.StreamConfig:
     ("field", "limit"),
     [("streamlets", STREAMLETS_MAX), ("entries", ENTRIES_MAX), ("group_segments", GROUP_SEGMENTS_MAX)],
 )
-def test_each_number_has_limits_and_the_error_names_them(field: str, limit: int) -> None:
+def test_each_number_of_a_configuration_is_limited(field: str, limit: int) -> None:
     for value in (1, limit):
         assert getattr(checked_config(config(**{field: value})), field) == value
     for value in (0, limit + 1):
@@ -58,23 +58,23 @@ def test_each_number_has_limits_and_the_error_names_them(field: str, limit: int)
 @pytest.mark.parametrize(
     ("replication", "expected"), [(0, common_pb2.DURABILITY_LEADER), (1, common_pb2.DURABILITY_REPLICATED)]
 )
-def test_the_durability_that_is_left_open_is_what_replication_gives(
+def test_the_default_durability_follows_from_the_replication(
     replication: int, expected: common_pb2.Durability.ValueType
 ) -> None:
     given_config = config(replication=replication)
     assert checked_config(given_config).durability == expected
-    assert given_config.durability == common_pb2.DURABILITY_UNSPECIFIED  # the request is not ours to change
+    assert given_config.durability == common_pb2.DURABILITY_UNSPECIFIED  # the request itself is not changed
 
 
 @pytest.mark.parametrize("replication", [0, 3])
 @pytest.mark.parametrize("durability", [common_pb2.DURABILITY_LEADER, common_pb2.DURABILITY_PERSISTED])
-def test_durability_that_a_broker_gives_by_itself_is_taken(
+def test_durability_that_needs_no_backups_is_accepted(
     durability: common_pb2.Durability.ValueType, replication: int
 ) -> None:
     assert checked_config(config(durability=durability, replication=replication)).durability == durability
 
 
-def test_durability_that_needs_backups_is_taken_with_replication_only() -> None:
+def test_replicated_durability_needs_replication() -> None:
     replicated = config(durability=common_pb2.DURABILITY_REPLICATED, replication=1)
     assert checked_config(replicated).durability == common_pb2.DURABILITY_REPLICATED
     for refused in (config(durability=common_pb2.DURABILITY_REPLICATED, **more) for more in ({}, {"replication": 0})):
@@ -82,14 +82,14 @@ def test_durability_that_needs_backups_is_taken_with_replication_only() -> None:
             checked_config(refused)
 
 
-def test_replication_that_is_left_open_is_the_clusters_default() -> None:
+def test_the_default_replication_is_that_of_the_cluster() -> None:
     for given_config, expected in ((config(), 2), (config(replication=0), 0), (config(replication=1), 1)):
         checked = checked_config(given_config, default_replication=2)
         assert (checked.HasField("replication"), checked.replication) == (True, expected)
     assert checked_config(config()).HasField("replication")
 
 
-def test_replication_has_a_limit() -> None:
+def test_replication_is_limited() -> None:
     assert checked_config(config(replication=REPLICATION_MAX)).replication == REPLICATION_MAX
     with pytest.raises(InvalidArgument, match="replication must be between 0 and 16, not 17"):
         checked_config(config(replication=REPLICATION_MAX + 1))
@@ -98,7 +98,7 @@ def test_replication_has_a_limit() -> None:
 @pytest.mark.parametrize(
     ("streamlets", "entries", "limit"), [(1, 1, 1), (3, 4, 12), (STREAMLETS_MAX, 1, VIRTUAL_LOGS_MAX)]
 )
-def test_there_are_no_more_virtual_logs_than_there_is_to_share_them(streamlets: int, entries: int, limit: int) -> None:
+def test_there_are_at_most_as_many_virtual_logs_as_lanes(streamlets: int, entries: int, limit: int) -> None:
     for virtual_logs, expected in ((0, 1), (1, 1), (limit, limit)):
         given_config = config(streamlets=streamlets, entries=entries, virtual_logs=virtual_logs)
         assert checked_config(given_config).virtual_logs == expected
@@ -119,14 +119,14 @@ def test_values_of_later_versions_are_refused(field: str) -> None:
 
 
 @pytest.mark.parametrize("field", ["retention_ms", "retention_bytes"])
-def test_retention_by_age_and_size_is_any_number_of_64_bits_with_a_sign(field: str) -> None:
+def test_retention_by_age_and_size_is_limited_to_signed_64_bits(field: str) -> None:
     for value in (0, 1, RETENTION_MAX):
         assert getattr(checked_config(config(**{field: value})), field) == value
     with pytest.raises(InvalidArgument, match=f"{field} must be between 0 and {RETENTION_MAX}, not {1 << 63}"):
         checked_config(config(**{field: 1 << 63}))
 
 
-def test_consumer_groups_that_hold_back_retention_have_names_like_streams() -> None:
+def test_retention_can_wait_for_64_consumer_groups_with_long_names() -> None:
     names = [f"{number:02}".ljust(NAME_CHARS_MAX, "x") for number in range(RETENTION_CONSUMER_GROUPS_MAX)]
     assert list(checked_config(config(retention_consumer_groups=names)).retention_consumer_groups) == names
 
@@ -141,12 +141,12 @@ def test_consumer_groups_that_hold_back_retention_have_names_like_streams() -> N
         ([str(number) for number in range(RETENTION_CONSUMER_GROUPS_MAX + 1)], "65 consumer groups .* the limit is 64"),
     ],
 )
-def test_other_lists_of_consumer_groups_are_refused(names: list[str], text: str) -> None:
+def test_invalid_lists_of_consumer_groups_are_refused(names: list[str], text: str) -> None:
     with pytest.raises(InvalidArgument, match=text):
         checked_config(config(retention_consumer_groups=names))
 
 
-def test_retention_by_consumption_needs_someone_who_consumes() -> None:
+def test_retention_by_consumption_needs_consumer_groups() -> None:
     assert checked_config(config(retention_consumed=True, retention_consumer_groups=["a"])).retention_consumed
     with pytest.raises(InvalidArgument, match="needs retention_consumer_groups"):
         checked_config(config(retention_consumed=True))
@@ -180,7 +180,7 @@ def test_retention_by_consumption_needs_someone_who_consumes() -> None:
         ),
     ],
 )
-def test_an_alteration_changes_what_is_set_and_nothing_else(changes: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_an_alteration_changes_only_the_fields_that_are_set(changes: dict[str, Any], expected: dict[str, Any]) -> None:
     before: dict[str, Any] = {
         "streamlets": 4,
         "replication": 2,
@@ -236,7 +236,7 @@ def test_a_stream_without_a_schema_gets_the_default_one() -> None:
     assert (schema.schema_id, schema.typed, schema.key_column, schema.timestamp_column) == (1, False, "", "")
 
 
-def test_the_default_schema_takes_no_columns() -> None:
+def test_the_default_schema_has_no_key_column() -> None:
     with pytest.raises(InvalidArgument, match="need a schema"):
         checked_schema(common_pb2.StreamSchema(key_column="keys"))
 
@@ -259,12 +259,12 @@ def test_a_stream_with_a_schema_is_typed() -> None:
 
 
 @given(st.binary(min_size=1, max_size=200))
-def test_bytes_that_are_no_schema_are_refused(data: bytes) -> None:
+def test_random_bytes_as_a_schema_are_refused(data: bytes) -> None:
     with pytest.raises((SchemaMismatch, InvalidArgument)):
         checked_schema(common_pb2.StreamSchema(arrow_schema=data))
 
 
-def test_a_schema_with_names_that_are_no_text_is_refused() -> None:
+def test_a_schema_with_names_that_are_not_utf_8_is_refused() -> None:
     for name, schema in (
         (b"some", pa.schema([("some", pa.int8())])),
         (b"some", pa.schema([("a", pa.list_(pa.struct([("some", pa.int8())])))])),
@@ -277,7 +277,7 @@ def test_a_schema_with_names_that_are_no_text_is_refused() -> None:
             checked_schema(common_pb2.StreamSchema(arrow_schema=data.replace(name, b"\xff" * len(name))))
 
 
-def test_a_schema_of_types_that_arrow_does_not_have_is_refused() -> None:
+def test_a_schema_with_types_unknown_to_arrow_is_refused() -> None:
     data = schema_to_bytes(pa.schema([("a", pa.int64())]))
     at = data.rindex((64).to_bytes(4, "little"))
 
@@ -285,7 +285,7 @@ def test_a_schema_of_types_that_arrow_does_not_have_is_refused() -> None:
         checked_schema(common_pb2.StreamSchema(arrow_schema=data[:at] + (128).to_bytes(4, "little") + data[at + 4 :]))
 
 
-def test_a_schema_cut_short_is_refused() -> None:
+def test_a_truncated_schema_is_refused() -> None:
     data = schema_to_bytes(DEFAULT_SCHEMA)
     for length in range(1, len(data), 7):
         with pytest.raises(SchemaMismatch):
@@ -303,7 +303,9 @@ def test_a_schema_over_the_limit_is_refused() -> None:
     ("fields", "text"),
     [([], "no column"), ([("a", pa.int8()), ("b", pa.int8()), ("a", pa.int16())], "2 columns named 'a'")],
 )
-def test_a_schema_whose_columns_cannot_be_told_is_refused(fields: list[tuple[str, pa.DataType]], text: str) -> None:
+def test_a_schema_without_columns_or_with_doubled_names_is_refused(
+    fields: list[tuple[str, pa.DataType]], text: str
+) -> None:
     with pytest.raises(InvalidArgument, match=text):
         checked_schema(stream_schema(pa.schema(fields)))
 
@@ -326,7 +328,7 @@ DICTIONARY = pa.dictionary(pa.int8(), pa.string())
     ],
     ids=str,
 )
-def test_dictionaries_are_refused_wherever_they_are(data_type: pa.DataType) -> None:
+def test_dictionaries_are_refused_at_any_depth(data_type: pa.DataType) -> None:
     with pytest.raises(InvalidArgument, match="column 'd' is dictionary-encoded"):
         checked_schema(stream_schema(pa.schema([("ok", pa.int8()), ("d", data_type)])))
 
@@ -345,7 +347,7 @@ def test_dictionaries_are_refused_wherever_they_are(data_type: pa.DataType) -> N
     ],
     ids=str,
 )
-def test_other_types_are_columns_like_any(data_type: pa.DataType) -> None:
+def test_columns_can_have_other_nested_and_special_types(data_type: pa.DataType) -> None:
     assert checked_schema(stream_schema(pa.schema([("c", data_type)]))).typed
 
 
@@ -363,7 +365,7 @@ def test_other_types_are_columns_like_any(data_type: pa.DataType) -> None:
     ],
     ids=str,
 )
-def test_a_key_may_be_anything_that_is_equal_or_not(data_type: pa.DataType) -> None:
+def test_a_key_can_have_any_type_with_exact_equality(data_type: pa.DataType) -> None:
     assert checked_schema(stream_schema(pa.schema([("k", data_type)]), key="k")).key_column == "k"
 
 
@@ -378,13 +380,13 @@ def test_a_key_of_another_type_is_refused(data_type: pa.DataType) -> None:
 
 
 @pytest.mark.parametrize("data_type", [pa.int64(), pa.date32(), pa.string()], ids=str)
-def test_a_timestamp_column_must_have_timestamps(data_type: pa.DataType) -> None:
+def test_a_timestamp_column_must_have_a_timestamp_type(data_type: pa.DataType) -> None:
     with pytest.raises(InvalidArgument, match=r"timestamp_column 't' has type \w+.*, it must be a timestamp"):
         checked_schema(stream_schema(pa.schema([("t", data_type)]), timestamp="t"))
 
 
 @pytest.mark.parametrize("setting", ["key", "timestamp"])
-def test_a_column_that_is_not_there_is_refused_and_those_that_are_there_are_named(setting: str) -> None:
+def test_the_error_of_a_missing_key_or_timestamp_column_names_the_columns(setting: str) -> None:
     with pytest.raises(InvalidArgument, match=f"{setting}_column 'x' is not in the schema; it has 'a', 'b'"):
         checked_schema(stream_schema(pa.schema([("a", pa.int8()), ("b", pa.int8())]), **{setting: "x"}))
 
@@ -404,7 +406,7 @@ def typed_stream(*versions: pa.Schema) -> common_pb2.StreamInfo:
     )
 
 
-def test_added_columns_come_behind_those_that_are_there_in_a_new_version() -> None:
+def test_added_columns_come_after_the_existing_ones_in_a_new_version() -> None:
     (version,) = extended_schema(
         typed_stream(COLUMNS), schema_to_bytes(pa.schema([("tip", pa.float64())])), lambda last: last + 1
     )
@@ -413,7 +415,7 @@ def test_added_columns_come_behind_those_that_are_there_in_a_new_version() -> No
     assert (version.schema_id, version.timestamp_column, version.typed) == (2, "at", True)
 
 
-def test_columns_that_are_there_with_the_same_type_are_not_added_again() -> None:
+def test_existing_columns_of_the_same_type_are_not_added_again() -> None:
     added = schema_to_bytes(pa.schema([("tip", pa.float64()), pa.field("fare", pa.int32())]))
     (version,) = extended_schema(typed_stream(COLUMNS), added, lambda last: last + 1)
     stream = typed_stream(COLUMNS)
@@ -433,19 +435,19 @@ def test_columns_that_are_there_with_the_same_type_are_not_added_again() -> None
         (pa.schema([("x" * SCHEMA_BYTES_MAX, pa.int8())]), f"the limit is {SCHEMA_BYTES_MAX}"),
     ],
 )
-def test_a_column_that_cannot_be_added_is_named(added: pa.Schema, text: str) -> None:
+def test_columns_that_cannot_be_added_are_refused(added: pa.Schema, text: str) -> None:
     with pytest.raises(InvalidArgument, match=text):
         extended_schema(typed_stream(COLUMNS), schema_to_bytes(added), lambda last: last + 1)
 
 
-def test_a_column_is_not_given_another_type() -> None:
+def test_a_column_cannot_change_its_type() -> None:
     with pytest.raises(SchemaMismatch, match="'fare' already, which is int32, not int64"):
         extended_schema(
             typed_stream(COLUMNS), schema_to_bytes(pa.schema([("fare", pa.int64())])), lambda last: last + 1
         )
 
 
-def test_the_names_in_settings_count_with_each_version() -> None:
+def test_column_names_in_settings_count_towards_the_size_of_each_version() -> None:
     name = "x" * (SCHEMA_BYTES_MAX // 4)
     schema = pa.schema([(name, pa.timestamp("us"))])
     with pytest.raises(InvalidArgument, match=f"the limit is {SCHEMA_BYTES_MAX}"):
@@ -455,7 +457,7 @@ def test_the_names_in_settings_count_with_each_version() -> None:
         extended_schema(stream, schema_to_bytes(pa.schema([("tip", pa.float64())])), lambda last: last + 1)
 
 
-def test_the_default_schema_is_not_extended() -> None:
+def test_the_default_schema_cannot_be_extended() -> None:
     stream = common_pb2.StreamInfo(name="s", schemas=[checked_schema(common_pb2.StreamSchema())])
     with pytest.raises(InvalidArgument, match="default schema, which takes no further columns"):
         extended_schema(stream, schema_to_bytes(pa.schema([("tip", pa.float64())])), lambda last: last + 1)

@@ -7,7 +7,7 @@ from kera.core.errors import Unavailable
 
 
 class Job:
-    """Counts how often it was begun; ends when it is let."""
+    """A job that counts its starts, and ends when the test lets it."""
 
     def __init__(self, failure: Exception | None = None) -> None:
         self.begun = 0
@@ -21,7 +21,7 @@ class Job:
             raise self.failure
 
 
-async def test_what_is_under_way_is_not_begun_again_and_success_is_told_once() -> None:
+async def test_running_work_is_not_started_again_and_reports_success_once() -> None:
     told: list[None] = []
     work, job = Work(lambda: told.append(None)), Job()
     work.start("a", job)
@@ -38,7 +38,7 @@ async def test_what_is_under_way_is_not_begun_again_and_success_is_told_once() -
     assert job.begun == 2
 
 
-async def test_a_failure_is_kept_until_it_succeeds_and_is_not_told_as_success() -> None:
+async def test_a_failure_is_kept_until_the_work_succeeds_and_is_logged_once() -> None:
     told: list[None] = []
     work, job = Work(lambda: told.append(None)), Job(Unavailable("nobody there"))
     job.go.set()
@@ -54,7 +54,7 @@ async def test_a_failure_is_kept_until_it_succeeds_and_is_not_told_as_success() 
     assert (work.failure("a"), len(told)) == ("", 1)
 
 
-async def test_a_defect_is_logged_and_stops_nothing_else() -> None:
+async def test_an_unexpected_exception_is_logged_and_stops_no_other_work() -> None:
     work, job, other = Work(), Job(ZeroDivisionError("defect")), Job()
     job.go.set()
     with structlog.testing.capture_logs() as logs:
@@ -67,7 +67,7 @@ async def test_a_defect_is_logged_and_stops_nothing_else() -> None:
     assert other.begun == 1
 
 
-async def test_at_the_end_everything_ends_and_nothing_begins() -> None:
+async def test_closing_ends_all_work_and_no_work_starts_afterwards() -> None:
     work, job = Work(), Job()
     work.start("a", job)
     work.start("b", job)
@@ -82,8 +82,8 @@ async def test_at_the_end_everything_ends_and_nothing_begins() -> None:
     assert not work.is_under_way("c")
 
 
-async def test_what_was_begun_a_moment_ago_ends_as_well() -> None:
-    """A task that is cancelled before it has run at all does nothing, not even for its own end."""
+async def test_closing_ends_work_that_has_not_run_yet() -> None:
+    """A task that is cancelled before its first step runs no code at all, not even its own clean-up."""
     work, job = Work(), Job()
     work.start("a", job)
 

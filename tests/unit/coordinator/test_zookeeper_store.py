@@ -1,4 +1,4 @@
-"""What of the store on ZooKeeper needs no ZooKeeper; the rest is in ``tests/integration/test_metadata_store.py``."""
+"""Parts of the ZooKeeper store without a ZooKeeper; ``tests/integration/test_metadata_store.py`` tests the rest."""
 
 import re
 from collections import Counter
@@ -18,7 +18,7 @@ from kera.core.errors import InvalidArgument
 
 
 class FakeSession:
-    """Has nodes, and counts how often it is asked for the latest state."""
+    """A session with fixed nodes that counts its calls."""
 
     def __init__(self, nodes: dict[str, bytes]) -> None:
         self.root = "/kera"
@@ -41,7 +41,7 @@ KEYS = st.text(st.sampled_from("a/+%.ä\0 ") | st.characters(codec="utf-8"), min
 
 
 @given(KEYS)
-def test_a_key_is_found_again_in_its_path(key: str) -> None:
+def test_a_key_can_be_read_back_from_its_path(key: str) -> None:
     directory, name = path_of(key)
 
     assert key_of(directory, name) == key
@@ -50,7 +50,7 @@ def test_a_key_is_found_again_in_its_path(key: str) -> None:
 
 
 @given(KEYS, KEYS)
-def test_no_directory_is_left_out_that_has_a_key_with_the_prefix(key: str, other: str) -> None:
+def test_every_directory_with_a_key_of_the_prefix_is_included(key: str, other: str) -> None:
     directory, _ = path_of(key)
 
     assert all(may_have(directory, key[:length]) for length in range(len(key) + 1))
@@ -59,7 +59,7 @@ def test_no_directory_is_left_out_that_has_a_key_with_the_prefix(key: str, other
 
 
 @pytest.mark.parametrize("text", ["", "host", "host:1,", "host:1//a", "host:1/a/../b", ":1", "host:port"])
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_an_invalid_address_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgument):
         ZooKeeperAddress.parse(text)
 
@@ -70,17 +70,17 @@ def test_an_address_has_hosts_and_a_root() -> None:
     assert ZooKeeperAddress.parse("a:1/x/y/") == ("a:1", "/x/y")
 
 
-async def test_records_that_are_read_together_cost_one_look_at_the_latest_state() -> None:
+async def test_records_read_together_need_one_sync() -> None:
     keys = [f"streams/{number:016x}" for number in range(3)]
     session: Any = FakeSession({record_path("/kera", key): b"value" for key in keys[:2]})
 
     found = await ZooKeeperStore(session, 1000).get_each(keys)
 
     assert found == [StoredRecord(b"value", 1)] * 2 + [None]
-    assert session.asked == {"sync": 1, "get": 4}  # and one for a write that is decided
+    assert session.asked == {"sync": 1, "get": 4}  # the fourth `get` looks for a decided write
 
 
-def test_one_module_knows_the_client_of_zookeeper() -> None:
+def test_only_one_module_imports_kazoo() -> None:
     roots = ("core", "broker", "backup", "coordinator", "client", "spark_connector", "bench", "demo")
     importing = re.compile(r"^\s*(from|import) kazoo\b", re.MULTILINE)
     files = [path for root in roots for path in (REPOSITORY / root).rglob("*.py") if importing.search(path.read_text())]
