@@ -1,4 +1,4 @@
-"""A coordinator with streams that consumer groups read, and brokers that tell what hops of them took."""
+"""A coordinator with streams, their consumer groups, and a broker that reports the times of hops."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ READERS = {"clicks": "enrich", "visits": "dashboard"}
 LIMIT_US = 300_000
 WINDOW_S = 15.0
 FIRST = 1
-"""The broker."""
+"""The id of the broker."""
 IN = (messages.HOP_GATHER, messages.HOP_SEND, messages.HOP_REPLICATE)
 OUT = (messages.HOP_HAND_OVER, messages.HOP_PREFETCH, messages.HOP_WORK)
 
 
 class World:
-    """Two streams, each of which a consumer group reads."""
+    """Two streams; a consumer group reads each of them."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.version = 0
-        """Of the budgets that the broker goes by."""
+        """The version of the budgets that the broker has."""
         self.budgets: dict[str, messages.StreamBudget] = {}
-        """By stream, likewise."""
+        """The budgets that the broker has, by name of the stream."""
         self.own_linger_us = 0
-        """Of a producer that goes by no advice."""
+        """The linger time of a producer that ignores the advice."""
 
     @property
     def latency(self) -> LatencyService:
         return self.cluster.coordinator.latency
 
     async def begin(self) -> None:
-        """A broker registers, and streams are created and read."""
+        """Register a broker, create the streams, and let their consumer groups begin."""
         await self.cluster.register("a")
         for name, group in READERS.items():
             await self.cluster.create(name)
@@ -49,7 +49,7 @@ class World:
         return self.cluster.coordinator.state.catalog.named(name).stream_id
 
     async def read(self, group: str, stream: str) -> None:
-        """A consumer group begins a stream."""
+        """Let a consumer group begin to read a stream."""
         cursor = common_pb2.Cursor(stream_id=self.stream_id(stream), group_id=1, segment_id=1)
         start = groups.StreamletStart(stream_id=cursor.stream_id, cursors=[cursor])
         await self.cluster.coordinator.consumer_groups.reset(
@@ -77,9 +77,9 @@ class World:
         return self.latency.describe(messages.DescribeLatencyConstraintRequest(name=name)).description
 
     def took(self, mean_us: int = 1_000, streams: Iterable[str] = READERS, **hops: int) -> list[messages.HopFigures]:
-        """Figures of all hops of streams; `hops`: those that took something else, by their words.
+        """Figures of all hops of streams; `hops` are other times of some hops, by their words.
 
-        Writers let their chunks fill for as long as they are advised to.
+        The writers follow the advised time to fill their chunks.
         """
         found = []
         for stream in streams:
@@ -101,7 +101,7 @@ class World:
         return found
 
     async def beat(self, figures: Iterable[messages.HopFigures] = ()) -> coordinator_pb2.HeartbeatResponse:
-        """The broker says what it has measured, and notes what it is told."""
+        """Let the broker report its figures, and note the budgets in the answer."""
         epoch = self.cluster.coordinator.state.brokers.epoch(FIRST)
         answer = await self.cluster.coordinator.members.heartbeat(
             coordinator_pb2.HeartbeatRequest(
@@ -117,7 +117,7 @@ class World:
     async def window(
         self, seconds: float = WINDOW_S, *, streams: Iterable[str] = READERS, mean_us: int = 1_000, **hops: int
     ) -> None:
-        """A window goes by, at whose end the broker has measured this, see `took`; then it is told what follows."""
+        """Let a window pass in which the broker measures this, see `took`, and let it get the new budgets."""
         await self.beat()
         figures = self.took(mean_us, streams, **hops)
         await self.pass_by(seconds, figures)
@@ -125,7 +125,7 @@ class World:
         await self.beat(figures)
 
     async def pass_by(self, seconds: float, figures: Iterable[messages.HopFigures] = ()) -> None:
-        """Time in which the broker is heard of."""
+        """Let time pass in which the broker sends heartbeats."""
         figures, step_s = list(figures), self.cluster.settings.heartbeat_interval_ms / 1000
         for _ in range(round(seconds / step_s)):
             self.cluster.clock.advance(step_s)
@@ -133,12 +133,12 @@ class World:
             await self.beat(figures)
 
     async def fail_over(self) -> None:
-        """Another coordinator leads, and has heard the broker for long enough to look."""
+        """Start another coordinator."""
         await self.cluster.restart()
 
     @property
     def first_look_s(self) -> float:
-        """After which a new coordinator looks."""
+        """The time until a new coordinator looks at the figures."""
         return FIRST_BEATS * self.cluster.settings.heartbeat_interval_ms / 1000
 
 

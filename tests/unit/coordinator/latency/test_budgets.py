@@ -1,4 +1,4 @@
-"""What several constraints together allow the buffers of streams, and which of them are held."""
+"""Budgets of streams under several latency constraints, and the verdicts about these constraints."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def planned(
     return at_once(splits_of(due, others or {}, measured))
 
 
-def test_of_several_constraints_on_a_stream_the_strictest_counts() -> None:
+def test_the_strictest_of_several_constraints_on_a_stream_counts() -> None:
     lax, strict = wanted("lax", 1_000), wanted("strict", 50, "visits", "group:dashboard", window_ms=5_000)
     splits = planned(lax, strict, measured=measured(lax, strict))
     budgets = at_once(budgets_of([lax, strict], splits))
@@ -45,7 +45,7 @@ def test_of_several_constraints_on_a_stream_the_strictest_counts() -> None:
     assert budgets["clicks"].constraint == "lax"
 
 
-def test_what_a_stricter_one_takes_from_a_stream_its_other_streams_get() -> None:
+def test_time_that_a_stricter_constraint_takes_from_a_stream_goes_to_other_streams() -> None:
     lax, strict = wanted("lax", 1_000), wanted("strict", 50, "visits", "group:dashboard")
     budgets = at_once(budgets_of([lax, strict], planned(lax, strict, measured=measured(lax, strict))))
     assert budgets["clicks"].gather_us == 900_000 - 12_000 - budgets["visits"].gather_us
@@ -53,7 +53,7 @@ def test_what_a_stricter_one_takes_from_a_stream_its_other_streams_get() -> None
     assert planned(lax, others=kept, measured=measured(lax))["lax"].granted_us(Hop("visits", GATHER)) == 39_000
 
 
-def test_a_path_that_ends_with_a_stream_says_nothing_of_its_readers() -> None:
+def test_a_path_that_ends_with_a_stream_does_not_limit_its_readers() -> None:
     ends, reads = wanted("ends", 100, "clicks"), wanted("reads", 500, "clicks", "group:enrich")
     early = measured(ends, reads) | {Hop("clicks", GATHER): Measured(9, 100, 200, 15_000, 50_000, 400)}
     budget = at_once(budgets_of([ends, reads], planned(ends, reads, measured=early)))["clicks"]
@@ -62,14 +62,14 @@ def test_a_path_that_ends_with_a_stream_says_nothing_of_its_readers() -> None:
     assert at_once(budgets_of([ends], planned(ends, measured=early)))["clicks"].hand_over_us == 0
 
 
-def test_a_budget_travels_with_all_that_it_says() -> None:
+def test_the_message_of_a_budget_has_all_its_fields() -> None:
     message = Budget(1, 2, 3, 4, 5, "c").message(9)
     assert message == messages.StreamBudget(
         stream_id=9, window_ms=1, limit_us=2, gather_us=3, replicate_us=4, hand_over_us=5, constraint="c"
     )
 
 
-def test_a_budget_that_hardly_changes_stays_as_it_is() -> None:
+def test_a_budget_keeps_its_values_when_they_hardly_change() -> None:
     before = Budget(15_000, 100_000, 50_000, 0, 0, "c")
     near = before._replace(gather_us=51_000, limit_us=99_000)
     assert steady(before, near) is before
@@ -78,8 +78,8 @@ def test_a_budget_that_hardly_changes_stays_as_it_is() -> None:
     assert steady(before, other := near._replace(constraint="d")) is other
 
 
-def test_of_a_short_limit_hardly_is_less() -> None:
-    """Half a millisecond is half of it: buffers would wait though hops leave them no time any more."""
+def test_a_small_change_of_a_short_limit_counts() -> None:
+    """Half a millisecond is half of a short limit: buffers would wait though no time is left for that."""
     before = Budget(15_000, 1_000, 400, 0, 0, "c")
     assert steady(before, after := before._replace(gather_us=0)) is after
     assert steady(before, before._replace(gather_us=390)) is before
@@ -97,7 +97,7 @@ def test_a_constraint_is_held_up_to_its_limit() -> None:
     assert judged(each, found, {}).state == messages.LATENCY_STATE_UNKNOWN
 
 
-def test_who_takes_more_than_its_part_violates() -> None:
+def test_hops_that_take_more_than_their_share_violate_a_constraint() -> None:
     each = wanted("c", 300)
     found = split(each.hops, each.limit_us, measured(each))
     slow, slower = Hop("visits", SEND), Hop("clicks", WORK, "enrich")
@@ -107,14 +107,14 @@ def test_who_takes_more_than_its_part_violates() -> None:
     assert "work of clicks to enrich exceeds its share the most" in verdict.reason
 
 
-def test_of_p99_the_sum_of_99th_percentiles_counts() -> None:
+def test_a_p99_constraint_compares_the_sum_of_99th_percentiles() -> None:
     each = wanted("c", 300, p99=True)
     current = {hop: figures(1_000, 30_000) for hop in each.hops}
     verdict = judged(each, split(each.hops, each.limit_us, measured(each)), current)
     assert (verdict.state, verdict.mean_us, verdict.p99_us) == (messages.LATENCY_STATE_VIOLATED, 12_000, 360_000)
 
 
-def test_what_cannot_be_held_names_the_hop_and_the_least_limit() -> None:
+def test_the_verdict_of_an_infeasible_constraint_names_the_hop_and_the_least_limit() -> None:
     each = wanted("c", 300)
     slow = Hop("clicks", WORK, "enrich")
     told = measured(each) | {slow: Measured(10, 400_000, 400_000, 15_000)}
@@ -127,11 +127,11 @@ def test_what_cannot_be_held_names_the_hop_and_the_least_limit() -> None:
     assert (held.state, held.reason) == (messages.LATENCY_STATE_HELD, "with less than 10% to spare")
 
 
-def test_a_hop_that_violates_is_named_also_before_anything_was_split() -> None:
+def test_a_violating_hop_is_named_even_before_the_first_split() -> None:
     each = wanted("c", 300)
     assert judged(each, None, {Hop("clicks", SEND): figures(400_000)}).violators == (Hop("clicks", SEND),)
 
 
-def test_hops_are_named_for_people() -> None:
+def test_the_words_for_a_hop_name_its_stream_and_reader() -> None:
     assert in_words(Hop("clicks", GATHER)) == "gather of clicks"
     assert in_words(Hop("clicks", WORK, "enrich")) == "work of clicks to enrich"

@@ -1,4 +1,4 @@
-"""Constraints that come, change and go, with streams and coordinators that do, against a plain model."""
+"""Random changes of constraints, streams and coordinators, compared with a plain model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEPS = (
 
 @given(st.data())
 @settings(max_examples=30, deadline=None)
-def test_against_a_model(data: st.DataObject) -> None:
+def test_constraints_behave_like_a_plain_model(data: st.DataObject) -> None:
     asyncio.run(run(data))
 
 

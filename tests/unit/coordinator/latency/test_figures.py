@@ -1,4 +1,4 @@
-"""What brokers say of hops, put together."""
+"""Figures of hops, combined from the reports of brokers."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ def told(chunks: int, mean_us: int, p99_us: int = 0, **more: Any) -> messages.Ho
     return messages.HopFigures(stream_id=7, hop=SEND, count=chunks, mean_us=mean_us, p99_us=p99_us, **more)
 
 
-def test_counts_add_up_means_are_weighed_and_the_worst_counts() -> None:
+def test_figures_of_brokers_combine_by_sum_weighted_mean_and_worst() -> None:
     hops = MeasuredHops(lambda _: True)
     hops.note(ONE, [told(30, 1_000, 5_000, worst_mean_us=2_000, worst_streamlet_id=4)])
     hops.note(OTHER, [told(10, 5_000, 4_000, worst_mean_us=9_000, worst_streamlet_id=1)])
     assert hops.of(KEY) == Figures(40, 2_000, 5_000, 9_000, 1)
-    hops.note(OTHER, [told(10, 1_000, 1_000)])  # all that it has: what it said before is gone
+    hops.note(OTHER, [told(10, 1_000, 1_000)])  # a new report replaces the earlier one
     assert hops.of(KEY) == Figures(40, 1_000, 5_000, 2_000, 4)
 
 
-def test_what_was_left_out_counts_as_it_was_until_it_has_had_its_turn() -> None:
+def test_a_hop_left_out_of_a_report_keeps_its_figures_for_one_round() -> None:
     hops = MeasuredHops(lambda _: True)
     other = HopKey(7, SEND, "other")
     hops.note(ONE, [told(1, 1_000)], 2)
@@ -34,12 +34,12 @@ def test_what_was_left_out_counts_as_it_was_until_it_has_had_its_turn() -> None:
     assert (hops.of(KEY), hops.of(other)) == (Figures(1, 1_000, 0, 1_000, 0), Figures(1, 3_000, 0, 3_000, 0))
     hops.note(ONE, [told(1, 5_000, consumer_group="other")], 2)
     hops.note(ONE, [told(1, 5_000, consumer_group="other")], 2)
-    assert hops.of(KEY) is None  # it would have been told again by now
+    assert hops.of(KEY) is None  # by now the hop should have been reported again
     hops.note(ONE, [told(1, 1_000)])
     assert (hops.of(KEY), hops.of(other)) == (Figures(1, 1_000, 0, 1_000, 0), None)
 
 
-def test_of_clocks_and_lingers_of_their_own_the_largest_counts() -> None:
+def test_the_largest_clock_error_and_the_largest_own_linger_count() -> None:
     hops = MeasuredHops(lambda _: True)
     hops.note(ONE, [told(1, 1_000, clock_error_us=700, own_linger_us=5)])
     hops.note(OTHER, [told(1, 1_000, clock_error_us=300, own_linger_us=(1 << 64) - 1)])
@@ -48,7 +48,7 @@ def test_of_clocks_and_lingers_of_their_own_the_largest_counts() -> None:
     assert (found.clock_error_us, found.own_linger_us) == (700, TIME_US_MAX)
 
 
-def test_only_what_those_say_counts_that_are_alive() -> None:
+def test_only_figures_of_live_brokers_count() -> None:
     alive = {ONE, OTHER}
     hops = MeasuredHops(alive.__contains__)
     hops.note(ONE, [told(1, 1_000)])
@@ -60,12 +60,12 @@ def test_only_what_those_say_counts_that_are_alive() -> None:
     assert hops.of(KEY) is None
 
 
-def test_what_makes_no_sense_does_no_harm() -> None:
+def test_invalid_figures_are_ignored_or_limited() -> None:
     hops = MeasuredHops(lambda _: True)
     strange = messages.HopFigures(stream_id=7, hop=77, count=1)  # type: ignore[arg-type]
     hops.note(ONE, [told(0, 5), strange, told(1, 1, consumer_group="g" * 256)])
     assert hops.of(KEY) is None
     hops.note(ONE, [told(1, (1 << 64) - 1, (1 << 64) - 1)])
     assert hops.of(KEY) == Figures(1, TIME_US_MAX, TIME_US_MAX, TIME_US_MAX, 0)
-    hops.note(ONE, [told(1, 1_000), told(5, 2_000)])  # twice: the last one
+    hops.note(ONE, [told(1, 1_000), told(5, 2_000)])  # the last of two figures of one hop counts
     assert hops.of(KEY) == Figures(5, 2_000, 0, 2_000, 0)

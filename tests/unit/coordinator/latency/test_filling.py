@@ -1,4 +1,4 @@
-"""Chunks that are full before they have waited for as long as they may."""
+"""Chunks that are full before their granted time is over."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ CLICKS = "clicks"
 WINDOW_S = 15.0
 LATER_S = WINDOW_S
 SETTLED_S = ADVICE_S + 1.1 * WINDOW_S
-"""After it was granted first, or much more than before."""
+"""The time after a first or a much larger grant until measurements count."""
 
 
-def test_chunks_that_are_full_early_keep_twice_their_time() -> None:
+def test_chunks_that_fill_early_keep_twice_their_fill_time() -> None:
     filling = Filling()
     filling.grant(CLICKS, 100_000, LATER_S - SETTLED_S)
     filling.look(CLICKS, 6_000, 6_000, WINDOW_S, LATER_S)
     assert filling.most_us(CLICKS) == 12_000
     filling.grant(CLICKS, 12_000, LATER_S)
     filling.look(CLICKS, 6_000, 6_000, WINDOW_S, 2 * LATER_S)
-    assert filling.most_us(CLICKS) == 12_000  # as they are full early all the same
+    assert filling.most_us(CLICKS) == 12_000  # they still fill early
     filling.look(CLICKS, 11_000, 11_000, WINDOW_S, 3 * LATER_S)
     assert filling.most_us(CLICKS) == UNLIMITED
     assert filling.most_us("visits") == UNLIMITED
 
 
-def test_what_was_closed_before_writers_knew_says_nothing() -> None:
-    """The first chunk of a stream with a new constraint waits for nothing, as nobody has told its writer."""
+def test_chunks_closed_before_writers_got_the_advice_do_not_count() -> None:
+    """The first chunk of a stream with a new constraint does not wait, as its writer has no advice yet."""
     filling = Filling()
     filling.look(CLICKS, 20, 20, WINDOW_S, 0.0)
     filling.grant(CLICKS, 1_000_000, 1.0)
     filling.look(CLICKS, 20, 20, WINDOW_S, LATER_S)
     assert filling.most_us(CLICKS) == UNLIMITED
-    filling.grant(CLICKS, 1_000_000, LATER_S)  # the same again
+    filling.grant(CLICKS, 1_000_000, LATER_S)  # the same grant again
     filling.look(CLICKS, 20, 20, WINDOW_S, 1.0 + SETTLED_S)
     assert filling.most_us(CLICKS) == USEFUL_US_MIN
 
 
-def test_chunks_that_went_at_once_do_not_hide_those_that_fill_for_long() -> None:
-    """Writers tell of what they closed before they knew, and of few chunks since: a window is without these later."""
+def test_early_chunks_do_not_hide_later_chunks_that_take_long_to_fill() -> None:
+    """At first, reports of writers still contain chunks that they closed before they got the advice."""
     filling = Filling()
     for granted_us, granted_s in ((1_000_000_000, 0.0), (2_000_000_000, 100.0), (10_000_000_000, 200.0)):
         filling.grant(CLICKS, granted_us, granted_s)
@@ -49,7 +49,7 @@ def test_chunks_that_went_at_once_do_not_hide_those_that_fill_for_long() -> None
         assert filling.most_us(CLICKS) == UNLIMITED
 
 
-def test_windows_may_be_shorter_than_it_takes_to_tell_all_writers() -> None:
+def test_a_window_can_be_shorter_than_the_time_until_all_writers_have_the_advice() -> None:
     filling = Filling()
     filling.grant(CLICKS, 1_000_000, 0.0)
     filling.look(CLICKS, 20, 20, 1.0, ADVICE_S + 1)
@@ -63,7 +63,7 @@ def test_windows_may_be_shorter_than_it_takes_to_tell_all_writers() -> None:
     assert filling.most_us(CLICKS) == UNLIMITED
 
 
-def test_what_was_known_counts_until_more_is() -> None:
+def test_the_known_fill_time_counts_until_the_next_measurement() -> None:
     filling = Filling()
     filling.grant(CLICKS, 100_000, LATER_S - SETTLED_S)
     filling.look(CLICKS, 6_000, 6_000, WINDOW_S, LATER_S)
@@ -72,7 +72,7 @@ def test_what_was_known_counts_until_more_is() -> None:
     assert filling.most_us(CLICKS) == 12_000
 
 
-def test_of_streams_without_a_constraint_nothing_is_kept() -> None:
+def test_the_fill_time_of_a_stream_without_a_constraint_is_forgotten() -> None:
     filling = Filling()
     filling.grant(CLICKS, 100_000, LATER_S - SETTLED_S)
     filling.look(CLICKS, 6_000, 6_000, WINDOW_S, LATER_S)
@@ -83,8 +83,8 @@ def test_of_streams_without_a_constraint_nothing_is_kept() -> None:
     assert filling.most_us(CLICKS) == UNLIMITED
 
 
-def test_a_few_that_are_late_of_many_that_are_full_early_get_more_time_and_not_all() -> None:
-    """What hand-over and replication may wait is not taken from them because a machine was busy for a moment."""
+def test_a_few_late_chunks_among_early_ones_raise_the_time_but_not_to_unlimited() -> None:
+    """Hand-over and replication do not lose their waiting time because a machine was busy for a moment."""
     filling = Filling()
     filling.grant(CLICKS, 20_000, 0.0)
     filling.look(CLICKS, 9_000, 16_000, WINDOW_S, SETTLED_S)

@@ -1,4 +1,4 @@
-"""What metrics have of latency constraints."""
+"""Metrics of latency constraints."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def measured(world: World, *, everything: bool = True) -> dict[str, float]:
     return {name: value for name, value in found.items() if name.startswith("kera_latency")}
 
 
-async def test_metrics_have_limits_hops_and_violations(world: World) -> None:
+async def test_metrics_show_limits_hops_and_violations(world: World) -> None:
     assert measured(world, everything=False) == {
         "kera_latency_constraints": 0.0,
         "kera_latency_constraints_not_held": 0.0,
@@ -34,7 +34,7 @@ async def test_metrics_have_limits_hops_and_violations(world: World) -> None:
     assert found['kera_latency_violations_total{constraint="checkout"}'] == 1.0
     assert measured(world, everything=False)["kera_latency_constraints_not_held"] == 1.0
     assert found['kera_latency_not_held{constraint="checkout"}'] == 1.0
-    await world.pass_by(WINDOW_S + 1)  # in which nothing goes through it
+    await world.pass_by(WINDOW_S + 1)  # without records on the path
     await world.cluster.settle()
     assert measured(world)['kera_latency_not_held{constraint="checkout"}'] == 0.0
     assert measured(world, everything=False)["kera_latency_constraints_not_held"] == 0.0
@@ -43,7 +43,7 @@ async def test_metrics_have_limits_hops_and_violations(world: World) -> None:
     assert all(value == 0 for value in measured(world).values())
 
 
-async def test_hops_have_only_so_many_series(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_series_of_hops_is_limited(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_module, "HOPS_MAX", 13)
     await world.create("a")
     await world.create("b", window_ms=5_000)
@@ -55,6 +55,6 @@ async def test_hops_have_only_so_many_series(world: World, monkeypatch: pytest.M
     assert sum(name.startswith("kera_latency_limit_seconds") for name in found) == 3
 
 
-async def test_a_coordinator_that_does_not_lead_has_none() -> None:
+async def test_a_coordinator_that_does_not_lead_shows_zero_constraints() -> None:
     found = values(CoordinatorMetrics(CollectorRegistry()))
     assert found["kera_latency_constraints"] == 0.0

@@ -1,4 +1,4 @@
-"""What the log is told of constraints that are not held."""
+"""Log lines about latency constraints that are not held."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def told(news: News, now_s: float, **seen: Verdict) -> list[dict[str, Any]]:
     return [{key: value for key, value in line.items() if key != "log_level"} for line in lines]
 
 
-def test_each_is_told_once_and_once_when_it_is_held_again(news: News) -> None:
+def test_a_lost_constraint_is_logged_once_and_once_more_when_it_is_held_again(news: News) -> None:
     lost = {"event": "latency constraint is not held", "constraint": "a"}
     assert told(news, 0, a=VIOLATED) == [{**lost, "reason": "violated"}]
     assert told(news, 10, a=VIOLATED) == []
@@ -43,7 +43,7 @@ def test_each_is_told_once_and_once_when_it_is_held_again(news: News) -> None:
     assert told(news, 50, a=HELD, b=UNKNOWN) == []
 
 
-def test_a_thousand_at_once_are_a_line_that_names_the_first(news: News) -> None:
+def test_a_thousand_lost_constraints_are_logged_in_one_line_with_the_first_names(news: News) -> None:
     names = [f"c{number:04}" for number in range(1_000)]
     (line,) = told(news, 0, **dict.fromkeys(names, VIOLATED))
     assert line == {
@@ -57,7 +57,7 @@ def test_a_thousand_at_once_are_a_line_that_names_the_first(news: News) -> None:
     assert news.not_held == 0
 
 
-def test_what_comes_soon_after_is_told_together(news: News) -> None:
+def test_constraints_lost_soon_after_another_are_logged_together(news: News) -> None:
     """Windows of constraints end at different times."""
     assert len(told(news, 0, a=VIOLATED)) == 1
     for number in range(20):
@@ -66,7 +66,7 @@ def test_what_comes_soon_after_is_told_together(news: News) -> None:
     assert line["count"] == 20
 
 
-def test_what_is_over_before_it_is_told_is_not_told(news: News) -> None:
+def test_a_violation_that_ends_before_its_log_line_is_not_logged(news: News) -> None:
     assert len(told(news, 0, a=VIOLATED)) == 1
     assert told(news, 1, b=VIOLATED, a=HELD) == []
     assert told(news, 2, b=HELD, a=VIOLATED) == []
@@ -79,7 +79,7 @@ def test_what_is_over_before_it_is_told_is_not_told(news: News) -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.sampled_from([HELD, VIOLATED, BROKEN, UNKNOWN, None]))))
-def test_in_the_end_the_log_knows_who_is_not_held(steps: list[tuple[str, Verdict | None]]) -> None:
+def test_the_log_finally_names_every_constraint_that_is_not_held(steps: list[tuple[str, Verdict | None]]) -> None:
     news, known, last, now_s = News(), dict[str, bool](), dict[str, Verdict](), 0.0
     with capture_logs() as lines:
         for name, verdict in steps:
@@ -103,7 +103,7 @@ def test_in_the_end_the_log_knows_who_is_not_held(steps: list[tuple[str, Verdict
                 assert seen[name] == "latency constraint is not held"
 
 
-async def test_many_that_are_broken_at_once_are_a_line_of_the_coordinators_log(world: World) -> None:
+async def test_many_constraints_lost_at_once_are_one_line_in_the_coordinators_log(world: World) -> None:
     for number in range(16):
         await world.create(f"c{number:02}", window_ms=1_000 + number)
     await world.window()

@@ -1,4 +1,4 @@
-"""What a latency constraint may be, and what each mistake is told."""
+"""The checks of latency constraints, and the error of each mistake."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def constraint(
 
 
 class World:
-    """Streams, and who reads what."""
+    """Streams, and the consumer groups that read them."""
 
     def __init__(self) -> None:
         self.readers = {"clicks": {"enrich"}, "visits": {"dashboard"}}
@@ -48,13 +48,13 @@ class World:
         return group in self.readers[stream]
 
 
-def test_what_is_left_open_is_filled_in() -> None:
+def test_a_constraint_gets_a_default_window_and_statistic() -> None:
     found = checked(constraint())
     assert (found.window_ms, found.statistic) == (15_000, MEAN)
     assert checked(constraint(window_ms=2_000, statistic=P99)).window_ms == 2_000
 
 
-def test_a_path_is_made_of_streams_each_with_who_reads_it() -> None:
+def test_a_path_consists_of_streams_and_their_consumer_groups() -> None:
     assert stages_of(PATH) == (Stage("clicks", "enrich"), Stage("visits", "dashboard"))
     assert stages_of(PATH[:3]) == (Stage("clicks", "enrich"), Stage("visits", ""))
     assert stages_of(PATH[:1]) == (Stage("clicks", ""),)
@@ -78,25 +78,25 @@ def test_a_path_is_made_of_streams_each_with_who_reads_it() -> None:
         (tuple(f"s{i // 2}" if i % 2 == 0 else f"group:g{i}" for i in range(32)), "at most 31 streams and consumer"),
     ],
 )
-def test_a_path_that_makes_no_sense_is_refused_with_what_is_wrong(path: tuple[str, ...], words: str) -> None:
+def test_the_error_of_an_invalid_path_says_what_is_wrong(path: tuple[str, ...], words: str) -> None:
     with pytest.raises(InvalidArgument, match=words.replace("(", r"\(")):
         checked(constraint(path=path))
 
 
 @pytest.mark.parametrize(("limit_us", "said"), [(0, "0"), (999, "0.999"), (3_600_000_001, "3600000.001")])
-def test_a_limit_is_a_millisecond_to_an_hour(limit_us: int, said: str) -> None:
+def test_a_limit_is_between_a_millisecond_and_an_hour(limit_us: int, said: str) -> None:
     with pytest.raises(InvalidArgument, match=f"the limit of a latency constraint is 1 ms to 1 h, not {said} ms"):
         checked(constraint(limit_us=limit_us))
 
 
 @pytest.mark.parametrize("window_ms", [1, 999, 3_600_001])
-def test_a_window_is_a_second_to_an_hour(window_ms: int) -> None:
+def test_a_window_is_between_a_second_and_an_hour(window_ms: int) -> None:
     with pytest.raises(InvalidArgument, match="the window of a latency constraint is 1 s to 1 h, not"):
         checked(constraint(window_ms=window_ms))
 
 
 @pytest.mark.parametrize("name", ["", "a b", "..", "a/b", "é", "a" * 101])
-def test_a_name_that_none_can_have_is_refused(name: str) -> None:
+def test_an_invalid_name_of_a_constraint_is_refused(name: str) -> None:
     with pytest.raises(InvalidArgument, match="a latency constraint cannot be called"):
         checked(constraint(name))
 
@@ -108,7 +108,7 @@ def test_an_unknown_statistic_is_refused() -> None:
         checked(message)
 
 
-def test_all_of_a_path_has_to_be_there() -> None:
+def test_all_streams_and_groups_of_a_path_must_exist() -> None:
     world = World()
     check_there(PATH, world)
     with pytest.raises(UnknownStream, match="no stream 'orders', which is on the path"):
@@ -119,16 +119,16 @@ def test_all_of_a_path_has_to_be_there() -> None:
         check_there(("clicks", "group:dashboard"), world)
 
 
-def test_another_constraint_about_the_very_same_is_refused_and_named() -> None:
+def test_a_second_constraint_of_the_same_path_window_and_statistic_is_refused() -> None:
     known = checked(constraint())
     with pytest.raises(InvalidArgument, match="'checkout' is about the same path, window and statistic, with a limit"):
         check_beside(checked(constraint("other", limit_us=5_000)), [known])
-    check_beside(checked(constraint(limit_us=5_000)), [known])  # it replaces that
+    check_beside(checked(constraint(limit_us=5_000)), [known])  # the constraint replaces the known one of its name
     check_beside(checked(constraint("other", statistic=P99)), [known])
     check_beside(checked(constraint("other", window_ms=60_000)), [known])
 
 
-def test_there_are_only_so_many_constraints_and_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_numbers_of_constraints_and_of_their_streams_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paths, "CONSTRAINTS_MAX", 2)
     others = [checked(constraint(f"c{i}", (f"s{i}",))) for i in range(2)]
     with pytest.raises(InvalidArgument, match="there are 2 latency constraints, which is the limit"):
@@ -140,7 +140,7 @@ def test_there_are_only_so_many_constraints_and_streams(monkeypatch: pytest.Monk
         check_beside(checked(constraint()), others)
 
 
-def test_a_stream_is_on_so_many_paths_and_no_more() -> None:
+def test_the_number_of_paths_with_a_stream_is_limited() -> None:
     others = [checked(constraint(f"other-{number}", window_ms=1000 + number)) for number in range(16)]
     with pytest.raises(InvalidArgument, match="stream 'clicks' is on the paths of 16 latency constraints"):
         check_beside(checked(constraint()), others)
@@ -149,7 +149,7 @@ def test_a_stream_is_on_so_many_paths_and_no_more() -> None:
     check_beside(checked(constraint()), others[1:])
 
 
-def test_the_same_again_is_there_already_and_another_one_of_the_name_is_refused() -> None:
+def test_a_repeated_constraint_is_accepted_and_a_different_one_of_its_name_is_refused() -> None:
     known = checked(constraint())
     assert check_new(known, None)
     assert not check_new(checked(constraint()), known)

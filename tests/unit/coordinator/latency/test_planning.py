@@ -1,4 +1,4 @@
-"""What brokers are told to let buffers wait, once per window, and what becomes of it when coordinators change."""
+"""Budgets that brokers get once per window, also when constraints, streams and coordinators change."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.unit.coordinator.fake_cluster import Cluster
 from tests.unit.coordinator.latency.support import FIRST, LIMIT_US, PATH, WINDOW_S, World, word
 
 
-async def test_without_a_constraint_nothing_is_told(world: World) -> None:
+async def test_brokers_get_no_budgets_without_a_constraint(world: World) -> None:
     answer = await world.beat()
     assert not answer.HasField("budgets")
     await world.window()
     assert (world.version, world.budgets) == (0, {})
 
 
-async def test_a_constraint_is_told_once_and_again_when_it_changes(world: World) -> None:
+async def test_a_broker_gets_its_budgets_once_and_again_when_they_change(world: World) -> None:
     await world.create()
     assert (await world.beat()).HasField("budgets")
     assert set(world.budgets) == {"clicks", "visits"}
@@ -35,14 +35,14 @@ async def test_a_constraint_is_told_once_and_again_when_it_changes(world: World)
     ends = {name: list(each.ends.consumer_groups) for name, each in world.budgets.items()}
     assert ends == {"clicks": [], "visits": ["dashboard"]}
     assert all(each.HasField("ends") for each in world.budgets.values())
-    assert 0 < budget.gather_us < LIMIT_US  # nobody knows yet what hops need
+    assert 0 < budget.gather_us < LIMIT_US  # the needs of hops are not measured yet
     assert not (await world.beat()).HasField("budgets")
     await world.window()
     assert world.version > first
     assert world.budgets["clicks"].gather_us == (270_000 - 10_000) // 2
 
 
-async def test_what_hardly_changes_is_not_told(world: World) -> None:
+async def test_a_budget_that_hardly_changes_is_not_sent(world: World) -> None:
     await world.create()
     await world.window()
     version = world.version
@@ -53,8 +53,8 @@ async def test_what_hardly_changes_is_not_told(world: World) -> None:
     assert world.budgets["clicks"].gather_us == (270_000 - 8_000 - 60_000) // 2
 
 
-async def test_what_buffers_wait_is_nothing_that_hops_need(world: World) -> None:
-    """As it settles: what was granted is measured, and granted again."""
+async def test_granted_waiting_time_does_not_count_as_need_of_a_hop(world: World) -> None:
+    """The granted time is measured, and the same time is granted again."""
     await world.create()
     await world.window()
     granted_us = world.budgets["clicks"].gather_us
@@ -73,7 +73,7 @@ async def test_deleted_constraints_leave_no_budget(world: World) -> None:
     assert not (await world.beat()).HasField("budgets")
 
 
-async def test_an_altered_limit_holds_at_once(world: World) -> None:
+async def test_an_altered_limit_takes_effect_at_once(world: World) -> None:
     await world.create()
     await world.window()
     await world.alter(limit_us=100_000)
@@ -81,7 +81,7 @@ async def test_an_altered_limit_holds_at_once(world: World) -> None:
     assert world.budgets["clicks"].gather_us == (90_000 - 10_000) // 2
 
 
-async def test_of_several_constraints_the_strictest_is_told(world: World) -> None:
+async def test_brokers_get_the_strictest_of_several_constraints(world: World) -> None:
     await world.create()
     await world.create("fast", path=PATH[:2], limit_us=50_000, window_ms=1_000)
     await world.window()
@@ -93,7 +93,7 @@ async def test_of_several_constraints_the_strictest_is_told(world: World) -> Non
     assert world.budgets["clicks"].constraint == "checkout"
 
 
-async def test_windows_in_which_it_is_not_held_are_counted(world: World) -> None:
+async def test_windows_in_which_a_constraint_is_not_held_are_counted(world: World) -> None:
     await world.create()
     await world.window()
     assert world.describe().violations == 0
@@ -102,25 +102,25 @@ async def test_windows_in_which_it_is_not_held_are_counted(world: World) -> None
     assert (found.violations, found.state) == (1, messages.LATENCY_STATE_INFEASIBLE)
     assert [word(hop.hop) for hop in found.hops if hop.violates] == ["work", "work"]
     assert found.least_limit_us > LIMIT_US
-    assert found.hops[0].advised_us > 0  # chunks that all go at once would only be more load
+    assert found.hops[0].advised_us > 0  # sending all chunks at once would only add load
     await world.window(work=135_000)
     assert all(hop.advised_us == 0 for hop in world.describe().hops)
     await world.window()
     assert world.describe().state == messages.LATENCY_STATE_HELD
 
 
-async def test_figures_of_brokers_that_are_gone_count_for_nothing(world: World) -> None:
+async def test_figures_of_a_dead_broker_do_not_count(world: World) -> None:
     await world.create()
     await world.window()
     assert world.describe().state == messages.LATENCY_STATE_HELD
     await world.cluster.silence(FIRST)
-    assert world.describe().state == messages.LATENCY_STATE_HELD  # as of the last look
+    assert world.describe().state == messages.LATENCY_STATE_HELD  # the state of the last look
     world.cluster.clock.advance(WINDOW_S)
     await world.cluster.settle()
     assert world.describe().state == messages.LATENCY_STATE_UNKNOWN
 
 
-async def test_a_new_coordinator_leaves_brokers_what_they_go_by_until_it_has_heard_of_them(world: World) -> None:
+async def test_a_new_coordinator_leaves_budgets_alone_until_it_has_reports_of_brokers(world: World) -> None:
     await world.create()
     await world.window()
     version, granted_us = world.version, world.budgets["clicks"].gather_us
@@ -135,7 +135,7 @@ async def test_a_new_coordinator_leaves_brokers_what_they_go_by_until_it_has_hea
     assert world.describe().constraint.path == list(PATH)
 
 
-async def test_what_another_coordinator_told_is_taken_back_by_one_that_has_no_constraints(world: World) -> None:
+async def test_a_new_coordinator_without_constraints_removes_earlier_budgets(world: World) -> None:
     await world.create()
     await world.beat()
     await world.delete()
@@ -145,7 +145,7 @@ async def test_what_another_coordinator_told_is_taken_back_by_one_that_has_no_co
     assert (world.version, world.budgets) == (0, {})
 
 
-async def test_a_constraint_that_is_made_after_a_failover_does_not_take_others_back(world: World) -> None:
+async def test_a_constraint_created_after_a_failover_keeps_the_budgets_of_others(world: World) -> None:
     await world.create()
     await world.window()
     await world.fail_over()
@@ -156,7 +156,7 @@ async def test_a_constraint_that_is_made_after_a_failover_does_not_take_others_b
     assert {each.constraint for each in world.budgets.values()} == {"fast", "checkout"}
 
 
-async def test_a_constraint_of_a_stream_that_is_deleted_says_so_and_counts_for_nothing(world: World) -> None:
+async def test_a_constraint_with_a_deleted_stream_is_broken_and_has_no_budgets(world: World) -> None:
     await world.create()
     await world.window()
     await world.cluster.coordinator.streams.delete("clicks")
@@ -171,7 +171,7 @@ async def test_a_constraint_of_a_stream_that_is_deleted_says_so_and_counts_for_n
     assert world.describe().state == messages.LATENCY_STATE_HELD
 
 
-async def test_streams_that_come_and_go_count_at_once_however_long_windows_are(world: World) -> None:
+async def test_created_and_deleted_streams_change_budgets_at_once_despite_long_windows(world: World) -> None:
     await world.create(window_ms=3_600_000)
     await world.cluster.coordinator.streams.delete("visits")
     await world.cluster.settle()
@@ -185,20 +185,20 @@ async def test_streams_that_come_and_go_count_at_once_however_long_windows_are(w
         name: world.stream_id(name) for name in ("clicks", "visits")
     }
 
-    await world.cluster.coordinator.streams.delete("visits")  # and is another one before anybody has looked
+    await world.cluster.coordinator.streams.delete("visits")  # replaced by another stream before the next look
     await world.cluster.create("visits")
     await world.cluster.settle()
     await world.beat()
     assert world.budgets["visits"].stream_id == world.stream_id("visits")
 
 
-async def test_a_heartbeat_tells_of_so_many_hops_and_no_more(world: World) -> None:
+async def test_the_number_of_hops_in_a_heartbeat_is_limited(world: World) -> None:
     figures = [messages.HopFigures(stream_id=1, hop=messages.HOP_SEND, count=1)] * 4097
     with pytest.raises(InvalidArgument, match="at most 4096 latency, not 4097"):
         await world.beat(figures)
 
 
-async def test_others_are_served_while_many_constraints_are_planned(world: World) -> None:
+async def test_every_constraint_gets_a_budget_and_an_up_to_date_broker_gets_no_more(world: World) -> None:
     for number in range(40):
         await world.cluster.create(f"s{number}")
         await world.create(f"c{number}", path=[f"s{number}"])
@@ -209,8 +209,8 @@ async def test_others_are_served_while_many_constraints_are_planned(world: World
 
 
 @pytest.mark.parametrize("version", [1, (1 << 64) - 1, (5 << 32) + 7])
-async def test_a_broker_that_goes_by_what_nobody_has_told_is_told(world: World, version: int) -> None:
-    """Of an earlier coordinator, or of one that there never was."""
+async def test_a_broker_with_an_unknown_version_of_budgets_gets_them_again(world: World, version: int) -> None:
+    """The version may be of an earlier coordinator, or of one that never existed."""
     await world.create()
     await world.window()
     told = world.version
@@ -222,8 +222,8 @@ async def test_a_broker_that_goes_by_what_nobody_has_told_is_told(world: World, 
 
 @given(data=st.data())
 @settings(max_examples=25, deadline=None)
-def test_whatever_brokers_say_there_is_an_answer(data: st.DataObject) -> None:
-    """Of hops and groups that there are or not, of streams that are another broker's, in any numbers and any order."""
+def test_any_figures_of_brokers_give_valid_descriptions_and_budgets(data: st.DataObject) -> None:
+    """Figures are of existing and missing hops, groups and streams, with any values, in any order."""
     asyncio.run(hear(data))
 
 
@@ -262,7 +262,7 @@ async def hear(data: st.DataObject) -> None:
     await cluster.close()
 
 
-async def test_a_look_that_takes_long_leaves_others_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_after_a_long_look_the_next_one_waits_longer(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     planning, clock, looks = world.latency.planning, world.cluster.clock, 0
     await world.create(window_ms=1_000)
 
@@ -278,5 +278,5 @@ async def test_a_look_that_takes_long_leaves_others_time(world: World, monkeypat
         planning.advance()
         await planning.work.idle()
         assert looks == seen
-    await world.alter(limit_us=1_000_000)  # which counts at once
+    await world.alter(limit_us=1_000_000)  # an altered constraint is looked at at once
     assert looks == 3

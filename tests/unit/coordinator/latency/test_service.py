@@ -1,4 +1,4 @@
-"""Requests about latency constraints: what they make, who may ask, and what is written down of it."""
+"""Requests about latency constraints: changes, access rights, records and the audit log."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from tests.unit.coordinator.latency.support import LIMIT_US, OUT, PATH, World
 from tests.unit.core.access.support import rule, table
 
 
-async def test_a_constraint_is_made_once(world: World) -> None:
+async def test_a_repeated_creation_finds_its_constraint(world: World) -> None:
     made = await world.create()
     assert (made.window_ms, made.statistic) == (15_000, messages.LATENCY_STATISTIC_MEAN)
-    assert await world.create() == made  # as who has got no answer asks again
+    assert await world.create() == made  # like a client that got no answer
     with pytest.raises(LatencyConstraintExists):
         await world.create(limit_us=1_000)
 
 
-async def test_all_of_its_path_has_to_be_there(world: World) -> None:
+async def test_a_constraint_needs_all_streams_and_groups_of_its_path(world: World) -> None:
     with pytest.raises(UnknownStream, match="no stream 'orders'"):
         await world.create(path=["orders"])
     with pytest.raises(InvalidArgument, match="no consumer group 'nobody'"):
@@ -50,7 +50,7 @@ async def test_all_of_its_path_has_to_be_there(world: World) -> None:
     await world.create(path=["clicks", "group:dashboard"])
 
 
-async def test_what_is_not_set_stays_as_it_is(world: World) -> None:
+async def test_an_alteration_keeps_the_fields_that_it_does_not_set(world: World) -> None:
     await world.create(statistic=messages.LATENCY_STATISTIC_P99)
     found = await world.alter(limit_us=50_000)
     assert (found.limit_us, found.statistic, list(found.path)) == (50_000, messages.LATENCY_STATISTIC_P99, list(PATH))
@@ -63,7 +63,7 @@ async def test_what_is_not_set_stays_as_it_is(world: World) -> None:
     assert world.describe().constraint == found
 
 
-async def test_none_of_its_name_is_told_so(world: World) -> None:
+async def test_requests_for_a_missing_constraint_are_an_error(world: World) -> None:
     for ask in (world.alter, world.delete):
         with pytest.raises(UnknownLatencyConstraint, match="no latency constraint 'nope': kera latency list"):
             await ask("nope")
@@ -86,7 +86,7 @@ async def test_constraints_outlast_a_coordinator(world: World) -> None:
     assert answer.constraints[0].created_us == before.created_us > 0
 
 
-async def test_one_that_this_version_does_not_know_keeps_no_others_from_counting(world: World) -> None:
+async def test_an_unreadable_constraint_does_not_hold_up_the_others(world: World) -> None:
     await world.create()
     state = world.cluster.coordinator.state
     usual: dict[str, Any] = {"path": PATH, "limit_us": LIMIT_US, "window_ms": 1_000}
@@ -103,7 +103,7 @@ async def test_one_that_this_version_does_not_know_keeps_no_others_from_counting
     assert world.describe().state == messages.LATENCY_STATE_HELD
 
 
-async def test_a_store_without_room_leaves_constraints_as_they_were(world: World) -> None:
+async def test_a_change_that_cannot_be_stored_leaves_constraints_as_they_were(world: World) -> None:
     await world.create()
     before, told = world.describe(), (await world.beat()).budgets
     world.cluster.store.failure = MetadataStoreFull("no room")
@@ -123,7 +123,7 @@ async def test_a_store_without_room_leaves_constraints_as_they_were(world: World
     await world.delete()
 
 
-async def test_a_description_has_the_hops_of_the_path_and_what_they_took(world: World) -> None:
+async def test_a_description_has_the_hops_of_the_path_with_their_times(world: World) -> None:
     await world.create()
     assert world.describe().state == messages.LATENCY_STATE_UNKNOWN
     await world.window(gather=20_000)
@@ -143,8 +143,8 @@ async def test_a_description_has_the_hops_of_the_path_and_what_they_took(world: 
     assert [(each.mean_us, len(each.hops)) for each in answer.constraints] == [(50_000, 0)]
 
 
-async def test_a_producer_that_goes_by_no_advice_is_named_where_it_breaks_a_constraint(world: World) -> None:
-    """No limit could be held then, whatever the coordinator tells: it is not a hop that takes so long by itself."""
+async def test_the_reason_names_a_producer_whose_own_linger_breaks_a_constraint(world: World) -> None:
+    """No advice of the coordinator can help then: the producer's own setting makes the hop slow."""
     await world.create()
     world.own_linger_us = 20_000
     await world.window(gather=20_000)
@@ -159,7 +159,7 @@ async def test_a_producer_that_goes_by_no_advice_is_named_where_it_breaks_a_cons
         assert "; a producer of clicks sets linger_ms 500 itself, which overrides the constraint" in found.reason
 
 
-async def test_a_consumer_group_that_is_gone_is_named(world: World) -> None:
+async def test_the_reason_names_a_deleted_consumer_group(world: World) -> None:
     await world.create()
     await world.window()
     assert world.describe().reason == ""
@@ -169,15 +169,15 @@ async def test_a_consumer_group_that_is_gone_is_named(world: World) -> None:
     assert world.describe().reason == "consumer group 'enrich' does not read 'clicks' any more"
 
 
-async def test_by_how_much_figures_can_be_off_is_told_of_each_hop(world: World) -> None:
+async def test_a_description_has_the_clock_error_of_each_hop(world: World) -> None:
     await world.create()
     await world.window()
     told = {(hop.stream, hop.hop): hop.clock_error_us for hop in world.describe().hops if hop.clock_error_us}
     assert told == {("clicks", messages.HOP_HAND_OVER): 2_000, ("visits", messages.HOP_HAND_OVER): 2_000}
 
 
-async def test_a_list_names_the_worst_hop_of_each(world: World) -> None:
-    """While it is held, that is the one that takes most; then the one that is furthest beyond its part."""
+async def test_a_list_names_the_worst_hop_of_each_constraint(world: World) -> None:
+    """In a held constraint it is the slowest hop, otherwise the hop that is furthest beyond its share."""
     await world.create()
     assert not world.describe().HasField("worst_hop")
     for prefetch, work, hop, violates in ((30_000, 1_000, 5, False), (1_000, 400_000, 6, True)):
@@ -188,11 +188,11 @@ async def test_a_list_names_the_worst_hop_of_each(world: World) -> None:
         assert worst in world.describe().hops
 
 
-# --- who may ask -------------------------------------------------------------------------------------------------
+# --- access rights -----------------------------------------------------------------------------------------------
 
 
 class Secured:
-    """Alice asks a coordinator with security on."""
+    """A coordinator with security on, whose caller is Alice."""
 
     def __init__(self, world: World) -> None:
         now_s = world.cluster.clock.boottime_s
@@ -202,7 +202,7 @@ class Secured:
         world.latency._guard = self.guard
 
     def grant(self, **rights: tuple[Operation, ...]) -> None:
-        """She may do this, by the names of streams and consumer groups, and nothing else."""
+        """Grant Alice only these operations, by the names of streams and consumer groups."""
         rules = [
             rule("user:alice", f"{'stream' if name in PATH else 'group'}:{name}", *operations)
             for name, operations in rights.items()
@@ -220,7 +220,7 @@ def secured(world: World) -> Iterator[Secured]:
 ALTER, DESCRIBE, USE = (Operation.ALTER,), (Operation.DESCRIBE,), (Operation.USE,)
 
 
-async def test_who_may_alter_all_streams_of_a_path_alters_and_deletes(world: World, secured: Secured) -> None:
+async def test_callers_who_may_alter_all_streams_of_a_path_can_alter_and_delete(world: World, secured: Secured) -> None:
     await world.create()
     secured.grant(clicks=ALTER, visits=ALTER, enrich=DESCRIBE, dashboard=USE)
     await world.alter(limit_us=1_000_000)
@@ -230,7 +230,9 @@ async def test_who_may_alter_all_streams_of_a_path_alters_and_deletes(world: Wor
     assert len(changed) == 2
 
 
-async def test_who_may_describe_a_path_looks_and_changes_nothing(world: World, secured: Secured) -> None:
+async def test_callers_who_may_only_describe_a_stream_cannot_alter_its_constraint(
+    world: World, secured: Secured
+) -> None:
     await world.create()
     secured.grant(clicks=ALTER, visits=DESCRIBE, enrich=DESCRIBE, dashboard=USE)
     assert world.describe().constraint.name == "checkout"
@@ -239,7 +241,9 @@ async def test_who_may_describe_a_path_looks_and_changes_nothing(world: World, s
             await ask()
 
 
-async def test_who_may_not_describe_all_of_a_path_is_told_that_there_is_none(world: World, secured: Secured) -> None:
+async def test_a_constraint_is_unknown_to_callers_who_may_not_describe_all_of_its_path(
+    world: World, secured: Secured
+) -> None:
     await world.create()
     secured.grant(clicks=ALTER, visits=ALTER, enrich=DESCRIBE)
     with pytest.raises(UnknownLatencyConstraint, match="no latency constraint 'checkout'"):
@@ -249,8 +253,8 @@ async def test_who_may_not_describe_all_of_a_path_is_told_that_there_is_none(wor
             await ask()
 
 
-async def test_a_consumer_group_of_which_nothing_is_heard_is_named(world: World) -> None:
-    """Nothing is late that is not measured: it is told apart from one that is quick."""
+async def test_the_reason_names_a_consumer_group_without_measurements(world: World) -> None:
+    """Without measurements a group looks quick, so the reason tells the two cases apart."""
     await world.create()
     figures = [each for each in world.took() if not (each.consumer_group == "enrich" and each.hop in OUT[1:])]
     await world.beat(figures)
@@ -258,4 +262,4 @@ async def test_a_consumer_group_of_which_nothing_is_heard_is_named(world: World)
     assert found.state == messages.LATENCY_STATE_HELD
     assert found.reason == "nothing was measured of group:enrich, which reads clicks"
     await world.beat([each for each in world.took(streams=["clicks"]) if each.hop != messages.HOP_PREFETCH])
-    assert world.describe().reason == ""  # as of a query in Spark; and nothing was written to the other stream
+    assert world.describe().reason == ""  # like a Spark query; the other stream had no writes
