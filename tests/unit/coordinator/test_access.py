@@ -52,7 +52,7 @@ def changed(known: messages.UserRecord | None, request: messages.PutUserRequest,
     return changed_user(known, request, users=users, version=7, now_us=5)
 
 
-def test_a_user_is_made_once() -> None:
+def test_a_user_can_be_created_only_once() -> None:
     made = changed(None, put(scram=VERIFIER, roles=messages.Roles(names=["b", "a", "b"])))
     assert (made.name, list(made.roles), made.password_version, made.created_us) == ("alice", ["a", "b"], 7, 5)
     with pytest.raises(UserExists):

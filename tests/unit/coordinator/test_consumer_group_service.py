@@ -384,7 +384,7 @@ async def test_a_limited_number_of_members_that_left_is_remembered(service: Serv
         await service.round(member_id="m1")
 
 
-async def test_overlong_names_of_members_that_leave_are_refused(service: Service) -> None:
+async def test_a_leave_with_overlong_names_is_refused_and_not_remembered(service: Service) -> None:
     for name, member_id in (("x" * (NAME_CHARS_MAX + 1), "a"), ("app", "x" * (MEMBER_ID_CHARS_MAX + 1))):
         with pytest.raises(InvalidArgument):
             await service.consumer_groups.leave(messages.LeaveRequest(consumer_group=name, member_id=member_id))
@@ -407,7 +407,7 @@ async def test_the_number_of_consumer_groups_is_limited(service: Service) -> Non
     assert not caught.value.retriable, "a consumer is told, and does not try for ever"
 
 
-async def test_a_keep_alive_and_a_leave_of_an_unknown_member_are_answered(service: Service) -> None:
+async def test_a_keep_alive_says_whether_the_member_is_known_and_unknown_steps_are_refused(service: Service) -> None:
     keep_alive = messages.KeepAliveRequest(consumer_group="app", member_id="a")
     assert not (await service.consumer_groups.keep_alive(keep_alive)).member
     await service.begin(1)
@@ -550,7 +550,7 @@ async def test_a_use_that_could_not_be_stored_is_stored_with_the_next_use(forget
 START = messages.StreamletStart(stream_id=1, cursors=[cursor(0, 0)])
 
 
-async def test_one_user_cannot_take_all_consumer_groups(cluster: Cluster) -> None:
+async def test_one_user_cannot_use_up_all_consumer_groups(cluster: Cluster) -> None:
     await secure(cluster)
     await cluster.register("a")
     await create(cluster, None, "s")

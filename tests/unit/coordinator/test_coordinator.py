@@ -400,9 +400,7 @@ async def test_an_invalid_alteration_changes_nothing(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("failure", [Unavailable("nobody there"), Uncertain("no answer in 3 s")])
-async def test_a_broker_that_was_away_learns_of_an_alteration_when_it_registers(
-    cluster: Cluster, failure: Exception
-) -> None:
+async def test_an_absent_broker_learns_of_an_alteration_when_it_registers(cluster: Cluster, failure: Exception) -> None:
     await cluster.register("a")
     await cluster.register("b")
     await cluster.create("orders", streamlets=2)
@@ -482,7 +480,7 @@ async def test_brokers_drop_a_deleted_stream_and_its_id_is_not_used_again(cluste
     assert (await cluster.create("orders")).stream_id == 2
 
 
-async def test_a_broker_that_was_away_learns_of_a_deletion_when_it_registers(cluster: Cluster) -> None:
+async def test_an_absent_broker_learns_of_a_deletion_when_it_registers(cluster: Cluster) -> None:
     await cluster.register("a")
     await cluster.create("gone")
     await cluster.create("kept")
@@ -534,7 +532,7 @@ async def test_a_launch_that_registers_again_keeps_its_epoch_and_streamlets(clus
     assert owners(stream) == [(1, 1, 1)]
 
 
-async def test_a_broker_that_is_not_alive_stays_a_member_and_an_owner(cluster: Cluster) -> None:
+async def test_a_dead_broker_stays_a_member_and_an_owner(cluster: Cluster) -> None:
     await cluster.register("a")
     stream = await cluster.create("orders")
     cluster.clock.advance(3600)
@@ -547,7 +545,7 @@ async def test_a_broker_that_is_not_alive_stays_a_member_and_an_owner(cluster: C
 # --- backups ---------------------------------------------------------------------------------------------------
 
 
-async def test_backups_have_ids_and_epochs_of_their_own(cluster: Cluster) -> None:
+async def test_backups_have_their_own_ids_and_epochs(cluster: Cluster) -> None:
     await cluster.register("a")
     first = await cluster.register_backup("x", rack="r1")
     second = await cluster.register_backup("y")
@@ -631,12 +629,12 @@ async def test_a_named_producer_keeps_its_id_and_gets_later_epochs(cluster: Clus
     assert await after.producers.init() == (4, 1)
 
 
-async def test_concurrent_instances_of_a_name_have_epochs_of_their_own(cluster: Cluster) -> None:
+async def test_concurrent_instances_of_a_name_get_different_epochs(cluster: Cluster) -> None:
     found = await asyncio.gather(*(cluster.coordinator.producers.init("loader") for _ in range(20)))
     assert sorted(found) == [(1, 1 + number * PRODUCER_EPOCHS) for number in range(20)]
 
 
-async def test_concurrent_changes_get_numbers_of_their_own(cluster: Cluster) -> None:
+async def test_concurrent_changes_get_different_numbers(cluster: Cluster) -> None:
     ids = await asyncio.gather(*(cluster.coordinator.producers.init() for _ in range(20)))
     assert len({producer_id for producer_id, _ in ids}) == 20
 

@@ -92,7 +92,7 @@ async def test_a_repeated_creation_finds_its_own_stream_at_the_quota(secured: Cl
     assert await create(secured, BOB, "b", creation_id="x") == first
 
 
-async def test_one_user_cannot_take_the_descriptions_of_all_streams(
+async def test_one_user_cannot_use_up_the_room_for_stream_descriptions(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await secure(cluster)

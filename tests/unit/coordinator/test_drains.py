@@ -198,7 +198,7 @@ async def test_streamlets_that_cannot_move_do_not_hold_up_the_others(cluster: Cl
     ]
 
 
-async def test_a_broker_on_which_a_stream_is_being_created_is_not_empty(two: Cluster) -> None:
+async def test_a_drain_waits_for_streams_being_created_on_the_broker(two: Cluster) -> None:
     await drain(two, broker_id=2)
     assert (await drain(two, broker_id=2)).done
     await two.coordinator.drains.drain(coordinator_pb2.DrainRequest(broker_id=2, undo=True))

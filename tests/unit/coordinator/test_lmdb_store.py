@@ -72,7 +72,7 @@ async def test_only_the_owner_can_read_and_write_metadata_files(tmp_path: Path, 
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "metadata").iterdir()} == {0o600}
 
 
-async def test_a_directory_in_use_is_refused_and_names_the_process(tmp_path: Path) -> None:
+async def test_the_error_of_a_directory_in_use_names_the_process(tmp_path: Path) -> None:
     store = open_store(tmp_path)
 
     with pytest.raises(DataDirInUse, match=rf"process {os.getpid()}\) uses data directory {tmp_path}"):
@@ -158,7 +158,7 @@ async def test_damaged_metadata_stay_when_no_write_replaces_them(tmp_path: Path)
 
 @pytest.mark.parametrize("empty", [True, False], ids=["an empty database", "nothing"])
 @pytest.mark.parametrize("replace_damaged", [True, False])
-async def test_after_an_interrupted_restore_only_a_copy_opens_the_store(
+async def test_after_an_interrupted_restore_the_store_opens_only_for_a_copy(
     tmp_path: Path, empty: bool, replace_damaged: bool
 ) -> None:
     if empty:

@@ -142,7 +142,7 @@ def test_a_member_is_alive_until_it_has_missed_its_heartbeats(kind: AnyKind) -> 
 
 
 @EACH
-def test_a_restored_member_counts_as_just_heard_of(kind: AnyKind) -> None:
+def test_a_restored_member_counts_as_alive_at_first(kind: AnyKind) -> None:
     clock = FakeClock()
     clock.advance(1000)
     members = membership(clock, kind)

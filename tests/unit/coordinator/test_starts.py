@@ -47,7 +47,7 @@ def test_the_earliest_start_counts_until_joined_intervals_are_recovered() -> Non
     assert groups(merged(assignment((2, 1)), told, [start(70)])) == [(0, 70)]
 
 
-def test_the_begin_of_the_next_interval_becomes_its_start_when_the_first_is_removed() -> None:
+def test_the_next_interval_gets_its_beginning_as_start_when_the_first_is_removed() -> None:
     """A single interval does not record its first records."""
     two = assignment((1, 1), (2, 57))
     two.intervals[1].first_records[:] = [5, 0, 9]
@@ -69,7 +69,7 @@ def with_records(of: StreamletAssignment, *records: int) -> StreamletAssignment:
     return of
 
 
-def test_the_begin_of_a_later_interval_is_no_start_after_a_join() -> None:
+def test_the_beginning_of_a_later_interval_is_no_start_after_a_join() -> None:
     """The report came from a broker with only the later interval; it would hide older groups elsewhere."""
     two, one = with_records(assignment((1, 1), (2, 57)), 7), assignment((2, 1))
 
@@ -81,7 +81,7 @@ def test_the_begin_of_a_later_interval_is_no_start_after_a_join() -> None:
     assert groups(joined(three, assignment((1, 1), (2, 90)), [start(57), start(90)])) == [(0, 90)]
 
 
-def test_the_begin_of_a_brokers_later_interval_is_no_start_of_its_groups() -> None:
+def test_the_beginning_of_a_brokers_later_interval_is_no_start_of_its_groups() -> None:
     three = with_records(assignment((1, 1), (2, 57), (1, 90)), 3, 7)
 
     assert starts_at(three, 1, [start(90)]) == []
@@ -136,7 +136,7 @@ def test_a_removal_of_an_older_interval_does_not_cover_the_interval_between() ->
     assert merged(three, [], [start(90)]) == [start(90)]
 
 
-def test_a_removal_up_to_the_begin_of_a_brokers_only_interval_removes_nothing() -> None:
+def test_a_removal_at_the_beginning_of_a_brokers_only_interval_does_not_count() -> None:
     two = with_records(assignment((2, 1), (1, 90)), 7)
     told = start(90)
     told.removed = True

@@ -236,7 +236,7 @@ def test_a_stream_without_a_schema_gets_the_default_one() -> None:
     assert (schema.schema_id, schema.typed, schema.key_column, schema.timestamp_column) == (1, False, "", "")
 
 
-def test_the_default_schema_has_no_key_column() -> None:
+def test_a_key_column_needs_a_schema() -> None:
     with pytest.raises(InvalidArgument, match="need a schema"):
         checked_schema(common_pb2.StreamSchema(key_column="keys"))
 
