@@ -280,7 +280,7 @@ def test_a_repeated_split_changes_nothing() -> None:
 
 
 def test_an_older_coordinator_reads_a_split_group_from_its_first_open_offset() -> None:
-    """An older version, without parts, sees one group without a holder."""
+    """A coordinator without parts sees one group, at its first unread place, without a holder."""
     world = splitting(*"abc")
     rounds(world, 12, share=0.1)
     streamlet = world.consumer_group.streamlets[STREAM_ID, 0]

@@ -77,7 +77,7 @@ async def test_a_draining_broker_moves_its_streamlets_and_then_its_replicated_ol
 
 
 async def test_a_broker_may_not_remove_groups_that_others_recover_from_it(two: Cluster) -> None:
-    """The others might wait for ever for records that no backup has any more."""
+    """Others may have been asked before the removal, and would wait for ever for records that no backup has."""
 
     async def refused() -> list[int]:
         start = common_pb2.EntryStart(

@@ -236,7 +236,7 @@ def test_a_pause_of_the_coordinator_does_not_count_as_silence_of_a_member(kind: 
     clock.advance(60)
     members.heartbeat(7, 1)
     members.tick()
-    assert members.heard_s(7) == clock.monotonic_s()  # and not later
+    assert members.heard_s(7) == clock.monotonic_s()  # not in the future
 
 
 @EACH

@@ -38,7 +38,7 @@ def test_chunks_closed_before_writers_got_the_advice_do_not_count() -> None:
 
 
 def test_early_chunks_do_not_hide_later_chunks_that_take_long_to_fill() -> None:
-    """At first, reports of writers still contain chunks that they closed before they got the advice."""
+    """Early reports contain mostly chunks from before the advice; only later windows are free of them."""
     filling = Filling()
     for granted_us, granted_s in ((1_000_000_000, 0.0), (2_000_000_000, 100.0), (10_000_000_000, 200.0)):
         filling.grant(CLICKS, granted_us, granted_s)

@@ -278,5 +278,5 @@ async def test_after_a_long_look_the_next_one_waits_longer(world: World, monkeyp
         planning.advance()
         await planning.work.idle()
         assert looks == seen
-    await world.alter(limit_us=1_000_000)  # an altered constraint is looked at at once
+    await world.alter(limit_us=1_000_000)  # an alteration causes a look at once
     assert looks == 3
