@@ -52,7 +52,7 @@ def punctuation(at: int) -> ChunkBatch:
 
 
 def together(*chunks: list[int]) -> ChunkBatch:
-    """Several that have come as one."""
+    """Several chunks that arrived as one batch."""
     headers, at = b"", 0
     batches: list[pa.RecordBatch] = []
     for times in chunks:
