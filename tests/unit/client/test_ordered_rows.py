@@ -32,7 +32,7 @@ def described(name: str, stream_id: int, *, typed: bool = False) -> StreamDescri
 
 STREAMS = {7: described("a", 7), 8: described("b", 8), 9: described("t", 9, typed=True)}
 ORDER = {8: 0, 7: 1, 9: 2}
-"""The order in which the caller named the streams."""
+"""The caller's order of the streams."""
 
 
 def written(log: dict[EntryId, list[list[int]]]) -> Epoch:
