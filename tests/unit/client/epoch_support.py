@@ -14,7 +14,7 @@ from tests.unit.client.support import stream_info
 
 ENTRY = EntryId(7, 0, 0)
 CREATED_AT = 56
-"""In a header, see docs/format.md."""
+"""The place of the creation time in a header, see docs/format.md."""
 STREAM = StreamDescription.from_message(stream_info("s", 7))
 
 

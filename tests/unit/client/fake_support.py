@@ -22,7 +22,7 @@ class Fleet:
     cluster: Cluster
 
     def questions(self, method: str = "DescribeStream") -> int:
-        """How often the coordinator was asked."""
+        """The number of requests to the coordinator."""
         return len(self.fake.coordinator.requests.named(method))
 
     def cursors(self, broker_id: int) -> list[Any]:

@@ -33,7 +33,7 @@ async def wide(make_cluster: MakeCluster) -> FakeCluster:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Bundle]:
-    """All bundles that are made."""
+    """All bundles made during the test."""
     found: list[Bundle] = []
 
     class Seen(Bundle):
@@ -50,7 +50,7 @@ def rows(first: int, count: int = ROWS) -> list[bytes]:
 
 
 def batch(first: int, count: int = ROWS) -> pa.RecordBatch:
-    """Rows whose keys are their values; more than what is gathered."""
+    """Rows whose keys are their values; too many to be gathered."""
     values = rows(first, count)
     headers = [[("pad", bytes(200))] for _ in values]
     columns = {"keys": pa.array([[value] for value in values], KEYS), "value": values}
@@ -69,7 +69,7 @@ async def ready(producer: Producer) -> None:
 
 
 def check_stored(cluster: FakeCluster, count: int) -> None:
-    """All rows up to `count`, each once, in order, where its key belongs."""
+    """Check that all rows up to `count` are stored once, in order, where their keys belong."""
     for streamlet in range(STREAMLETS):
         assert cluster.values("s", streamlet) == [
             row for row in rows(0, count) if streamlet_of(row, STREAMLETS) == streamlet

@@ -170,7 +170,7 @@ async def test_several_tasks_share_the_batches_of_a_consumer(
     async def take() -> None:
         async for chunk in consumer.batches():
             taken.extend(chunk.batch["value"].to_pylist())
-            await asyncio.sleep(0)  # the others' turn
+            await asyncio.sleep(0)  # let the other tasks run
 
     async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
         for _ in range(3):
@@ -316,7 +316,9 @@ async def test_a_permanent_error_is_raised_each_time(filled: FakeCluster, make_c
             await take_records(consumer)
 
 
-async def test_nothing_is_skipped_after_a_corrupt_chunk(filled: FakeCluster, make_consumer: MakeConsumer) -> None:
+async def test_a_corrupt_chunk_is_an_error_each_time_and_is_not_skipped(
+    filled: FakeCluster, make_consumer: MakeConsumer
+) -> None:
     segment = filled.segments()[0]
     segment.slot.view[segment.chunk_ends[2] + HEADER_BYTES + 8] ^= 1
     consumer = make_consumer(filled)

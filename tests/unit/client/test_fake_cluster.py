@@ -182,7 +182,7 @@ class TestFaults:
                     await asyncio.open_connection(*address)
             await broker.restart()
         for address in addresses:
-            (await asyncio.start_server(lambda *_: None, *address)).close()  # let go with the cluster
+            (await asyncio.start_server(lambda *_: None, *address)).close()  # released with the cluster
 
     async def test_a_producer_survives_a_crash_when_another_broker_takes_over(self) -> None:
         async with FakeCluster(brokers=2) as cluster:

@@ -210,7 +210,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("which", WRONG)
-def test_the_error_for_an_unreadable_chunk_names_its_place_and_the_setting_to_skip_it(which: str) -> None:
+def test_the_error_for_an_unreadable_chunk_names_its_place_and_how_to_skip_it(which: str) -> None:
     payload, records = WRONG[which]
     data = crafted(GOOD, 2) + crafted(payload, records, 2)
     fetched = Fetched(ENTRY, Position(1, 1, 0), Position(1, 1, len(data)), [pa.py_buffer(data)], 0, None)

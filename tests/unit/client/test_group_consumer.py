@@ -1,4 +1,4 @@
-"""The consumer of a consumer group against a real broker service and a real coordinator's state, without processes."""
+"""`GroupConsumer` against a real broker service and a real coordinator's state, without processes."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ async def test_a_member_that_stops_asking_for_records_loses_its_groups(
 
 
 @pytest.mark.parametrize("steps", range(1, 9))
-async def test_a_close_that_is_cancelled_goes_on(
+async def test_a_cancelled_close_still_leaves_the_group(
     groups: GroupCluster, make_member: MakeMember, fill_groups: Any, steps: int
 ) -> None:
     """At each of its waits: other members get the groups at once, and the broker gets its memory back."""

@@ -201,7 +201,7 @@ async def test_a_new_group_begins_at_the_oldest_group_or_at_the_end() -> None:
 
 
 @pytest.mark.parametrize(("lost_to", "more"), [(3, 1), (2, 0)])
-async def test_a_new_group_on_a_stream_with_losses_reports_a_loss(lost_to: int, more: int) -> None:
+async def test_a_new_group_reports_a_loss_only_if_it_begins_with_one(lost_to: int, more: int) -> None:
     """The coordinator takes ordinals that go back as lost records of an unknown number."""
     brokers = Brokers((1, 3))
     brokers.groups[3] = list(map(group, range(3, 8)))

@@ -101,7 +101,7 @@ def test_the_start_of_a_streamlet_from_a_broker_that_does_not_lead_is_refused() 
     """Their old broker is gone, and the new one does not know of them yet: its answer would hide them."""
     whole = Assignment(2, 7, 1)
     check_part(whole, 2, broker_pb2.StreamletInfo(owned=True, leads=True))
-    check_part(whole, 2, broker_pb2.StreamletInfo(owned=True))  # an older broker does not say
+    check_part(whole, 2, broker_pb2.StreamletInfo(owned=True))  # this answer does not say
     check_part(MOVED, 2, broker_pb2.StreamletInfo(owned=True, leads=False))  # broker 1 has the oldest groups
     for assignment, broker_id in ((whole, 2), (MOVED, 1)):
         with pytest.raises(NotOwner, match="yet to hear"):

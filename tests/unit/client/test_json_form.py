@@ -82,7 +82,7 @@ def test_keys_that_are_not_text_are_base64_and_null_is_not_empty() -> None:
     assert records_of_lines(lines).equals(batch)
 
 
-def test_byte_order_mark_windows_line_ends_blank_lines_and_no_last_line_end_are_accepted() -> None:
+def test_byte_order_mark_crlf_blank_lines_and_a_missing_last_line_end_are_accepted() -> None:
     block = b'\xef\xbb\xbf{"value": "a"}\r\n\r\n  \n\t{"value": "b"} \n{"value": "c"}'
     assert records_of_lines(block).column("value").to_pylist() == [b"a", b"b", b"c"]
     schema = pa.schema([("value", pa.string())])

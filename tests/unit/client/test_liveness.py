@@ -10,7 +10,7 @@ def made(clock: FakeClock) -> Liveness:
     return Liveness(["127.0.0.1:1"], settings, clock, consumer_group="app", member_id="m")
 
 
-def test_a_member_without_answers_for_the_session_timeout_is_in_doubt_until_one_comes() -> None:
+def test_a_member_is_in_doubt_after_the_session_timeout_until_an_answer_comes() -> None:
     clock = FakeClock()
     liveness = made(clock)
     doubts = []

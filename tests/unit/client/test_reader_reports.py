@@ -363,7 +363,7 @@ async def test_readers_outside_of_a_group_do_not_measure(
         assert made == ["app"]
 
 
-async def test_reads_go_on_after_the_connection_to_the_broker_closes(
+async def test_read_requests_go_on_after_the_connection_to_the_broker_closes(
     quick: FakeCluster, make_producer: MakeProducer
 ) -> None:
     producer = make_producer(quick)

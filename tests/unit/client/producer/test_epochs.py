@@ -22,7 +22,7 @@ SETTINGS: dict[str, Any] = {"linger_ms": 60_000}
 
 @pytest.fixture
 async def epochs(make_cluster: MakeCluster) -> FakeCluster:
-    """One stream, ``s``, with two streamlets and epochs of 10 ms; ``plain`` has none, ``typed`` has columns."""
+    """Stream ``s`` has two streamlets and epochs of 10 ms; ``plain`` is without epochs, ``typed`` has columns."""
     config: dict[str, Any] = {"timestamp_ahead_max_ms": 0, "epoch_ms": 10, "punctuation": 1}
     return make_cluster(
         stream_info(streamlets=2, **config),

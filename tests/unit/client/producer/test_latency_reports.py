@@ -178,7 +178,7 @@ class TestTimes:
 
 
 @pytest.mark.parametrize("is_batch", [False, True])
-def test_a_wrong_writers_clock_does_not_change_the_creation_times_that_readers_measure(is_batch: bool) -> None:
+def test_chunks_that_readers_measure_carry_the_brokers_time_despite_a_wrong_clock(is_batch: bool) -> None:
     """Measured chunks and bundles of a batch have the broker's time, however wrong the writer's is."""
 
     async def main(ways: Ways, producer: Producer) -> list[int]:
@@ -198,7 +198,7 @@ def test_a_wrong_writers_clock_does_not_change_the_creation_times_that_readers_m
             before = len(ways.cluster.loopback.writes)
         return wrong_us
 
-    clock = FakeClock()  # of the producer: years behind
+    clock = FakeClock()  # the producer's clock is years behind
     wrong_us = virtually(2, 0.002, main, clock=clock)[1]
     assert wrong_us
     assert max(wrong_us) < 60_000_000

@@ -31,7 +31,7 @@ def test_a_default_reads_the_same_as_its_written_value(typed: Typed) -> None:
     explicit = read(written(plain, {"id": 1, "f": typed.value}), plain, wanted)
     by_default = read(written(WITHOUT_FIELD, {"id": 1}), WITHOUT_FIELD, wanted)
     assert by_default == explicit == {"id": 1, "f": typed.value}
-    assert repr(by_default["f"]) == repr(explicit["f"])  # of the same types, too
+    assert repr(by_default["f"]) == repr(explicit["f"])  # the types are equal too
 
 
 @given(typed_values())
