@@ -98,7 +98,7 @@ def test_the_end_of_a_streamlet_from_a_broker_that_is_not_its_owner_is_refused()
 
 
 def test_the_start_of_a_streamlet_from_a_broker_that_does_not_lead_is_refused() -> None:
-    """Their old broker is gone, and the new one does not know of them yet: its answer would hide them."""
+    """The oldest groups have a new broker that does not know of them yet: its answer would hide them."""
     whole = Assignment(2, 7, 1)
     check_part(whole, 2, broker_pb2.StreamletInfo(owned=True, leads=True))
     check_part(whole, 2, broker_pb2.StreamletInfo(owned=True))  # this answer does not say
