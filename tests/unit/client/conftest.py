@@ -70,7 +70,7 @@ async def make_producer() -> AsyncIterator[MakeProducer]:
 
 @pytest.fixture
 async def groups(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[GroupCluster]:
-    """With a stream of one streamlet, or of as many as a test is parametrized with."""
+    """A cluster whose stream has one streamlet, or as many as the test's parameter says."""
     coordinator = Cluster()
     coordinator.clock = SystemClock()  # type: ignore[assignment]
     await coordinator.restart()

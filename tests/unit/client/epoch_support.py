@@ -14,7 +14,7 @@ from tests.unit.client.support import stream_info
 
 ENTRY = EntryId(7, 0, 0)
 CREATED_AT = 56
-"""In a header, see docs/format.md."""
+"""The place of the creation time in a header, see docs/format.md."""
 STREAM = StreamDescription.from_message(stream_info("s", 7))
 
 
@@ -52,7 +52,7 @@ def punctuation(at: int) -> ChunkBatch:
 
 
 def together(*chunks: list[int]) -> ChunkBatch:
-    """Several that have come as one."""
+    """Several chunks that arrived as one batch."""
     headers, at = b"", 0
     batches: list[pa.RecordBatch] = []
     for times in chunks:

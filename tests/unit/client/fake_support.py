@@ -1,4 +1,4 @@
-"""A fake cluster with one stream, ``s``, and what a client sees of it."""
+"""A fake cluster with one stream, ``s``, and a client's view of it."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -22,7 +22,7 @@ class Fleet:
     cluster: Cluster
 
     def questions(self, method: str = "DescribeStream") -> int:
-        """How often the coordinator was asked."""
+        """The number of requests to the coordinator."""
         return len(self.fake.coordinator.requests.named(method))
 
     def cursors(self, broker_id: int) -> list[Any]:
@@ -31,7 +31,7 @@ class Fleet:
         return requests.named("TruncateStreamlets") + requests.named("CommitCursors")
 
     def wanted(self, broker_id: int) -> list[int]:
-        """Streamlets of all ranges that a broker was asked for."""
+        """The streamlets of all ranges that clients asked a broker for."""
         requests = self.fake.brokers[broker_id].requests.named("MultiReadChunks")
         return [each.start.streamlet_id for request in requests for each in request.ranges]
 

@@ -21,14 +21,14 @@ from tests.unit.coordinator.fake_cluster import Cluster
 ROW = bytes(4000)
 GROUPS = 8
 ROWS = 30 * GROUPS
-"""Of 4 KB: so many groups of two segments of 64 KiB, about."""
+"""Rows of 4 KB: they fill about `GROUPS` groups of two segments of 64 KiB."""
 
 
 class GroupCluster(FakeCluster):
-    """A cluster with one broker, whose coordinator can fail to answer."""
+    """A cluster with one broker and a coordinator that can fail to answer."""
 
     coordinator_addresses = ("127.0.0.1:1",)
-    """Nobody listens there: heartbeats by the thread are tested elsewhere."""
+    """No server listens there: other tests cover the heartbeats of the thread."""
 
     def __init__(self, directory: Path, coordinator: Cluster, **stream: Any) -> None:
         super().__init__(directory, stream_info(**stream))
@@ -38,18 +38,18 @@ class GroupCluster(FakeCluster):
         self.consumer_groups = coordinator.coordinator.consumer_groups
         self.consumer_groups.start()
         self.failures: deque[KeraError] = deque()
-        """Of the next rounds."""
+        """The errors of the next rounds."""
         self.lose_answers = 0
-        """Of so many rounds, after they were carried out."""
+        """The answers of this many rounds get lost, after the rounds were carried out."""
         self.rounds = 0
         self.steps: list[int] = []
-        """How many there were in each round, and in each farewell."""
+        """The number of steps in each round, and in each request to leave."""
         self.ended: list[str] = []
-        """Conversations."""
+        """The conversations that have ended."""
         self.spoil: Callable[[Any], object] = lambda _: None
-        """What is done to the answer of each round."""
+        """Changes the answer of each round."""
         self.reset: list[int] = []
-        """How many streamlets each request has put elsewhere."""
+        """The number of streamlets that each request has moved to another position."""
 
     async def ask(self, method: Method[Any, Any], message: Any, **_: Any) -> Any:
         if method.service != api.CONSUME_ROUND.service:
@@ -80,26 +80,26 @@ class GroupCluster(FakeCluster):
         return list(self.infos.values())
 
     async def say(self, method: Method[Any, Any], request: Any) -> Any:
-        """What nobody disturbs."""
+        """Ask the coordinator, past all faults."""
         return await self.consumer_groups.handlers()[method](request)
 
     async def expel(self, member_id: str) -> None:
-        """The coordinator gives the member's groups to others, without its doing."""
+        """The coordinator gives the member's groups to others; the member did nothing."""
         await self.say(api.LEAVE, consumer_group_pb2.LeaveRequest(consumer_group="app", member_id=member_id))
-        self.consumer_groups._left.clear()  # it has not said so itself, and may come back
+        self.consumer_groups._left.clear()  # the member did not leave by its own will, and may come back
 
     async def described(self) -> consumer_group_pb2.DescribeConsumerGroupResponse:
-        """The consumer group of the tests, as the coordinator has it."""
+        """The consumer group of the tests, as the coordinator knows it."""
         request = consumer_group_pb2.DescribeConsumerGroupRequest(consumer_group="app")
         answer = consumer_group_pb2.DescribeConsumerGroupResponse()
-        with contextlib.suppress(InvalidArgument):  # there is none yet
+        with contextlib.suppress(InvalidArgument):  # the consumer group does not exist yet
             answer = await self.say(api.DESCRIBE_CONSUMER_GROUP, request)
         return answer
 
     async def restart_coordinator(self) -> None:
         await self.consumer_groups.close()
         for _ in range(100):
-            await asyncio.sleep(0)  # sleep: what it had begun to write is written before the next one reads
+            await asyncio.sleep(0)  # sleep: the old one finishes its writes before the next one reads
         await self.coordinator.restart()
         self.coordinator.coordinator.state.catalog.add(self.info)
         self.consumer_groups = self.coordinator.coordinator.consumer_groups
@@ -117,7 +117,7 @@ def numbered(number: int) -> bytes:
 
 
 async def take(consumer: GroupConsumer, count: int) -> list[int]:
-    """So many records; leaves the loop as a caller may."""
+    """Take `count` records and leave the loop, as a caller may."""
     taken: list[int] = []
     async with asyncio.timeout(WAIT_S):
         async for record in consumer:
@@ -139,7 +139,7 @@ async def take_batches(consumer: GroupConsumer, count: int) -> list[int]:
 
 
 def truncate(groups: GroupCluster, group_id: int) -> int:
-    """What is before a group is gone; the ordinal of its first record."""
+    """Delete all groups before this one; returns the ordinal of its first record."""
     (entry,) = groups.streams.get(groups.info.stream_id).streamlet(0).entries
     start = Position(group_id, 1, 0)
     record = ordinal_of(entry, start)

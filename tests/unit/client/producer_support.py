@@ -1,4 +1,4 @@
-"""What the producer's tests are made with: batches of values, and waiting in bounded time."""
+"""Helpers of the producer's tests: batches of values, and waiting in bounded time."""
 
 import asyncio
 from typing import Any
@@ -13,6 +13,6 @@ def batch(*values: bytes, **columns: Any) -> pa.RecordBatch:
 
 
 async def give(awaitable: Any) -> Any:
-    """Its result, in bounded time."""
+    """The result of the awaitable, in bounded time."""
     async with asyncio.timeout(WAIT_S):
         return await awaitable

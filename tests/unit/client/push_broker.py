@@ -1,7 +1,7 @@
-"""A broker that pushes, as its readers see it: a real unix socket, and a small file as its memory.
+"""A broker that pushes, seen from its readers: a real unix socket, and a small file as its memory.
 
-Nothing of the broker itself is used. It pushes chunks of a `FakeStream`: by hand with `push` and `end`, or by
-itself when `serving`.
+It uses no code of the real broker. It pushes chunks of a `FakeStream`: by hand with `push` and `end`, or on its
+own when `serving`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Reason = push_pb2.PushEnd
 ROWS_AT, ROW_BYTES, SLOTS_AT = 64, 64, 16384
 SLOTS, SLOT_BYTES = 128, 1 << 14
 SOON = Timing(return_delay_s=0.001, push_again_s=0.01)
-"""Nobody has to wait for what is done after a while."""
+"""Short delays, so that tests do not wait for actions that happen after a while."""
 
 
 class PushFleet(Fleet):
@@ -43,7 +43,7 @@ class PushFleet(Fleet):
 
     @property
     def pulled(self) -> int:
-        """How many reads broker 1 was asked for."""
+        """The number of reads that broker 1 got."""
         return self.fake.brokers[1].calls.count("MultiReadChunks")
 
 
@@ -71,16 +71,16 @@ class PushBroker:
         self.fd = os.open(self.arena_path, os.O_RDWR)
         self.send_fd = True
         self.refusing = False
-        """Whoever connects is sent away."""
+        """Whether new connections are closed at once."""
         self.standing_still = False
-        """Whoever connects is not greeted."""
+        """Whether new connections get no greeting."""
         self.serving = False
-        """Chunks are pushed by themselves, one per run, as far as the window goes."""
+        """Whether the broker pushes chunks on its own, one per run, as far as the window goes."""
         self.generations = [1] * SLOTS
         for slot in range(SLOTS):
             self._write_generation(slot)
         self.readers: list[_Reader] = []
-        """All that have connected."""
+        """All connections so far."""
         self._server: asyncio.Server | None = None
 
     async def start(self, path: str) -> None:
@@ -99,13 +99,13 @@ class PushBroker:
         return self.readers[-1]
 
     def put(self, chunks: Sequence[StoredChunk], slot: int) -> int:
-        """Write chunks into a slot; their place in the arena."""
+        """Write chunks into a slot; returns their place in the arena."""
         at = SLOTS_AT + slot * SLOT_BYTES + chunks[0].start.offset % (SLOT_BYTES // 2)
         os.pwrite(self.fd, b"".join(chunk.data for chunk in chunks), at)
         return at
 
     def reuse(self, slot: int) -> None:
-        """The slot is another segment's now."""
+        """Give the slot to another segment."""
         self.generations[slot] += 1
         self._write_generation(slot)
         os.pwrite(self.fd, os.urandom(SLOT_BYTES), SLOTS_AT + slot * SLOT_BYTES)
@@ -115,12 +115,12 @@ class PushBroker:
 
 
 class _Reader(asyncio.Protocol):
-    """One connection, and what has come over it."""
+    """One connection, and the messages that came over it."""
 
     def __init__(self, broker: PushBroker) -> None:
         self.broker = broker
         self.lanes: dict[int, push_pb2.PushLane] = {}
-        """Those that have not ended."""
+        """The lanes that have not ended."""
         self.subscribed: list[push_pb2.PushLane] = []
         self.consumer_groups: list[str] = []
         self.window_bytes = 0
@@ -131,7 +131,7 @@ class _Reader(asyncio.Protocol):
         self.closed = False
         self._decoder = Decoder()
         self._next: dict[int, int] = {}
-        """By lane: the chunk of the log that is pushed next."""
+        """The next chunk of the log to push, by lane."""
         self.transport: asyncio.Transport
 
     def connection_made(self, transport: Any) -> None:
@@ -144,7 +144,7 @@ class _Reader(asyncio.Protocol):
             return
         fds = [self.broker.fd] if self.broker.send_fd else []
         with (
-            contextlib.suppress(BrokenPipeError),  # it is gone already
+            contextlib.suppress(BrokenPipeError),  # the reader is gone already
             socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as sock,
         ):
             socket.send_fds(sock, [encode(PushKind.HELLO, self.broker.hello.SerializeToString())], fds)
@@ -154,7 +154,7 @@ class _Reader(asyncio.Protocol):
         self.leases.clear()
 
     def say_alive(self) -> None:
-        """Say that the broker is there."""
+        """Say that the broker is alive."""
         self.transport.write(ALIVE)
 
     def lose(self) -> None:
@@ -194,11 +194,11 @@ class _Reader(asyncio.Protocol):
 
     @property
     def held(self) -> int:
-        """Leases."""
+        """The number of leases that readers hold."""
         return self.leases.total()
 
     def push(self, lane: int, chunks: Sequence[StoredChunk], slot: int, /, **changes: int) -> None:
-        """One run; `changes` make it wrong."""
+        """Push one run; `changes` make it wrong."""
         at, length = self.broker.put(chunks, slot), sum(len(chunk.data) for chunk in chunks)
         group_id, segment_id, offset = chunks[0].start
         run = Run(lane, slot, self.broker.generations[slot], at, length, segment_id, group_id, offset, 0)
@@ -207,7 +207,7 @@ class _Reader(asyncio.Protocol):
         self.transport.write(encode_runs([run._replace(**changes)]))
 
     def end(self, lane: int, reason: Any, at: Position | None = None, error: KeraError | None = None) -> None:
-        """The end of a lane."""
+        """End a lane."""
         wanted = self.lanes.pop(lane)
         message = push_pb2.PushEnd(lane=lane, reason=reason, next=wanted.start)
         index = self._next.get(lane)
@@ -221,7 +221,7 @@ class _Reader(asyncio.Protocol):
         self.transport.write(encode(PushKind.END, message.SerializeToString()))
 
     def serve(self) -> None:
-        """Push what there is, the lanes in turn. Each chunk has a slot as if it was a segment of its own."""
+        """Push all stored chunks, the lanes in turn. Each chunk has its own slot, as if it was a segment."""
         progress = True
         while progress:
             progress = False

@@ -1,4 +1,4 @@
-"""A client's view of brokers with real logs, in this process, between which a streamlet moves."""
+"""A client's view of brokers with real logs, in this process. A streamlet moves between them."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ SLOTS = 6
 
 
 class RealBroker:
-    """A connection to one of them. See `kera.core.rpc.Channel`."""
+    """A connection to one broker. See `kera.core.rpc.Channel`."""
 
     transport = "tcp"
     closed = False
@@ -57,11 +57,11 @@ class RealBrokers(Cluster):
         super().__init__("127.0.0.1:1", ClientSettings(**{"retry_backoff_ms": 1, "retry_timeout_ms": 5000, **settings}))
         self.map = placed
         self.asked: list[tuple[int, Any]] = []
-        """Brokers and what they were asked, in order."""
+        """Brokers and the requests to them, in order."""
         self.questions = 0
-        """To the coordinator."""
+        """The number of requests to the coordinator."""
         self.failure: Callable[[int], KeraError | None] = lambda _: None
-        """Asked before each request to a broker."""
+        """Called before each request to a broker."""
 
     async def ask(self, method: Method[Any, Any], *_: Any, **__: Any) -> Any:
         assert method is api.DESCRIBE_STREAM
@@ -77,7 +77,7 @@ class RealBrokers(Cluster):
         return RealBroker(self, broker_id)
 
     def stop(self) -> None:
-        """Nothing goes to disk any more: what the loop has yet to call must not find its directory gone."""
+        """Stop all writes to disk: calls that the loop still has to make must not find their directory gone."""
         for broker in self.map.brokers.values():
             broker.paused = True
 

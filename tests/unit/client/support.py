@@ -1,4 +1,4 @@
-"""What the client's tests are made with: a broker without processes and sockets, whose connection can be disturbed."""
+"""Helpers of the client's tests: a broker without processes and sockets, and a connection to it with faults."""
 
 import asyncio
 import enum
@@ -45,7 +45,7 @@ BROKER_ID = 3
 BROKER_EPOCH = 9
 SEGMENT_BYTES = 64 << 10
 WAIT_S = 20.0
-"""Bound on everything that is waited for: long, since it only ends a test that fails."""
+"""Bound on every wait: long, since it only ends a test that fails."""
 
 
 def stream_info(
@@ -98,7 +98,7 @@ def description(segment_bytes: int = SEGMENT_BYTES, **fields: Any) -> StreamDesc
 
 
 class Fault(enum.Enum):
-    """What becomes of a request."""
+    """The fate of a request."""
 
     NONE = enum.auto()
     NOT_SENT = enum.auto()
@@ -121,18 +121,18 @@ class LoopbackChannel:
     def __init__(self, service: BrokerService) -> None:
         self.closed = False
         self.faults: deque[Fault] = deque()
-        """Of the next writes, in order; then all goes well."""
+        """The faults of the next writes, in order; later writes succeed."""
         self.default_fault = Fault.NONE
         self.read_faults: deque[Fault] = deque()
-        """The same, of the next reads."""
+        """The faults of the next reads, in order."""
         self.stands_still: Callable[[Any], bool] = lambda _: False
-        """Asked for each request: whether it is never answered."""
+        """Called for each request: whether it never gets an answer."""
         self.refuse: Callable[[], KeraError | None] = lambda: None
-        """Asked for each write: an error for the request as a whole."""
+        """Called for each write: an error for the request as a whole."""
         self.amend: Callable[[broker_pb2.MultiWriteChunksResponse], None] = lambda _: None
-        """Changes the answer to each write, before it is given."""
+        """Changes the answer to each write, before the client gets it."""
         self.levels: list[int] = []
-        """The level that each write asked for."""
+        """The durability that each write asked for."""
         self.writes: list[list[ChunkHeader]] = []
         """Headers of the chunks of each write that was submitted."""
         self._in_flight: list[Answer[Reply[Any]]] = []
@@ -179,7 +179,7 @@ class LoopbackChannel:
             self._handle(method, call, future)
 
     def release(self) -> None:
-        """Let go on what was held, in order."""
+        """Carry out the held requests, in order."""
         held, self.held = self.held, []
         for go_on in held:
             go_on()
@@ -223,7 +223,7 @@ def _answer(future: asyncio.Future[Any], reply: Reply[Any]) -> None:
 
 
 class Asked:
-    """A cluster that answers as it is told."""
+    """A cluster that gives the answer of its test."""
 
     def __init__(self, answer: Any) -> None:
         self.answer = answer
@@ -268,15 +268,15 @@ class FakeCluster:
         self.connects: deque[KeraError] = deque()
         """Errors of the next attempts to connect."""
         self.closes = 0
-        """So many of the next connections are closed before anybody can use them."""
+        """How many of the next connections close before a client can use them."""
         self.forgotten: list[str] = []
         self.committed: list[tuple[str, str, Mapping[EntryId, Position]]] = []
         self.reported: list[consumer_group_pb2.ResetConsumerGroupRequest] = []
-        """What the coordinator was told of consumer groups' cursors."""
+        """The requests to the coordinator that reset a consumer group's cursors."""
         self.restart_broker()
 
     def restart_broker(self) -> None:
-        """A new launch: nothing of the old one is left. All it gets stays in memory."""
+        """Launch the broker again: nothing of the old launch is left, and new data stays in memory."""
         self.launches += 1
         root = self.directory / f"launch-{self.launches}"
         index = SegmentIndex.open(root / "index", durable=False)
@@ -350,7 +350,7 @@ class FakeCluster:
     def forget(self, name: str) -> None:
         self.forgotten.append(name)
 
-    # -- what is stored ----------------------------------------------------------------------------------------
+    # -- stored data -------------------------------------------------------------------------------------------
 
     def chunks(self, name: str = "s", streamlet: int = 0, entry: int = 0) -> Iterator[tuple[ChunkHeader, memoryview]]:
         """Header and payload of each chunk that readers can see, in order."""

@@ -1,4 +1,4 @@
-"""The SDK's calls about users, rules and tokens; a real cluster has them in tests/integration."""
+"""The SDK's calls about users, rules and tokens. Tests against a real cluster are in tests/integration."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def test_a_password_does_not_leave_the_process() -> None:
     assert b"horse" not in request.SerializeToString()
 
 
-async def test_a_quota_replaces_the_one_before() -> None:
+async def test_setting_a_quota_replaces_the_previous_quota() -> None:
     made, cluster = access(messages.PutUserResponse())
     await made.set_quota("alice", bytes_in_per_s=5, streams=0)
     await made.set_quota("alice")
@@ -42,10 +42,10 @@ async def test_a_quota_replaces_the_one_before() -> None:
     with pytest.raises(InvalidArgument):
         await made.set_quota(None, streams=1)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="set_default_quota"):
-        await made.set_quota("", streams=1)  # not everybody's, because a name was left out
+        await made.set_quota("", streams=1)  # a missing name must not set the quota of all users
 
 
-async def test_quotas_are_told_with_the_users() -> None:
+async def test_users_are_listed_with_their_quotas() -> None:
     users = [messages.UserRecord(name="alice", quota=messages.Quota(streams=0)), messages.UserRecord(name="bob")]
     made, _ = access(messages.ListUsersResponse(users=users, default_quota=messages.Quota(requests_per_s=9)))
     assert [each.quota for each in await made.users()] == [Quota(streams=0), Quota()]
@@ -53,7 +53,7 @@ async def test_quotas_are_told_with_the_users() -> None:
     assert await made.default_quota() == Quota(requests_per_s=9)
 
 
-async def test_a_user_that_is_gone_when_its_deletion_is_tried_again_was_deleted() -> None:
+async def test_a_retried_deletion_succeeds_when_the_user_is_gone() -> None:
     error = UnknownUser("there is no user 'alice'")
     made, cluster = access(error)
     with pytest.raises(UnknownUser):
@@ -63,7 +63,7 @@ async def test_a_user_that_is_gone_when_its_deletion_is_tried_again_was_deleted(
     assert await made.delete_user("alice") == DeletedUser(0, (), ((),))  # type: ignore[arg-type]
 
 
-async def test_an_issued_token_says_for_how_long_and_who_does_not_know_it() -> None:
+async def test_an_issued_token_has_its_lifetime_and_the_members_not_yet_informed() -> None:
     untold = messages.Untold(members=["broker 3: gone"])
     answer = messages.IssueTokenResponse(token="kera_a_b", token_id="a", expires_in_ms=1, renewable_for_ms=2)
     answer.untold.CopyFrom(untold)
@@ -75,7 +75,7 @@ async def test_an_issued_token_says_for_how_long_and_who_does_not_know_it() -> N
     assert await made.renew_token("a") == (3, (("broker 3: gone",),))
 
 
-async def test_what_is_no_list_of_roles_is_refused() -> None:
+async def test_roles_that_are_not_a_list_are_refused() -> None:
     made, cluster = access(messages.PutUserResponse())
     for wrong in ("etl", 3):
         with pytest.raises(InvalidArgument, match="roles"):

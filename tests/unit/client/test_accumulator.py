@@ -1,4 +1,4 @@
-"""Records of a chunk to come, and what becomes of each of them."""
+"""The accumulator: records of an open chunk, and the delivery of each record."""
 
 import asyncio
 from typing import Any
@@ -28,7 +28,7 @@ def append(to: Accumulator, value: bytes = b"v", **fields: Any) -> Any:
     return pending
 
 
-async def test_each_record_has_its_ordinal_in_the_chunk() -> None:
+async def test_each_record_gets_its_own_ordinal() -> None:
     open_chunk = accumulator()
     pending = [append(open_chunk) for _ in range(3)]
     open_chunk.split([3], [open_chunk.delivered])
@@ -36,7 +36,7 @@ async def test_each_record_has_its_ordinal_in_the_chunk() -> None:
     assert [await each for each in pending] == [delivery(100 + index, 1) for index in range(3)]
 
 
-async def test_records_that_are_awaited_before_the_chunk_is_closed() -> None:
+async def test_records_awaited_before_the_chunk_is_split_get_their_ordinals() -> None:
     open_chunk = accumulator()
     waiting = [asyncio.ensure_future(append(open_chunk)) for _ in range(4)]
     await asyncio.sleep(0)
@@ -47,7 +47,7 @@ async def test_records_that_are_awaited_before_the_chunk_is_closed() -> None:
     assert [each.record for each in await asyncio.gather(*waiting)] == [7, 20, 21, 22]
 
 
-async def test_records_of_a_chunk_that_was_split_fail_or_not_one_by_one() -> None:
+async def test_records_of_a_split_chunk_succeed_or_fail_with_their_part() -> None:
     open_chunk = accumulator()
     pending = [append(open_chunk) for _ in range(2)]
     later = Outcome()
@@ -59,7 +59,7 @@ async def test_records_of_a_chunk_that_was_split_fail_or_not_one_by_one() -> Non
         await pending[1]
 
 
-async def test_who_gives_up_waiting_leaves_the_others_waiting() -> None:
+async def test_a_cancelled_waiter_leaves_the_other_waiters() -> None:
     open_chunk = accumulator()
     impatient, patient = [asyncio.ensure_future(append(open_chunk)) for _ in range(2)]
     await asyncio.sleep(0)
@@ -70,16 +70,16 @@ async def test_who_gives_up_waiting_leaves_the_others_waiting() -> None:
     assert impatient.cancelled()
 
 
-async def test_a_failure_reaches_every_record_and_nobody_has_to_look() -> None:
+async def test_a_failure_of_the_chunk_fails_its_records_and_unawaited_ones_do_not_warn() -> None:
     open_chunk = accumulator()
     pending = append(open_chunk)
-    append(open_chunk)  # nobody awaits this one: no warning (they are errors here)
+    append(open_chunk)  # not awaited: this must not warn (warnings are errors here)
     open_chunk.fail(ClosedError("closed"))
     with pytest.raises(ClosedError):
         await pending
 
 
-async def test_columns_without_anything_stay_away() -> None:
+async def test_columns_appear_with_their_first_value() -> None:
     open_chunk = accumulator()
     append(open_chunk, b"a", time_s=5e-6)
     assert (open_chunk.keys, open_chunk.headers, open_chunk.timestamps_us) == (None, None, None)

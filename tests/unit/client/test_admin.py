@@ -1,4 +1,4 @@
-"""The admin's calls as messages, and answers as values; a real coordinator has them in tests/integration."""
+"""The admin's calls as messages, and answers as values. Tests against a real coordinator are in tests/integration."""
 
 import re
 from typing import Any
@@ -19,7 +19,7 @@ from tests.unit.client.support import description, stream_info
 
 
 class Asked:
-    """A cluster that notes what the coordinator is asked."""
+    """A cluster that notes the requests to the coordinator."""
 
     runtime = MACHINE
 
@@ -46,7 +46,7 @@ def admin(asked: Asked) -> Admin:
     return Admin(asked)  # type: ignore[arg-type]
 
 
-async def test_a_stream_that_says_nothing_leaves_replication_and_level_to_the_cluster(
+async def test_a_stream_without_options_leaves_replication_and_durability_to_the_cluster(
     admin: Admin, asked: Asked
 ) -> None:
     await admin.create_stream("s")
@@ -58,9 +58,7 @@ async def test_a_stream_that_says_nothing_leaves_replication_and_level_to_the_cl
 
 
 @pytest.mark.parametrize("replication", [0, 2])
-async def test_a_stream_is_created_with_the_replication_that_is_given(
-    admin: Admin, asked: Asked, replication: int
-) -> None:
+async def test_a_stream_is_created_with_the_given_replication(admin: Admin, asked: Asked, replication: int) -> None:
     await admin.create_stream("s", replication=replication, virtual_logs=3, durability="persisted")
 
     config = asked.requests[0].config
@@ -69,7 +67,7 @@ async def test_a_stream_is_created_with_the_replication_that_is_given(
     assert config.durability == common_pb2.DURABILITY_PERSISTED
 
 
-async def test_an_alteration_sets_virtual_logs_if_they_are_given(admin: Admin, asked: Asked) -> None:
+async def test_an_alteration_sets_only_the_given_options(admin: Admin, asked: Asked) -> None:
     await admin.alter_stream("s", virtual_logs=4)
     await admin.alter_stream("s", durability="replicated")
     await admin.alter_stream("s", brokers=0)
@@ -82,7 +80,7 @@ async def test_an_alteration_sets_virtual_logs_if_they_are_given(admin: Admin, a
     assert second == coordinator_pb2.AlterStreamRequest(name="s", durability=common_pb2.DURABILITY_REPLICATED)
 
 
-async def test_a_text_is_no_list_of_consumer_groups(admin: Admin, asked: Asked) -> None:
+async def test_a_text_as_list_of_consumer_groups_is_refused(admin: Admin, asked: Asked) -> None:
     with pytest.raises(InvalidArgument, match=r"such as \['billing'\]"):
         await admin.alter_stream("s", retention_consumer_groups="billing")
     with pytest.raises(InvalidArgument, match="retention_consumer_groups"):
@@ -90,7 +88,7 @@ async def test_a_text_is_no_list_of_consumer_groups(admin: Admin, asked: Asked) 
     assert asked.requests == []
 
 
-async def test_numbers_and_levels_that_no_message_takes_are_named(admin: Admin, asked: Asked) -> None:
+async def test_the_error_names_a_number_or_durability_out_of_range(admin: Admin, asked: Asked) -> None:
     for wrong in ({"replication": -1}, {"virtual_logs": 1 << 32}):
         with pytest.raises(InvalidArgument, match=next(iter(wrong))):
             await admin.create_stream("s", **wrong)  # type: ignore[arg-type]
@@ -102,7 +100,7 @@ async def test_numbers_and_levels_that_no_message_takes_are_named(admin: Admin, 
     assert asked.requests == []
 
 
-def test_a_described_stream_has_its_replication() -> None:
+def test_a_described_stream_has_its_replication_and_virtual_logs() -> None:
     config = StreamDescription.from_message(stream_info(replication=2, virtual_logs=3)).config
     assert (config.replication, config.virtual_logs) == (2, 3)
     plain = StreamDescription.from_message(stream_info()).config
@@ -138,7 +136,7 @@ async def test_a_described_cluster_has_its_backups(monkeypatch: pytest.MonkeyPat
     assert found.backups == [BackupDescription(2, "node", "r1", "h:1", "h:2", "/x", 8, 100, 1000, 60, 900, alive=True)]
 
 
-async def test_streams_are_listed_in_as_many_answers_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_streams_are_listed_over_several_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["a", "b", "c"]
 
     async def ask(_: Cluster, method: Method[Any, Any], message: Any) -> Any:
@@ -170,13 +168,13 @@ class Answering(Asked):
         return Admin(self)  # type: ignore[arg-type]
 
 
-async def test_a_stream_is_spread_if_that_is_asked_for(admin: Admin, asked: Asked) -> None:
+async def test_altering_a_stream_to_0_brokers_spreads_it_over_all(admin: Admin, asked: Asked) -> None:
     await admin.alter_stream("s", brokers=0)
     assert asked.requests == [coordinator_pb2.AlterStreamRequest(name="s", brokers=0)]
     assert asked.requests[0].HasField("brokers")
 
 
-async def test_a_streamlet_is_moved() -> None:
+async def test_moving_a_streamlet_asks_the_coordinator_and_returns_the_stall() -> None:
     cluster = Answering(coordinator_pb2.MoveStreamletResponse(stall_us=7))
 
     moved = await cluster.admin.move_streamlet("s", 1, 2)
@@ -187,7 +185,7 @@ async def test_a_streamlet_is_moved() -> None:
         await cluster.admin.move_streamlet("s", -1, 2)
 
 
-async def test_rebalancing_tells_what_it_moved_and_why_not() -> None:
+async def test_rebalancing_returns_moves_failures_and_loads() -> None:
     move = coordinator_pb2.Move(stream="s", streamlet_id=1, from_broker_id=2, to_broker_id=3, reason="busy")
     failed = coordinator_pb2.Move(stream="t", error=common_pb2.Error(code="unavailable", message="away"))
     load = coordinator_pb2.BrokerLoad(
@@ -219,7 +217,7 @@ async def test_members_are_drained_and_taken_back() -> None:
 
 @pytest.mark.parametrize("noun", ["broker", "backup"])
 @pytest.mark.parametrize("verb", ["drain", "forget"])
-async def test_there_is_no_member_0(verb: str, noun: str) -> None:
+async def test_draining_or_forgetting_member_0_is_refused(verb: str, noun: str) -> None:
     cluster = Answering(coordinator_pb2.DrainResponse())
 
     with pytest.raises(InvalidArgument, match=f"there is no {noun} 0") as error:
@@ -229,7 +227,7 @@ async def test_there_is_no_member_0(verb: str, noun: str) -> None:
     assert cluster.requests == []
 
 
-async def test_recoveries_are_described_with_all_that_is_known() -> None:
+async def test_a_described_recovery_has_all_of_its_fields() -> None:
     info = coordinator_pb2.RecoveryInfo(
         broker_id=1,
         before_epoch=2,
@@ -250,7 +248,7 @@ async def test_recoveries_are_described_with_all_that_is_known() -> None:
     assert [getattr(found, name) for name in numbers] == list(range(10, 10 + len(numbers)))
 
 
-async def test_a_phase_that_only_a_newer_coordinator_knows_is_shown_as_a_number() -> None:
+async def test_an_unknown_recovery_phase_is_shown_as_a_number() -> None:
     info = coordinator_pb2.RecoveryInfo(phase=99)  # type: ignore[arg-type]
 
     (found,) = await Answering(coordinator_pb2.ListRecoveriesResponse(recoveries=[info])).admin.recoveries()
@@ -259,7 +257,7 @@ async def test_a_phase_that_only_a_newer_coordinator_knows_is_shown_as_a_number(
 
 
 @pytest.mark.parametrize("path", ["x" * 5_000, "a\0b"], ids=["too-long", "no-text"])
-async def test_a_unix_socket_that_cannot_be_is_not_there(path: str) -> None:
+async def test_an_impossible_unix_socket_path_counts_as_not_offered(path: str) -> None:
     settings = ClientSettings(transport="unix")
     connections = Connections("here", settings, report_again_s=1.0, report=lambda *_: None)
     broker = common_pb2.BrokerInfo(broker_id=1, node_id="here", frames_unix_path=path)
@@ -278,7 +276,7 @@ async def test_a_unix_socket_that_cannot_be_is_not_there(path: str) -> None:
         ({"config": common_pb2.StreamConfig(streamlets=1, durability=8)}, "durability 8 is not known"),  # type: ignore[arg-type]
     ],
 )
-def test_a_description_that_makes_no_sense_is_an_error_that_says_so(changes: dict[str, Any], text: str) -> None:
+def test_an_invalid_stream_description_is_a_protocol_error(changes: dict[str, Any], text: str) -> None:
     info = stream_info()
     for name, value in changes.items():
         info.ClearField(name)  # type: ignore[arg-type]

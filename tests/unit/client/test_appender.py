@@ -1,4 +1,4 @@
-"""Appending under a name that the caller chooses: what is taken, what is a repeat, what is tried again."""
+"""Appending under a producer id that the caller chooses: accepted chunks, repeats and retries."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ async def append(cluster: FakeCluster, sequence: int, *values: bytes, **options:
     return await made.append(0, rows(made, *values), sequence)
 
 
-async def test_a_chunk_is_stored_under_the_name_that_was_given(cluster: FakeCluster) -> None:
+async def test_a_chunk_is_stored_under_the_given_producer_id_and_epoch(cluster: FakeCluster) -> None:
     first = await append(cluster, 0, b"a", b"b", epoch=7)
     second = await append(cluster, 1, b"c", epoch=7)
 
@@ -59,7 +59,7 @@ async def test_a_chunk_is_stored_under_the_name_that_was_given(cluster: FakeClus
 
 @pytest.mark.parametrize("schema", [None, TYPED])
 @pytest.mark.parametrize("codec", [common_pb2.CODEC_NONE, common_pb2.CODEC_ZSTD])
-async def test_chunks_are_lean_or_not_and_have_the_same_rows(
+async def test_lean_and_arrow_chunks_have_the_same_rows(
     make_cluster: MakeCluster, schema: pa.Schema | None, codec: int
 ) -> None:
     found = []
@@ -81,7 +81,9 @@ async def test_chunks_are_lean_or_not_and_have_the_same_rows(
     assert found[0] == found[1]
 
 
-async def test_an_appender_writes_as_producers_do(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_appender_takes_its_payload_format_from_the_producers_setting(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client: Any = Client(cluster)  # type: ignore[arg-type]
     options: dict[str, Any] = {"producer_id": NAME, "producer_epoch": 1, "chunk_bytes_max": 1 << 20}
     for sequence, payload in enumerate(("lean", "arrow")):
@@ -94,7 +96,7 @@ async def test_an_appender_writes_as_producers_do(cluster: FakeCluster, monkeypa
 
 
 @pytest.mark.parametrize(("cuts", "counts"), [(True, [2, 1, 2]), (False, [5])])
-async def test_a_chunk_ends_before_a_later_epoch_unless_it_is_not_to(
+async def test_a_chunk_ends_before_a_later_epoch_only_with_cut_at_epochs(
     make_cluster: MakeCluster, cuts: bool, counts: list[int]
 ) -> None:
     client: Any = Client(make_cluster(stream_info(epoch_ms=10)))  # type: ignore[arg-type]
@@ -108,13 +110,13 @@ async def test_a_chunk_ends_before_a_later_epoch_unless_it_is_not_to(
     assert found == counts
 
 
-async def test_no_rows_are_no_chunk(cluster: FakeCluster) -> None:
+async def test_a_chunk_without_rows_is_refused(cluster: FakeCluster) -> None:
     with pytest.raises(InvalidArgument, match="chunk 3 would have no rows"):
         await append(cluster, 3)
     assert cluster.loopback.writes == []
 
 
-async def test_whoever_comes_second_with_a_sequence_is_told_where_the_first_one_is(cluster: FakeCluster) -> None:
+async def test_a_repeated_sequence_returns_the_place_of_the_stored_chunk(cluster: FakeCluster) -> None:
     first = await append(cluster, 0, b"a")
 
     second = await append(cluster, 0, b"quite", b"another", compares=True)
@@ -123,7 +125,7 @@ async def test_whoever_comes_second_with_a_sequence_is_told_where_the_first_one_
     assert cluster.values() == [b"a"]
 
 
-async def test_other_rows_with_a_stored_sequence_are_an_error_for_who_does_not_compare(cluster: FakeCluster) -> None:
+async def test_other_rows_under_a_stored_sequence_are_refused_without_compares(cluster: FakeCluster) -> None:
     await append(cluster, 0, b"a")
 
     with pytest.raises(ProducerFenced, match="has other rows than these"):
@@ -131,14 +133,14 @@ async def test_other_rows_with_a_stored_sequence_are_an_error_for_who_does_not_c
     assert cluster.values() == [b"a"]
 
 
-async def test_a_gap_is_an_error_at_once(cluster: FakeCluster) -> None:
+async def test_a_gap_in_sequences_is_refused_without_a_retry(cluster: FakeCluster) -> None:
     with pytest.raises(OutOfSequence):
         await append(cluster, 1, b"a")
 
     assert len(cluster.loopback.writes) == 1, "nobody else would send what is missing"
 
 
-async def test_an_older_epoch_is_shut_out(cluster: FakeCluster) -> None:
+async def test_an_older_epoch_is_fenced(cluster: FakeCluster) -> None:
     await append(cluster, 0, b"new", epoch=3)
 
     with pytest.raises(ProducerFenced):
@@ -147,9 +149,7 @@ async def test_an_older_epoch_is_shut_out(cluster: FakeCluster) -> None:
 
 
 @pytest.mark.parametrize("fault", [Fault.NOT_SENT, Fault.LOST, Fault.ANSWER_LOST])
-async def test_what_fails_for_a_passing_reason_is_sent_again_and_stored_once(
-    cluster: FakeCluster, fault: Fault
-) -> None:
+async def test_a_failed_write_is_retried_and_stored_once(cluster: FakeCluster, fault: Fault) -> None:
     cluster.loopback.faults.extend([fault, fault])
 
     appended = await append(cluster, 0, b"a")
@@ -160,7 +160,7 @@ async def test_what_fails_for_a_passing_reason_is_sent_again_and_stored_once(
     assert "s" in cluster.forgotten, "somebody else may have it now"
 
 
-async def test_time_runs_out(cluster: FakeCluster) -> None:
+async def test_an_append_is_retried_until_the_timeout(cluster: FakeCluster) -> None:
     cluster.settings = ClientSettings(retry_backoff_ms=1, retry_timeout_ms=20)
     cluster.loopback.refuse = lambda: NotOwner("elsewhere")
 
@@ -169,7 +169,7 @@ async def test_time_runs_out(cluster: FakeCluster) -> None:
     assert len(cluster.loopback.writes) > 1
 
 
-async def test_a_stream_that_was_created_again_is_another_one(make_cluster: MakeCluster) -> None:
+async def test_appending_to_a_stream_that_was_created_again_is_refused(make_cluster: MakeCluster) -> None:
     cluster = make_cluster(stream_info(stream_id=7))
     made = await appender(cluster)
     cluster.infos["s"] = stream_info(stream_id=8)
@@ -178,7 +178,7 @@ async def test_a_stream_that_was_created_again_is_another_one(make_cluster: Make
         await made.append(0, rows(made, b"a"), 0)
 
 
-async def test_an_appender_is_for_the_stream_that_has_the_name_now(cluster: FakeCluster) -> None:
+async def test_a_new_appender_looks_its_stream_up_again(cluster: FakeCluster) -> None:
     client = Client(cluster)  # type: ignore[arg-type]
 
     made = await client.appender("s", producer_id=NAME, producer_epoch=1, chunk_bytes_max=1 << 20)
@@ -189,7 +189,7 @@ async def test_an_appender_is_for_the_stream_that_has_the_name_now(cluster: Fake
         await client.appender("t", producer_id=NAME, producer_epoch=1, chunk_bytes_max=1 << 20)
 
 
-async def test_so_many_rows_as_fit_into_a_chunk_are_taken_the_same_each_time(cluster: FakeCluster) -> None:
+async def test_the_same_rows_are_cut_into_the_same_chunks_each_time(cluster: FakeCluster) -> None:
     values = [bytes([number]) * 500 for number in range(100)]
     counts = []
     for _ in range(2):
@@ -206,7 +206,7 @@ async def test_so_many_rows_as_fit_into_a_chunk_are_taken_the_same_each_time(clu
     assert all(header.chunk_bytes <= 9 << 10 for header, _ in cluster.chunks())
 
 
-async def test_rows_are_split_as_a_producer_splits_them(make_cluster: MakeCluster) -> None:
+async def test_rows_are_split_by_key_as_a_producer_splits_them(make_cluster: MakeCluster) -> None:
     cluster = make_cluster(stream_info(streamlets=4))
     made = await appender(cluster)
     keys = [None if number % 5 == 0 else [b"key-%d" % number] for number in range(50)]
@@ -246,7 +246,7 @@ async def test_rows_of_a_typed_stream_are_split_by_its_key_column(make_cluster: 
 
 
 @pytest.mark.parametrize(("error", "streamlet", "size"), [(StreamletOutOfRange, 1, 1), (RecordTooLarge, 0, 1 << 20)])
-async def test_what_fits_nowhere_is_refused_before_it_is_sent(
+async def test_rows_too_large_or_for_an_unknown_streamlet_are_refused_unsent(
     cluster: FakeCluster, error: type[KeraError], streamlet: int, size: int
 ) -> None:
     made = await appender(cluster)
@@ -256,7 +256,7 @@ async def test_what_fits_nowhere_is_refused_before_it_is_sent(
     assert cluster.loopback.writes == []
 
 
-async def test_rows_have_to_be_those_of_the_stream(cluster: FakeCluster) -> None:
+async def test_rows_with_other_columns_than_the_streams_are_refused(cluster: FakeCluster) -> None:
     made = await appender(cluster)
 
     with pytest.raises(SchemaMismatch):
@@ -264,12 +264,12 @@ async def test_rows_have_to_be_those_of_the_stream(cluster: FakeCluster) -> None
 
 
 @pytest.mark.parametrize("identity", [{"producer_id": 1}, {"producer_id": 1 << 64}, {"epoch": 0}, {"epoch": 1 << 32}])
-async def test_names_that_are_not_for_appenders_are_refused(cluster: FakeCluster, identity: dict[str, int]) -> None:
+async def test_producer_ids_and_epochs_out_of_range_are_refused(cluster: FakeCluster, identity: dict[str, int]) -> None:
     with pytest.raises(InvalidArgument):
         await appender(cluster, **identity)
 
 
-async def test_a_moved_streamlet_is_followed(cluster: FakeCluster) -> None:
+async def test_an_append_follows_a_moved_streamlet(cluster: FakeCluster) -> None:
     asked = []
 
     async def channel(_: object, broker_id: int) -> Any:

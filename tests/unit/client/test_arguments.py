@@ -1,4 +1,4 @@
-"""Whatever is handed over where it does not belong: an error that names the parameter, the value and what it takes."""
+"""Arguments of wrong types: each error names the parameter, the value and the accepted values."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _alter(parameter: str) -> Call:
 
 
 def _given(value: Any) -> Any:
-    """In place of None, which means that nothing is given there."""
+    """Replaces None, which stands for an absent argument there."""
     return "" if value is None else value
 
 
@@ -155,14 +155,14 @@ CASES = [
 @pytest.mark.parametrize(
     ("parameter", "call", "value"), [case[1:] for case in CASES], ids=[f"{case[0]}={case[3]!a}" for case in CASES]
 )
-async def test_what_does_not_belong_there_is_named(parameter: str, call: Call, value: Any) -> None:
+async def test_the_error_for_a_wrong_argument_names_the_parameter(parameter: str, call: Call, value: Any) -> None:
     async with await Client.connect(NOWHERE, ClientSettings(retry_timeout_ms=0, connect_timeout_ms=1)) as client:
         with pytest.raises(InvalidArgument, match=parameter):
             await _outcome(call, client, value)
 
 
 @pytest.mark.parametrize("value", ["x", True, -1, float("nan"), [1]])
-async def test_a_time_to_wait_that_is_no_number_is_named(value: Any) -> None:
+async def test_an_invalid_poll_timeout_is_refused(value: Any) -> None:
     async with await Client.connect(NOWHERE) as client:
         for consumer in (client.consumer("s"), client.group_consumer("a", "s"), client.ordered_consumer("s")):
             with pytest.raises(InvalidArgument, match=r"timeout_s is .*, and takes seconds from 0 on"):
@@ -182,28 +182,30 @@ async def test_a_time_to_wait_that_is_no_number_is_named(value: Any) -> None:
         (lambda client: client.consumer("s", settings={"a": 1}), "settings is .*, and takes ConsumerSettings"),
     ],
 )
-async def test_a_setting_that_is_misspelt_or_of_another_type_is_named(make: Callable[[Client], Any], said: str) -> None:
+async def test_the_error_names_a_setting_that_is_misspelt_or_of_another_type(
+    make: Callable[[Client], Any], said: str
+) -> None:
     async with await Client.connect(NOWHERE) as client:
         with pytest.raises((InvalidArgument, InvalidSettings), match=said):
             make(client)
 
 
 @pytest.mark.parametrize("value", [5, None, ["a:1"], True])
-async def test_a_bootstrap_that_is_no_text_is_named(value: Any) -> None:
+async def test_a_bootstrap_that_is_not_text_is_refused(value: Any) -> None:
     with pytest.raises(InvalidArgument, match=r"bootstrap is .*host:port"):
         await Client.connect(value)
 
 
 @pytest.mark.parametrize("value", NO_NUMBERS)
 @pytest.mark.parametrize("parameter", ["producer_id", "producer_epoch", "chunk_bytes_max"])
-async def test_what_is_no_number_of_an_appender_is_named(parameter: str, value: Any) -> None:
+async def test_the_error_names_a_number_of_an_appender_of_the_wrong_type(parameter: str, value: Any) -> None:
     given = {"producer_id": PRODUCER_IDS.start, "producer_epoch": 1, "chunk_bytes_max": 1000} | {parameter: value}
     with pytest.raises(InvalidArgument, match=f"{parameter} is {value!r}, and takes a whole number"):
         Appender(Cluster(NOWHERE, ClientSettings()), description(), **given)
 
 
 @pytest.mark.parametrize("value", NO_NUMBERS)
-def test_what_is_no_number_of_a_streamlet_or_an_entry_is_named(value: Any) -> None:
+def test_the_error_names_a_streamlet_or_entry_id_of_the_wrong_type(value: Any) -> None:
     with pytest.raises(InvalidArgument, match=f"streamlet_id is {value!r}"):
         description().entry_id(value, 0)
     with pytest.raises(InvalidArgument, match=f"entry is {value!r}"):
@@ -211,7 +213,7 @@ def test_what_is_no_number_of_a_streamlet_or_an_entry_is_named(value: Any) -> No
     assert description().entry_id(np.int64(0), 0) == EntryId(description().stream_id, 0, 0)  # type: ignore[arg-type]
 
 
-async def test_queries_are_told_what_is_wrong_with_them(make_cluster: MakeCluster) -> None:
+async def test_the_error_names_the_wrong_part_of_a_query(make_cluster: MakeCluster) -> None:
     client = Client(make_cluster())  # type: ignore[arg-type]
     for given in (5, [(0, 0)], [None]):
         with pytest.raises(InvalidArgument, match="queries"):
@@ -225,14 +227,16 @@ async def test_queries_are_told_what_is_wrong_with_them(make_cluster: MakeCluste
             await client.positions_at("s", value)  # type: ignore[arg-type]
 
 
-async def test_a_batch_for_no_streamlet_is_refused(make_cluster: MakeCluster, make_producer: MakeProducer) -> None:
+async def test_a_batch_with_a_streamlet_of_the_wrong_type_is_refused(
+    make_cluster: MakeCluster, make_producer: MakeProducer
+) -> None:
     producer: Producer = make_producer(make_cluster())
     for value in ("0", False, 0.0):
         with pytest.raises(InvalidArgument, match=f"streamlet is {value!r}"):
             await producer.send_batch("s", {"value": [b"a"]}, streamlet=value)  # type: ignore[arg-type]
 
 
-def test_what_belongs_there_is_taken() -> None:
+def test_arguments_of_the_right_type_are_accepted() -> None:
     assert arguments.whole("n", np.uint32(7), 0, 7) == 7
     assert arguments.names("n", ("a", "b")) == ["a", "b"]
     assert arguments.text("n", "") == ""

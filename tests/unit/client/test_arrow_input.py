@@ -1,4 +1,4 @@
-"""What `send_batch` takes besides batches of exactly the stream's types: other forms of values, and data frames."""
+"""Input of `send_batch` beyond batches of the stream's exact types: other forms of values, and data frames."""
 
 import datetime
 from decimal import Decimal
@@ -20,7 +20,7 @@ MOMENT = datetime.datetime(2026, 1, 31, 12, 0, 0, 123456, UTC)
 
 
 def converted(given: pa.Array, wanted: pa.DataType, *, nullable: bool = True) -> pa.Array:
-    """What becomes of a column of a stream with this type."""
+    """The given column after conversion for a stream with this type."""
     stream = description(schema=pa.schema([pa.field("x", wanted, nullable=nullable)]))
     return conform(pa.record_batch({"x": given}), stream, NOW_US)["x"]
 
@@ -60,7 +60,7 @@ SAME = [
 
 
 @pytest.mark.parametrize(("given", "wanted"), SAME, ids=[f"{given.type} as {wanted}" for given, wanted in SAME])
-def test_another_form_of_the_same_values_is_taken(given: pa.Array, wanted: pa.DataType) -> None:
+def test_another_form_of_the_same_values_is_converted(given: pa.Array, wanted: pa.DataType) -> None:
     found = converted(given, wanted)
     assert found.type == wanted
     found.validate(full=True)
@@ -92,21 +92,21 @@ def test_another_form_of_the_same_values_is_taken(given: pa.Array, wanted: pa.Da
         (pa.array([{"b": 1}]), pa.struct([("a", pa.int64())]), "the batch has struct<b"),
     ],
 )
-def test_what_would_lose_or_guess_something_is_refused_with_column_and_types(
+def test_a_lossy_or_ambiguous_conversion_is_refused_with_column_and_types(
     given: pa.Array, wanted: pa.DataType, text: str
 ) -> None:
     with pytest.raises(SchemaMismatch, match=text):
         converted(given, wanted)
 
 
-def test_a_column_of_the_right_type_is_not_copied_beside_one_that_is_converted() -> None:
+def test_converting_one_column_does_not_copy_the_others() -> None:
     stream = description(schema=pa.schema([("a", pa.int64()), ("b", pa.string())]))
     same = pa.array([1, 2, 3])
     batch = conform(pa.record_batch({"a": same, "b": pa.array(["x"] * 3, pa.large_string())}), stream, NOW_US)
     assert batch["a"].buffers()[1].address == same.buffers()[1].address
 
 
-def test_a_column_that_may_be_null_and_is_not_goes_where_nulls_may_not() -> None:
+def test_a_nullable_column_without_nulls_fits_a_column_that_takes_no_nulls() -> None:
     assert converted(pa.array(["a"], pa.large_string()), pa.string(), nullable=False).to_pylist() == ["a"]
     with pytest.raises(SchemaMismatch, match="takes no nulls, the batch has 1"):
         converted(pa.array(["a", None], pa.large_string()), pa.string(), nullable=False)
@@ -164,7 +164,7 @@ class OnlyStream:
     ],
     ids=["pandas", "index", "other index", "nullable", "polars", "table", "reader", "array", "stream"],
 )
-async def test_data_frames_and_what_speaks_arrow_are_sent(
+async def test_data_frames_and_arrow_objects_are_sent(
     make_cluster: MakeCluster, make_producer: MakeProducer, make: Any
 ) -> None:
     cluster: FakeCluster = make_cluster(stream_info(schema=TYPED))
@@ -172,9 +172,7 @@ async def test_data_frames_and_what_speaks_arrow_are_sent(
     assert cluster.stored().to_pylist() == ROWS
 
 
-async def test_text_of_pandas_and_polars_is_taken_as_records_with_bytes(
-    cluster: FakeCluster, make_producer: MakeProducer
-) -> None:
+async def test_data_frames_with_bytes_are_sent_as_records(cluster: FakeCluster, make_producer: MakeProducer) -> None:
     producer = make_producer(cluster)
     await (await producer.send_batch("s", pl.DataFrame({"value": [b"a", b"b"], "keys": [[b"k"], None]})))
     await (await producer.send_batch("s", pd.DataFrame({"value": [b"c"]})))
@@ -184,16 +182,14 @@ async def test_text_of_pandas_and_polars_is_taken_as_records_with_bytes(
 
 
 @pytest.mark.parametrize("given", [[{"id": 1}], {"id": [1]}, b"x", None, pd.Series([1]), pl.Series([1])])
-async def test_what_is_no_columns_is_refused_by_its_name(
+async def test_input_that_is_not_columns_is_refused_by_its_type_name(
     cluster: FakeCluster, make_producer: MakeProducer, given: Any
 ) -> None:
     with pytest.raises((InvalidArgument, SchemaMismatch), match=type(given).__name__ + "|no column"):
         await make_producer(cluster).send_batch("s", given)
 
 
-async def test_of_a_reader_with_a_wrong_batch_nothing_is_sent(
-    make_cluster: MakeCluster, make_producer: MakeProducer
-) -> None:
+async def test_a_reader_with_a_bad_batch_sends_nothing(make_cluster: MakeCluster, make_producer: MakeProducer) -> None:
     cluster = make_cluster(stream_info(schema=TYPED))
     good, bad = table().to_batches()[0], table().to_batches()[0].set_column(0, TYPED[0], pa.nulls(5, pa.int64()))
     producer = make_producer(cluster)

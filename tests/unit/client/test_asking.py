@@ -1,4 +1,4 @@
-"""What a broker's error means, and what is forgotten for it."""
+"""Errors of brokers: their meaning, and which routes the client forgets for them."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from kera.v1 import broker_pb2
 from tests.unit.client.fake_support import STREAM_ID, MakeFleet
 
 
-def test_a_broker_that_does_not_know_a_stream_is_not_its_owner() -> None:
+def test_unknown_stream_from_a_broker_means_not_owner() -> None:
     error = of_broker(UnknownStream("never heard", stream_id=7))
     assert isinstance(error, NotOwner)
     assert is_route_error(error)
@@ -20,7 +20,7 @@ def test_a_broker_that_does_not_know_a_stream_is_not_its_owner() -> None:
     assert not is_route_error(full)
 
 
-async def test_a_broker_that_cannot_be_reached_is_looked_up_again(make_fleet: MakeFleet) -> None:
+async def test_an_unreachable_broker_makes_the_client_look_the_stream_up_again(make_fleet: MakeFleet) -> None:
     fleet = await make_fleet()
     stream = await fleet.cluster.stream("s")
     request = broker_pb2.DescribeStreamletsRequest(stream_id=STREAM_ID, streamlet_ids=[0])
@@ -35,7 +35,7 @@ async def test_a_broker_that_cannot_be_reached_is_looked_up_again(make_fleet: Ma
     assert fleet.questions() == asked + 1
 
 
-async def test_a_stream_that_was_created_again_is_another_one(make_fleet: MakeFleet) -> None:
+async def test_a_stream_created_again_is_not_the_same_stream(make_fleet: MakeFleet) -> None:
     fleet = await make_fleet()
     stream = await fleet.cluster.stream("s")
     assert same_stream(stream, STREAM_ID) is stream

@@ -1,4 +1,4 @@
-"""What producers tell of records that an application makes of what it took. All orders are in tests/property."""
+"""`AtWork`: when an application sends the first record made from what it consumed. All orders are in tests/property."""
 
 import asyncio
 import gc
@@ -22,7 +22,7 @@ async def producer(cluster: FakeCluster, make_producer: MakeProducer) -> Produce
     return made
 
 
-async def test_the_first_record_counts_that_goes_to_a_chunk_which_is_open(
+async def test_the_first_record_after_the_job_began_counts_in_a_chunk_already_open(
     cluster: FakeCluster, producer: Producer
 ) -> None:
     at_work = cluster.at_work
@@ -37,7 +37,7 @@ async def test_the_first_record_counts_that_goes_to_a_chunk_which_is_open(
     assert at_work.first_us(job) == first_us
 
 
-async def test_it_is_seen_also_when_its_chunk_was_sent_meanwhile(cluster: FakeCluster, producer: Producer) -> None:
+async def test_the_first_record_counts_after_its_chunk_was_sent(cluster: FakeCluster, producer: Producer) -> None:
     at_work = cluster.at_work
     producer.send("s", b"before", streamlet=0)
     job = at_work.begin([STREAM_ID], asyncio.get_running_loop().time())
@@ -46,7 +46,7 @@ async def test_it_is_seen_also_when_its_chunk_was_sent_meanwhile(cluster: FakeCl
     assert at_work.first_us(job) is not None
 
 
-async def test_what_goes_to_another_stream_is_not_made_of_it(cluster: FakeCluster, producer: Producer) -> None:
+async def test_a_record_for_another_stream_does_not_count(cluster: FakeCluster, producer: Producer) -> None:
     job = cluster.at_work.begin([STREAM_ID + 1], 0.0)
     producer.send("s", b"another one")
     await producer.send_batch("s", pa.RecordBatch.from_pydict({"value": [b"x"]}))
@@ -55,7 +55,7 @@ async def test_what_goes_to_another_stream_is_not_made_of_it(cluster: FakeCluste
 
 
 @pytest.mark.parametrize("rows", [1, 4_000])
-async def test_rows_of_a_batch_count_however_they_go(
+async def test_rows_of_a_batch_count_whether_gathered_or_sent_at_once(
     cluster: FakeCluster, make_producer: MakeProducer, rows: int
 ) -> None:
     for linger_ms in (0, 60_000):
@@ -80,7 +80,7 @@ class Writer:
         self.open_chunks = dict(enumerate(chunks))
 
 
-def test_of_many_open_chunks_some_are_looked_at() -> None:
+def test_only_a_limited_number_of_open_chunks_is_examined() -> None:
     clock = FakeClock(1_000_000)
     at_work = AtWork(clock)
     writer = Writer(*[Chunk(0.5)] * OPEN_MAX, Chunk(1.5))
@@ -93,7 +93,7 @@ def test_of_many_open_chunks_some_are_looked_at() -> None:
     assert at_work.first_us(job) == 250_000
 
 
-def test_a_clock_that_is_set_back_makes_no_time_that_is_below_nothing() -> None:
+def test_the_time_to_the_first_record_is_never_negative() -> None:
     at_work = AtWork(FakeClock(1_000_000))
     job = at_work.begin([STREAM_ID], 5.0)
     at_work.accepted(STREAM_ID, 4.0)
@@ -101,13 +101,13 @@ def test_a_clock_that_is_set_back_makes_no_time_that_is_below_nothing() -> None:
 
 
 @pytest.mark.parametrize("set_by_s", [5.0, -5.0])
-def test_a_clock_that_is_set_makes_no_time_that_is_longer_than_it_was(set_by_s: float) -> None:
-    """In a chunk that was open before, which then has records of both times: by the clock five seconds too much."""
+def test_setting_the_clock_does_not_lengthen_the_time_to_the_first_record(set_by_s: float) -> None:
+    """A chunk that was open before has records of both times: by the clock, the work took five seconds too long."""
     clock = FakeClock(100_000_000)
     at_work, chunk = AtWork(clock), Chunk(99.0)
     writer = Writer(chunk)
     at_work.add_writer(STREAM_ID, writer)
-    if set_by_s < 0:  # what was there is of a time to come
+    if set_by_s < 0:  # the chunk's older record then has a future time
         clock.step(set_by_s)
     job = at_work.begin([STREAM_ID], 5.0)
     if set_by_s > 0:
@@ -118,7 +118,7 @@ def test_a_clock_that_is_set_makes_no_time_that_is_longer_than_it_was(set_by_s: 
     assert at_work.first_us(job) == 5_000
 
 
-def test_who_is_dropped_leaves_nothing() -> None:
+def test_dropped_jobs_and_writers_leave_no_state() -> None:
     at_work = AtWork(FakeClock(0))
     job, writer = at_work.begin([STREAM_ID], 0.0), Writer(Chunk(1.0))
     at_work.add_writer(STREAM_ID, writer)

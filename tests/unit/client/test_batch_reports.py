@@ -1,4 +1,4 @@
-"""What a query that reads in batches tells brokers of them."""
+"""Batch reports: a query that reads in batches reports their latency to brokers."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def figures(cluster: FakeCluster) -> dict[Hop, tuple[str, int, int]]:
     return {each.hop: (each.consumer_group, each.chunks, each.mean_us) for each in found if each.hop.of_reader}
 
 
-async def test_a_batch_is_told_as_hand_over_and_work(quick: FakeCluster) -> None:
+async def test_a_batch_is_reported_as_hand_over_and_work(quick: FakeCluster) -> None:
     quick.plugins.latency.set_budgets(1, [BUDGET])
     reports = BatchReports(quick, "app", now_s=lambda: 1000.0)  # type: ignore[arg-type]
     assert not reports.watches(STREAM_ID)
@@ -41,7 +41,7 @@ async def test_a_batch_is_told_as_hand_over_and_work(quick: FakeCluster) -> None
     assert 4_900_000 < told[Hop.HAND_OVER][2] < 65_000_000
 
 
-async def test_without_a_constraint_nothing_is_kept_and_it_is_asked_seldom(cluster: FakeCluster) -> None:
+async def test_without_a_constraint_no_batch_is_reported_and_brokers_are_asked_rarely(cluster: FakeCluster) -> None:
     now_s = 0.0
     reports = BatchReports(cluster, "app", now_s=lambda: now_s)  # type: ignore[arg-type]
     await reports.tell(["s"])
@@ -57,7 +57,7 @@ async def test_without_a_constraint_nothing_is_kept_and_it_is_asked_seldom(clust
     assert figures(cluster) == {}
 
 
-async def test_a_stream_that_was_made_anew_is_not_told_of(quick: FakeCluster) -> None:
+async def test_batches_of_a_streamlet_that_does_not_exist_are_not_reported(quick: FakeCluster) -> None:
     quick.plugins.latency.set_budgets(1, [BUDGET])
     reports = BatchReports(quick, "app")  # type: ignore[arg-type]
     await reports.tell(["s"])

@@ -1,4 +1,4 @@
-"""Chunks of a batch for many streamlets that go out together, and what becomes of them when something goes wrong."""
+"""Bundles: a batch's chunks for many streamlets go in one request, in order, and survive faults."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ async def wide(make_cluster: MakeCluster) -> FakeCluster:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Bundle]:
-    """All bundles that are made."""
+    """All bundles made during the test."""
     found: list[Bundle] = []
 
     class Seen(Bundle):
@@ -50,7 +50,7 @@ def rows(first: int, count: int = ROWS) -> list[bytes]:
 
 
 def batch(first: int, count: int = ROWS) -> pa.RecordBatch:
-    """Rows whose keys are their values; more than what is gathered."""
+    """Rows whose keys are their values; too many to be gathered."""
     values = rows(first, count)
     headers = [[("pad", bytes(200))] for _ in values]
     columns = {"keys": pa.array([[value] for value in values], KEYS), "value": values}
@@ -63,13 +63,13 @@ async def give(awaitable: Any) -> Any:
 
 
 async def ready(producer: Producer) -> None:
-    """Have it know where all streamlets are: rows up to `READY` are sent."""
-    for first in range(0, READY, ROWS):  # the first one makes it connect, and look again
+    """Send the rows up to `READY`, so that the producer knows where all streamlets are."""
+    for first in range(0, READY, ROWS):  # the first batch makes it connect and look the streamlets up again
         await give(await give(producer.send_batch("s", batch(first))))
 
 
 def check_stored(cluster: FakeCluster, count: int) -> None:
-    """All rows up to `count`, each once, in order, where its key belongs."""
+    """Check that all rows up to `count` are stored once, in order, where their keys belong."""
     for streamlet in range(STREAMLETS):
         assert cluster.values("s", streamlet) == [
             row for row in rows(0, count) if streamlet_of(row, STREAMLETS) == streamlet
@@ -106,7 +106,7 @@ async def test_chunks_of_a_batch_go_together_and_each_has_its_delivery(
     await until(lambda: told == [delivery])
 
 
-async def test_rows_without_keys_go_a_chunk_to_each_streamlet_in_turn(
+async def test_rows_without_keys_go_to_the_streamlets_in_turn_chunk_by_chunk(
     wide: FakeCluster, make_producer: MakeProducer, made: list[Bundle]
 ) -> None:
     producer = make_producer(wide, **OPTIONS)
@@ -126,7 +126,7 @@ async def test_rows_without_keys_go_a_chunk_to_each_streamlet_in_turn(
     assert sorted(value for found in rows_of for value in found) == values
 
 
-async def test_batches_go_one_after_the_other_with_what_is_sent_between_them(
+async def test_batches_and_records_between_them_keep_their_order(
     wide: FakeCluster, make_producer: MakeProducer, made: list[Bundle]
 ) -> None:
     producer = make_producer(wide, **OPTIONS)
@@ -146,7 +146,7 @@ async def test_batches_go_one_after_the_other_with_what_is_sent_between_them(
 
 
 @pytest.mark.parametrize("fault", [Fault.NOT_SENT, Fault.LOST, Fault.ANSWER_LOST])
-async def test_what_is_lost_on_the_way_is_sent_again(
+async def test_a_lost_bundle_is_retried(
     wide: FakeCluster, make_producer: MakeProducer, made: list[Bundle], fault: Fault
 ) -> None:
     producer = make_producer(wide, **OPTIONS)
@@ -165,7 +165,7 @@ async def test_what_is_lost_on_the_way_is_sent_again(
     await until(lambda: told == [sent[0]])
 
 
-async def test_of_a_bundle_whose_answer_has_an_error_the_others_are_stored(
+async def test_an_error_for_one_chunk_of_a_bundle_leaves_the_others_stored(
     wide: FakeCluster, make_producer: MakeProducer, made: list[Bundle]
 ) -> None:
     producer = make_producer(wide, **OPTIONS)
@@ -173,7 +173,7 @@ async def test_of_a_bundle_whose_answer_has_an_error_the_others_are_stored(
     spoilt = iter([1, 3])
 
     def amend(answer: broker_pb2.MultiWriteChunksResponse) -> None:
-        """The broker has the chunk, and says that it has not: what comes again is a repeat."""
+        """The broker has the chunk but says that it has not: the retry is a repeat."""
         which = next(spoilt, None) if len(answer.statuses) == STREAMLETS else None
         if which is not None:
             answer.statuses[which].CopyFrom(broker_pb2.ChunkStatus(error=error_to_message(ArenaFull("no room"))))
@@ -187,7 +187,7 @@ async def test_of_a_bundle_whose_answer_has_an_error_the_others_are_stored(
     assert [sum(each.duplicate for each in of_batch) for of_batch in deliveries] == [1, 1]
 
 
-async def test_a_refusal_that_stays_is_the_batch_s_error(wide: FakeCluster, make_producer: MakeProducer) -> None:
+async def test_a_permanent_refusal_fails_the_batch(wide: FakeCluster, make_producer: MakeProducer) -> None:
     producer = make_producer(wide, **OPTIONS)
     await ready(producer)
     wide.loopback.refuse = lambda: UnknownStream("it was deleted", stream="s")
@@ -202,7 +202,7 @@ async def test_a_refusal_that_stays_is_the_batch_s_error(wide: FakeCluster, make
         await give(producer.flush())
 
 
-async def test_while_nobody_can_be_reached_chunks_wait_in_order(
+async def test_chunks_wait_in_order_while_the_broker_is_unreachable(
     wide: FakeCluster, make_producer: MakeProducer, made: list[Bundle]
 ) -> None:
     producer = make_producer(wide, **OPTIONS)
@@ -222,7 +222,7 @@ async def test_while_nobody_can_be_reached_chunks_wait_in_order(
 
 
 @pytest.mark.parametrize("in_flight", [False, True])
-async def test_what_a_closed_producer_has_not_delivered_fails(
+async def test_closing_a_producer_fails_undelivered_bundles(
     wide: FakeCluster, make_producer: MakeProducer, made: list[Bundle], *, in_flight: bool
 ) -> None:
     producer = make_producer(wide, **OPTIONS)
@@ -247,11 +247,11 @@ async def test_what_a_closed_producer_has_not_delivered_fails(
     with contextlib.suppress(Uncertain, ClosedError):
         await give(flush)
     assert producer.loss() is None
-    wide.loopback.release()  # an answer that nobody waits for
+    wide.loopback.release()  # an answer after the producer has closed
     await asyncio.sleep(0)
 
 
-async def test_requests_and_the_buffer_are_as_large_as_they_may_be(
+async def test_bundles_keep_to_the_limit_of_a_request(
     wide: FakeCluster, make_producer: MakeProducer, made: list[Bundle]
 ) -> None:
     producer = make_producer(wide, **OPTIONS, request_bytes_max=8_192, buffer_bytes_max=65_536)
@@ -265,13 +265,13 @@ async def test_requests_and_the_buffer_are_as_large_as_they_may_be(
     assert all(len(bundle.bulk) <= 8_192 or len(bundle.lanes) == 1 for bundle in made)
 
 
-async def test_a_bundle_waits_for_nobody_but_its_lanes(
+async def test_a_lane_with_an_earlier_record_stays_out_of_the_bundle(
     wide: FakeCluster, make_producer: MakeProducer, made: list[Bundle]
 ) -> None:
     producer = make_producer(wide, **OPTIONS)
     await ready(producer)
     (row,) = rows(READY, 1)
-    producer.send("s", row, keys=[row])  # its lane has something that goes first
+    producer.send("s", row, keys=[row])  # a record in the same lane goes first
 
     await give(producer.send_batch("s", batch(READY + 1)))
     await give(producer.flush())

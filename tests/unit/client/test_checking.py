@@ -24,26 +24,26 @@ def test_a_history_that_keeps_every_promise_has_no_violation() -> None:
     assert violations(good()) == []
 
 
-def test_what_was_never_acknowledged_may_be_there_or_not() -> None:
+def test_an_unacknowledged_record_may_be_stored_or_not() -> None:
     history = good()
     del history.acknowledged[SECOND]
     history.sent.add(Value("p", 2))
     assert violations(history) == []
 
 
-def test_an_acknowledged_record_that_is_gone_is_lost() -> None:
+def test_a_missing_acknowledged_record_is_a_violation() -> None:
     history = good()
     history.stored.pop()
     assert violations(history)[0].startswith("lost: p/1 was acknowledged")
 
 
-def test_a_record_that_is_there_twice_is_told() -> None:
+def test_a_record_stored_twice_is_a_violation() -> None:
     history = good()
     history.stored.append((Place(0, 0, 2), SECOND))
     assert any(text.startswith("stored more than once: p/1 is at") for text in violations(history))
 
 
-def test_a_record_that_is_not_where_its_producer_was_told_is_told() -> None:
+def test_records_away_from_their_acknowledged_places_are_a_violation() -> None:
     history = good()
     history.stored = [(HERE, SECOND), (NEXT, FIRST)]
     history.read.clear()
@@ -52,7 +52,7 @@ def test_a_record_that_is_not_where_its_producer_was_told_is_told() -> None:
     assert any(text.startswith("out of order: p/0") for text in told)
 
 
-def test_records_of_other_producers_and_entries_are_in_any_order() -> None:
+def test_records_of_different_producers_may_be_in_any_order() -> None:
     history = good()
     other = Value("q", 0)
     history.sent.add(other)
@@ -61,7 +61,7 @@ def test_records_of_other_producers_and_entries_are_in_any_order() -> None:
     assert violations(history) == []
 
 
-def test_what_was_refused_and_what_nobody_sent_may_not_be_stored() -> None:
+def test_a_stored_record_that_was_refused_or_never_sent_is_a_violation() -> None:
     history = good()
     history.sent = {FIRST}
     assert any(text.startswith("never sent: p/1") for text in violations(history))
@@ -69,7 +69,7 @@ def test_what_was_refused_and_what_nobody_sent_may_not_be_stored() -> None:
     assert any(text.startswith("refused, and yet stored: p/1") for text in violations(history))
 
 
-def test_a_gap_in_what_is_stored_or_read_is_told() -> None:
+def test_a_gap_in_stored_or_read_records_is_a_violation() -> None:
     history = good()
     history.read["r"].pop(0)
     assert violations(history) == ["reader r went from record -1 to 1 (p/1) in streamlet 0, entry 0, record 1"]
@@ -79,7 +79,7 @@ def test_a_gap_in_what_is_stored_or_read_is_told() -> None:
     assert violations(history) == ["the stream went from record 0 to 2 (p/1) in streamlet 0, entry 0, record 2"]
 
 
-def test_what_a_reader_has_seen_must_be_there_at_the_end() -> None:
+def test_a_read_record_that_is_missing_at_the_end_is_a_violation() -> None:
     history = good()
     del history.acknowledged[SECOND]
     history.stored.pop()
@@ -89,13 +89,13 @@ def test_what_a_reader_has_seen_must_be_there_at_the_end() -> None:
     ]
 
 
-def test_a_consumer_group_must_be_given_everything_that_was_acknowledged() -> None:
+def test_an_acknowledged_record_that_a_group_never_got_is_a_violation() -> None:
     history = good()
     history.processed["g"].discard(FIRST)
     assert violations(history) == ["consumer group g was never given p/0, which was acknowledged"]
 
 
-def test_many_cases_of_a_kind_are_counted() -> None:
+def test_further_violations_of_the_same_kind_are_counted() -> None:
     history = good()
     history.processed["g"] = set()
     history.acknowledged |= {Value("p", number): None for number in range(2, 20)}
@@ -106,7 +106,7 @@ def test_many_cases_of_a_kind_are_counted() -> None:
     assert told[-1] == f"… and {20 - EVIDENCE_MAX} more of the last kind"
 
 
-def test_a_value_is_what_its_bytes_say() -> None:
+def test_a_value_reads_back_from_its_bytes_and_other_bytes_are_refused() -> None:
     assert Value.from_bytes(Value("a/b", 7).to_bytes()) == Value("a/b", 7)
     with pytest.raises(ValueError, match="which no producer has sent"):
         Value.from_bytes(b"else")

@@ -1,4 +1,4 @@
-"""What a client leaves open when it is closed in an unlucky moment: nothing."""
+"""Closing a client in an unlucky moment leaves no open connections."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ BROKERS = (1, 2, 3)
 
 
 class Served(Cluster):
-    """Its brokers listen, and that is all."""
+    """A cluster whose brokers only listen."""
 
     def __init__(self, ports: dict[int, int]) -> None:
         super().__init__("127.0.0.1:1", ClientSettings(transport="tcp"))
@@ -47,7 +47,7 @@ async def cluster() -> AsyncIterator[Served]:
 
 
 @pytest.mark.parametrize("turns", range(5))
-async def test_who_is_cancelled_while_it_closes_a_client_leaves_no_connection(cluster: Served, turns: int) -> None:
+async def test_cancelling_the_close_of_a_client_leaves_no_open_connection(cluster: Served, turns: int) -> None:
     channels = [await cluster.connect(broker_id) for broker_id in BROKERS]
 
     async def close() -> None:
@@ -65,7 +65,7 @@ async def test_who_is_cancelled_while_it_closes_a_client_leaves_no_connection(cl
     assert [channel.closed for channel in channels] == [True, True, True]
 
 
-async def test_a_connection_that_is_made_while_a_client_is_closed_is_closed_as_well(
+async def test_a_connection_opened_during_the_close_is_closed_too(
     cluster: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connect, made, go_on = FrameChannel.connect_tcp, list[FrameChannel](), asyncio.Event()
@@ -90,14 +90,14 @@ async def test_a_connection_that_is_made_while_a_client_is_closed_is_closed_as_w
     assert len(made) == 1
 
 
-async def test_nobody_asks_a_coordinator_over_connections_that_were_closed() -> None:
+async def test_asking_a_coordinator_after_the_close_fails() -> None:
     coordinators = Coordinators("127.0.0.1:1")
     await coordinators.close()
     with pytest.raises(ClosedError):
         await coordinators.ask(api.DESCRIBE_STREAM, coordinator_pb2.DescribeStreamRequest(), timeout_s=1.0)
 
 
-async def test_all_are_closed_though_one_fails() -> None:
+async def test_close_all_closes_the_rest_when_one_fails() -> None:
     closed: list[int] = []
 
     async def close(number: int) -> None:

@@ -1,4 +1,4 @@
-"""What the SDK remembers of the cluster, and what it tells the coordinator."""
+"""The SDK's view of the cluster: cached metadata, cursors, and reports to the coordinator."""
 
 import asyncio
 from typing import Any
@@ -23,14 +23,14 @@ async def fleet(make_fleet: MakeFleet) -> Fleet:
 
 
 class TestMetadata:
-    async def test_all_who_look_share_a_question(self, fleet: Fleet) -> None:
+    async def test_concurrent_lookups_share_one_request(self, fleet: Fleet) -> None:
         found = await asyncio.gather(*(fleet.cluster.stream("s") for _ in range(10)))
         assert fleet.questions() == 1
         assert all(stream is found[0] for stream in found)
         assert await fleet.cluster.stream("s") is found[0]
         assert fleet.questions() == 1
 
-    async def test_what_was_called_stale_while_it_was_asked_for_is_asked_for_again(self, fleet: Fleet) -> None:
+    async def test_a_stream_forgotten_during_its_lookup_is_looked_up_again(self, fleet: Fleet) -> None:
         fleet.fake.coordinator.pause()
         looking = asyncio.ensure_future(fleet.cluster.stream("s"))
         await until(lambda: fleet.questions() == 1)
@@ -39,8 +39,8 @@ class TestMetadata:
         await looking
         assert fleet.questions() == 2
 
-    async def test_a_stream_that_is_created_while_it_is_asked_for_is_found(self, fleet: Fleet) -> None:
-        """A reader of the one that was deleted asks; who created it anew joins its question."""
+    async def test_a_stream_created_during_its_lookup_is_found(self, fleet: Fleet) -> None:
+        """A reader of the deleted stream asks; the creator of the new one joins that request."""
         fleet.fake.coordinator.pause()
         fleet.fake.coordinator.refuse(*[UnknownStream("there is no stream 's'")])
         reader = asyncio.ensure_future(fleet.cluster.stream("s"))
@@ -52,7 +52,7 @@ class TestMetadata:
         assert (await reader).name == "s"
         assert fleet.questions() == 2
 
-    async def test_who_gives_up_does_not_end_the_question_of_others(self, fleet: Fleet) -> None:
+    async def test_cancelling_one_lookup_does_not_end_the_shared_request(self, fleet: Fleet) -> None:
         fleet.fake.coordinator.pause()
         first, second = (asyncio.ensure_future(fleet.cluster.stream("s")) for _ in range(2))
         await until(lambda: fleet.questions() == 1)
@@ -72,7 +72,7 @@ class TestMetadata:
         fleet.cluster.forget("s")
         assert (await fleet.cluster.stream("s")).assignments[0].broker_id == 1
 
-    async def test_a_stream_that_is_gone_is_not_remembered(self, fleet: Fleet) -> None:
+    async def test_a_deleted_stream_is_not_remembered(self, fleet: Fleet) -> None:
         await fleet.cluster.stream("s")
         fleet.fake.delete_stream("s")
         fleet.cluster.forget("s")
@@ -80,7 +80,7 @@ class TestMetadata:
             with pytest.raises(UnknownStream):
                 await look("s")
 
-    async def test_without_a_coordinator_the_last_that_was_seen_will_do(self, make_fleet: MakeFleet) -> None:
+    async def test_the_last_seen_description_serves_while_no_coordinator_answers(self, make_fleet: MakeFleet) -> None:
         fleet = await make_fleet(timing=Timing(metadata_wait_s=0.01))
         fleet.fake.coordinator.refuse_all(Unavailable("nobody leads"))
         with pytest.raises(Unavailable, match="does not say where stream 's' is"):
@@ -91,16 +91,16 @@ class TestMetadata:
         fleet.fake.coordinator.pause()
         fleet.s.move(0, 2)
         assert await fleet.cluster.stream_or_last_seen("s") is seen
-        fleet.fake.coordinator.resume()  # the question has gone on
+        fleet.fake.coordinator.resume()  # the request went on in the background
         assert (await fleet.cluster.stream("s")).assignments[0].broker_id == 2
 
-    async def test_bounds_are_asked_of_who_has_the_streamlet_now(self, fleet: Fleet) -> None:
-        """The broker that had it would answer as well, and not know the end."""
+    async def test_bounds_come_from_the_current_broker_of_the_streamlet(self, fleet: Fleet) -> None:
+        """The broker that had the streamlet would answer too, but not know the end."""
         await fleet.cluster.stream("s")
         fleet.s.move(0, 2)
         assert (await fleet.cluster.bounds("s"))[0][0].end == Position(2, 1, 0)
 
-    async def test_a_broker_that_does_not_have_it_yet_is_asked_for_its_bounds_again(self, fleet: Fleet) -> None:
+    async def test_a_broker_that_has_not_opened_a_streamlet_is_asked_for_bounds_again(self, fleet: Fleet) -> None:
         fleet.s.move(0, 2, opened=False)
         asking = asyncio.ensure_future(fleet.cluster.bounds("s"))
         await until(lambda: len(fleet.fake.brokers[2].calls) >= 2)
@@ -111,7 +111,7 @@ class TestMetadata:
 class TestCursors:
     HERE = Position(2, 1, 128)
 
-    async def test_all_brokers_that_have_something_before_a_position_truncate(self, fleet: Fleet) -> None:
+    async def test_truncation_reaches_all_brokers_with_older_groups(self, fleet: Fleet) -> None:
         fleet.s.move(0, 2)
         fleet.s.move(0, 3)
         entry = EntryId(STREAM_ID, 0, 0)
@@ -123,7 +123,7 @@ class TestCursors:
         }
         assert sent == {1: [(2, 1, 0)], 2: [self.HERE]}
 
-    async def test_a_commit_needs_the_broker_of_the_position_only(self, make_fleet: MakeFleet) -> None:
+    async def test_a_commit_succeeds_without_the_brokers_of_older_groups(self, make_fleet: MakeFleet) -> None:
         fleet = await make_fleet(retry_timeout_ms=20)
         fleet.s.move(0, 2)
         await fleet.fake.brokers[1].crash()
@@ -135,7 +135,7 @@ class TestCursors:
         with pytest.raises(Unavailable):
             await fleet.cluster.commit("loader", "s", {entry: EARLIEST})
 
-    async def test_all_brokers_are_told_of_a_commit_if_they_can_be(self, fleet: Fleet) -> None:
+    async def test_a_commit_reaches_the_brokers_of_older_groups_too(self, fleet: Fleet) -> None:
         fleet.s.move(0, 2)
         await fleet.cluster.commit("loader", "s", {EntryId(STREAM_ID, 0, 0): self.HERE})
         (told,) = fleet.cursors(1)
@@ -143,7 +143,7 @@ class TestCursors:
 
 
 class Unreachable(Cluster):
-    """Its brokers are nowhere."""
+    """A cluster whose brokers cannot be reached."""
 
     def __init__(self, **timing: float) -> None:
         super().__init__("127.0.0.1:1", ClientSettings(transport="tcp"), timing=Timing(**timing))
@@ -172,11 +172,11 @@ async def fail(cluster: Unreachable) -> None:
         await cluster.channel(await cluster.stream("s"), 3)
 
 
-async def test_a_broker_that_cannot_be_reached_is_reported_once_per_launch() -> None:
+async def test_an_unreachable_broker_is_reported_once_per_launch() -> None:
     cluster = Unreachable()
     cluster.answer = asyncio.Event()
     for _ in range(3):
-        await fail(cluster)  # does not wait for the report
+        await fail(cluster)  # this does not wait for the report
     await until(lambda: bool(cluster.reports))
     (report,) = cluster.reports
     assert (report.broker_id, report.broker_epoch) == (3, 9)
@@ -187,7 +187,7 @@ async def test_a_broker_that_cannot_be_reached_is_reported_once_per_launch() -> 
     await cluster.close()
 
 
-async def test_a_broker_that_still_cannot_be_reached_is_reported_again_after_a_while() -> None:
+async def test_a_broker_that_stays_unreachable_is_reported_again_after_a_while() -> None:
     cluster = Unreachable(report_again_s=0.0)
     for reports in (1, 2):
         await fail(cluster)
@@ -195,7 +195,7 @@ async def test_a_broker_that_still_cannot_be_reached_is_reported_again_after_a_w
     await cluster.close()
 
 
-async def test_a_report_that_nobody_takes_is_given_up() -> None:
+async def test_a_report_without_an_answer_times_out() -> None:
     cluster = Unreachable(report_timeout_s=0.01)
     cluster.answer = asyncio.Event()
     await fail(cluster)
@@ -204,7 +204,7 @@ async def test_a_report_that_nobody_takes_is_given_up() -> None:
 
 
 class TestCreationAndDeletion:
-    async def test_each_creation_has_an_id_of_its_own(self, fleet: Fleet) -> None:
+    async def test_each_creation_has_its_own_id(self, fleet: Fleet) -> None:
         for name in ("a", "b"):
             await Admin(fleet.cluster).create_stream(name)
         ids = [each.creation_id for each in fleet.fake.coordinator.requests.named("CreateStream")]
@@ -214,7 +214,7 @@ class TestCreationAndDeletion:
     @pytest.mark.parametrize(
         ("before", "deleted"), [(Uncertain("no answer"), True), (NotOwner(""), False), (None, False)]
     )
-    async def test_what_an_attempt_without_an_answer_has_deleted_is_deleted(
+    async def test_a_retried_deletion_succeeds_only_after_an_unanswered_attempt(
         self, fleet: Fleet, before: KeraError | None, deleted: bool
     ) -> None:
         errors = [each for each in (before, UnknownStream("no such stream")) if each is not None]
@@ -226,6 +226,6 @@ class TestCreationAndDeletion:
                 await Admin(fleet.cluster).delete_stream("s")
         assert fleet.questions("DeleteStream") == len(errors)
 
-    async def test_other_errors_come_out(self, fleet: Fleet) -> None:
+    async def test_creating_an_existing_stream_is_refused(self, fleet: Fleet) -> None:
         with pytest.raises(StreamExists):
             await Admin(fleet.cluster).create_stream("s")

@@ -1,4 +1,4 @@
-"""Batches with the columns of the one before: as any other batch, and as one chunk at once where that can be seen."""
+"""Batches with the columns of the previous batch: the quick path gives the same rows and, where possible, a chunk."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ OF_STREAMS = {
 
 
 @pytest.mark.parametrize("kind", OF_STREAMS)
-def test_the_next_batch_becomes_what_it_would_have_become_alone(kind: str) -> None:
+def test_a_batch_like_the_previous_one_gives_the_same_rows_and_payload_as_alone(kind: str) -> None:
     options, columns = OF_STREAMS[kind]
     stream, batch = description(**options), pa.record_batch(columns)
     conformer = Conformer()
@@ -61,7 +61,7 @@ NOT_UTF8 = pa.Array.from_buffers(
     [{"id": pa.array([None], pa.int64()), "name": ["x"]}, {"id": pa.array([1]), "name": NOT_UTF8}],
     ids=["a null where there must be none", "text that is none"],
 )
-def test_a_batch_that_is_wrong_is_refused_as_the_first_one_is(columns: Any) -> None:
+def test_a_bad_batch_after_a_good_one_is_refused_with_the_usual_error(columns: Any) -> None:
     stream, conformer = description(schema=TYPED), Conformer()
     conformer.conform(pa.record_batch({"id": pa.array([1]), "name": ["x"]}), stream, NOW_US)
     batch = pa.record_batch(columns)
@@ -74,7 +74,7 @@ def test_a_batch_that_is_wrong_is_refused_as_the_first_one_is(columns: Any) -> N
     assert str(refused.value) == str(alone.value)
 
 
-def test_what_has_to_be_converted_is_converted_each_time() -> None:
+def test_a_batch_that_needs_conversion_is_converted_each_time() -> None:
     stream, conformer = description(schema=TYPED), Conformer()
     for number in (1, 2):
         batch = pa.record_batch({"id": pa.array([number], pa.int16())})
@@ -83,7 +83,7 @@ def test_what_has_to_be_converted_is_converted_each_time() -> None:
         assert conformer.payload(batch, stream, NOW_US, keyless=False) is None
 
 
-def test_columns_that_a_stream_has_got_meanwhile_are_there() -> None:
+def test_columns_added_to_a_stream_appear_in_the_next_batch() -> None:
     batch, conformer = pa.record_batch({"id": pa.array([1])}), Conformer()
     conformer.conform(batch, description(schema=TYPED), NOW_US)
     wider = description(schema=TYPED.append(pa.field("more", pa.int8())))
@@ -101,14 +101,16 @@ def test_columns_that_a_stream_has_got_meanwhile_are_there() -> None:
         ({"schema": TYPED, "key_column": "name"}, {"id": pa.array([1, 2, 3])}, False),
     ],
 )
-def test_rows_with_keys_are_not_for_one_streamlet(options: Any, columns: Any, *, keyless: bool) -> None:
+def test_the_quick_path_for_rows_without_keys_refuses_rows_with_keys(
+    options: Any, columns: Any, *, keyless: bool
+) -> None:
     stream, batch, conformer = description(**options), pa.record_batch(columns), Conformer()
     conformer.conform(batch, stream, NOW_US)
     assert (conformer.payload(batch, stream, NOW_US, keyless=True) is not None) == keyless
     assert conformer.payload(batch, stream, NOW_US, keyless=False) is not None
 
 
-def test_a_stream_that_is_compressed_or_whose_values_can_grow_has_no_such_chunks() -> None:
+def test_compressed_streams_and_types_of_uncertain_size_take_no_quick_chunk() -> None:
     views = pa.schema([pa.field("id", pa.string_view())])
     for options, column in (
         ({"codec": common_pb2.CODEC_ZSTD}, {"value": VALUES}),
@@ -136,10 +138,10 @@ async def test_batches_without_keys_go_to_the_streamlets_in_turn(
     assert cluster.values(streamlet=1)[-1] == b"here"
 
 
-async def test_a_batch_comes_behind_what_was_sent_before(cluster: Any, make_producer: MakeProducer) -> None:
+async def test_a_batch_comes_after_records_sent_before_it(cluster: Any, make_producer: MakeProducer) -> None:
     producer = make_producer(cluster, linger_ms=10_000)
     values = [b"%d" % number for number in range(8)]
-    big = b"x" * 40_000  # not one of those that are gathered
+    big = b"x" * 40_000  # too large to be gathered
     await producer.send_batch("s", pa.record_batch({"value": [big]}))
     producer.send("s", values[0])
     await producer.send_batch("s", pa.record_batch({"value": [big]}))

@@ -1,4 +1,4 @@
-"""The consumer against a real broker service without processes. What needs processes is in tests/integration."""
+"""The consumer against a real broker service without processes. Tests with processes are in tests/integration."""
 
 import asyncio
 from collections import Counter
@@ -23,7 +23,7 @@ EXPECTED = [b"%d" % number for number in range(CHUNKS * ROWS)]
 MakeConsumer = Callable[..., Consumer]
 
 together = pytest.mark.parametrize("joined_bytes_max", [0, 1 << 20], ids=["alone", "together"])
-"""Whether small chunks come together."""
+"""Whether small chunks are joined into one batch."""
 
 
 @pytest.fixture
@@ -51,11 +51,11 @@ async def fill(cluster: FakeCluster, make_producer: MakeProducer, stream: str = 
     producer = make_producer(cluster)
     for first in range(0, CHUNKS * ROWS, ROWS):
         await producer.send_batch(stream, pa.record_batch({"value": EXPECTED[first : first + ROWS]}))
-        await producer.flush()  # a chunk of its own
+        await producer.flush()  # a separate chunk
 
 
 async def take_records(consumer: Consumer, count: int = len(EXPECTED)) -> list[bytes | None]:
-    """So many values, or all there are; leaves the loop as a caller may."""
+    """Take `count` values, or all there are, and leave the loop as a caller may."""
     taken: list[bytes | None] = []
     async with asyncio.timeout(WAIT_S):
         async for record in consumer:
@@ -89,7 +89,7 @@ async def test_polls_give_each_record_once_and_never_more_than_asked_for(
 
 
 @together
-async def test_positions_after_a_poll_are_behind_all_that_it_gave(
+async def test_positions_after_a_poll_are_behind_its_records(
     filled: FakeCluster, make_consumer: MakeConsumer, joined_bytes_max: int
 ) -> None:
     consumer = make_consumer(filled, joined_bytes_max=joined_bytes_max)
@@ -99,7 +99,7 @@ async def test_positions_after_a_poll_are_behind_all_that_it_gave(
     assert taken + await take_records(rest) == EXPECTED
 
 
-async def test_a_poll_without_records_returns_none_of_them_when_its_time_is_over(
+async def test_a_poll_returns_an_empty_list_when_its_time_is_over(
     cluster: FakeCluster, make_consumer: MakeConsumer, make_producer: MakeProducer
 ) -> None:
     consumer = make_consumer(cluster, end=None)
@@ -114,7 +114,7 @@ async def test_a_poll_without_records_returns_none_of_them_when_its_time_is_over
 
 
 @pytest.mark.parametrize("wrong", [{"timeout_s": -1}, {"records_max": 0}, {"records_max": 1.5}])
-async def test_a_poll_refuses_what_means_nothing(
+async def test_a_poll_refuses_invalid_arguments(
     filled: FakeCluster, make_consumer: MakeConsumer, wrong: dict[str, Any]
 ) -> None:
     with pytest.raises(InvalidArgument, match=next(iter(wrong))):
@@ -170,7 +170,7 @@ async def test_several_tasks_share_the_batches_of_a_consumer(
     async def take() -> None:
         async for chunk in consumer.batches():
             taken.extend(chunk.batch["value"].to_pylist())
-            await asyncio.sleep(0)  # the others' turn
+            await asyncio.sleep(0)  # let the other tasks run
 
     async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
         for _ in range(3):
@@ -181,7 +181,7 @@ async def test_several_tasks_share_the_batches_of_a_consumer(
 @together
 @pytest.mark.parametrize("given", [0, 1, 3, CHUNKS])
 @pytest.mark.parametrize("go_on", [take_records, take_batches])
-async def test_batches_that_were_given_back_come_first_in_whichever_form(
+async def test_batches_given_back_come_first_as_records_or_batches(
     filled: FakeCluster, make_consumer: MakeConsumer, joined_bytes_max: int, given: int, go_on: Any
 ) -> None:
     consumer = make_consumer(filled, joined_bytes_max=joined_bytes_max)
@@ -204,7 +204,7 @@ async def test_batches_that_were_given_back_come_first_in_whichever_form(
 @together
 @pytest.mark.parametrize("go_on", [take_records, take_batches])
 @pytest.mark.parametrize("stopped_at", [0, 4, CHUNKS])
-async def test_the_rows_of_a_table_that_fails_come_again(
+async def test_the_rows_of_a_failed_table_come_again(
     filled: FakeCluster, make_consumer: MakeConsumer, joined_bytes_max: int, stopped_at: int, go_on: Any
 ) -> None:
     consumer = make_consumer(filled, joined_bytes_max=joined_bytes_max)
@@ -224,17 +224,19 @@ async def test_the_rows_of_a_table_that_fails_come_again(
     assert taken + await go_on(consumer) == EXPECTED
 
 
-async def test_positions_are_where_another_consumer_goes_on(filled: FakeCluster, make_consumer: MakeConsumer) -> None:
+async def test_another_consumer_goes_on_at_the_positions_of_the_first(
+    filled: FakeCluster, make_consumer: MakeConsumer
+) -> None:
     consumer = make_consumer(filled)
     await take_batches(consumer, 7)
     following = make_consumer(filled, start=consumer.positions())
     assert await take_batches(following) == EXPECTED[7 * ROWS :]
 
 
-async def test_who_begins_with_the_oldest_record_knows_where_that_is(
+async def test_a_consumer_from_earliest_knows_the_position_of_the_oldest_record(
     filled: FakeCluster, make_consumer: MakeConsumer
 ) -> None:
-    """It need not be where its segment begins: positions that are off would be read again, or not be a boundary."""
+    """That record need not begin its segment: a wrong position would read records again, or miss a chunk boundary."""
     marks = make_consumer(filled)
     await take_batches(marks, 3)
     position = marks.positions()[0][0]
@@ -279,11 +281,11 @@ async def test_start_and_end_can_be_positions(filled: FakeCluster, make_consumer
     )
 
 
-async def test_from_latest_to_latest_there_is_nothing(filled: FakeCluster, make_consumer: MakeConsumer) -> None:
+async def test_reading_from_latest_to_latest_gives_no_records(filled: FakeCluster, make_consumer: MakeConsumer) -> None:
     assert await take_batches(make_consumer(filled, start="latest")) == []
 
 
-async def test_several_streams_are_read_and_one_named_twice_once(
+async def test_several_streams_are_read_and_a_stream_named_twice_only_once(
     make_cluster: MakeCluster, make_producer: MakeProducer, make_consumer: MakeConsumer
 ) -> None:
     cluster = make_cluster(stream_info("s", 7), stream_info("t", 8))
@@ -299,12 +301,12 @@ async def test_several_streams_are_read_and_one_named_twice_once(
 
 
 @pytest.mark.parametrize("fault", [Fault.NOT_SENT, Fault.LOST, Fault.ANSWER_LOST])
-async def test_a_fetch_that_fails_is_made_again(filled: FakeCluster, make_consumer: MakeConsumer, fault: Fault) -> None:
+async def test_a_failed_fetch_is_retried(filled: FakeCluster, make_consumer: MakeConsumer, fault: Fault) -> None:
     filled.loopback.read_faults.extend([Fault.NONE, fault, Fault.NONE, fault, fault])
     assert await take_batches(make_consumer(filled, fetch_bytes_max=2000)) == EXPECTED
 
 
-async def test_what_fails_for_good_is_told_again_and_again(filled: FakeCluster, make_consumer: MakeConsumer) -> None:
+async def test_a_permanent_error_is_raised_each_time(filled: FakeCluster, make_consumer: MakeConsumer) -> None:
     consumer = make_consumer(filled, end=None)
     assert await take_records(consumer, ROWS) == EXPECTED[:ROWS]
     filled.streams.drop(7)
@@ -314,7 +316,9 @@ async def test_what_fails_for_good_is_told_again_and_again(filled: FakeCluster, 
             await take_records(consumer)
 
 
-async def test_nothing_is_skipped_after_a_corrupt_chunk(filled: FakeCluster, make_consumer: MakeConsumer) -> None:
+async def test_a_corrupt_chunk_is_an_error_each_time_and_is_not_skipped(
+    filled: FakeCluster, make_consumer: MakeConsumer
+) -> None:
     segment = filled.segments()[0]
     segment.slot.view[segment.chunk_ends[2] + HEADER_BYTES + 8] ^= 1
     consumer = make_consumer(filled)
@@ -324,7 +328,7 @@ async def test_nothing_is_skipped_after_a_corrupt_chunk(filled: FakeCluster, mak
             await take_batches(consumer)
 
 
-async def test_what_is_fetched_ahead_is_bounded(filled: FakeCluster, make_consumer: MakeConsumer) -> None:
+async def test_prefetched_bytes_are_bounded(filled: FakeCluster, make_consumer: MakeConsumer) -> None:
     consumer = make_consumer(filled, fetch_bytes_max=800, prefetch_bytes_max=1600)
     assert await take_batches(consumer, 1) == EXPECTED[:ROWS]
     await until(lambda: consumer.fetched_bytes >= 1600)
@@ -335,7 +339,7 @@ async def test_what_is_fetched_ahead_is_bounded(filled: FakeCluster, make_consum
     assert await take_batches(consumer) == EXPECTED[ROWS:]
 
 
-async def test_who_waits_when_a_consumer_is_closed_is_told(
+async def test_closing_a_consumer_ends_waiting_reads_with_an_error(
     make_cluster: MakeCluster, make_consumer: MakeConsumer
 ) -> None:
     cluster = make_cluster(stream_info(streamlets=2))
@@ -367,7 +371,7 @@ async def test_a_consumer_that_was_never_started_can_be_closed(
         ({"shared_memory": "always"}, "on another node"),
     ],
 )
-async def test_what_cannot_be_is_refused(
+async def test_missing_positions_and_impossible_shared_memory_are_refused(
     filled: FakeCluster, make_consumer: MakeConsumer, options: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=text):
@@ -382,7 +386,7 @@ async def test_a_consumer_needs_a_stream_and_positions_go_with_one(filled: FakeC
         Consumer(filled, ("s", "t"), settings, start={0: [Position(1, 1, 0)]})  # type: ignore[arg-type]
 
 
-async def test_a_broker_that_stays_away_is_an_error_in_the_end(
+async def test_reads_from_an_unreachable_broker_fail_after_the_retry_timeout(
     filled: FakeCluster, make_consumer: MakeConsumer
 ) -> None:
     filled.settings = filled.settings.model_copy(update={"retry_timeout_ms": 30})
@@ -391,12 +395,12 @@ async def test_a_broker_that_stays_away_is_an_error_in_the_end(
         await take_batches(make_consumer(filled))
 
 
-async def test_positions_name_every_entry_also_those_without_records(
+async def test_positions_include_entries_without_records(
     make_cluster: MakeCluster, make_producer: MakeProducer, make_consumer: MakeConsumer
 ) -> None:
-    """They stand in lists, by entry: one that is left out would move the others."""
+    """Positions are lists by entry: a missing entry would shift the others."""
     cluster = make_cluster(stream_info(streamlets=2, entries=2))
-    producer = make_producer(cluster)  # gets the producer id 1, and so writes to entry 1
+    producer = make_producer(cluster)  # this gets the producer id 1, and so writes to entry 1
     await producer.send_batch("s", pa.record_batch({"value": EXPECTED}), streamlet=1)
     await producer.flush()
     consumer = make_consumer(cluster)
@@ -406,7 +410,9 @@ async def test_positions_name_every_entry_also_those_without_records(
     assert await take_batches(make_consumer(cluster, start=consumer.positions())) == []
 
 
-async def test_what_was_committed_says_where_to_start(filled: FakeCluster, make_consumer: MakeConsumer) -> None:
+async def test_a_consumer_starts_at_the_committed_positions_of_its_group(
+    filled: FakeCluster, make_consumer: MakeConsumer
+) -> None:
     consumer = make_consumer(filled, consumer_group="loader", start="committed")
     assert await take_batches(consumer, 3) == EXPECTED[: 3 * ROWS]
     await consumer.commit()
@@ -431,7 +437,7 @@ async def test_a_commit_says_how_far_each_stream_was_delivered(
     assert of_s[EntryId(7, 0, 0)] > EARLIEST
     assert of_t == ("loader", "t", {EntryId(8, 0, 0): EARLIEST})
     following = make_consumer(cluster, start={0: list(of_s.values())})
-    assert await take_records(following) == EXPECTED[ROWS:]  # a chunk that was begun has not been taken
+    assert await take_records(following) == EXPECTED[ROWS:]  # a partly read chunk does not count as taken
 
     await take_records(consumer)
     await consumer.close()
@@ -440,7 +446,7 @@ async def test_a_commit_says_how_far_each_stream_was_delivered(
     assert cluster.committed[2:] == [("loader", "s", {EntryId(7, 0, 0): end}), of_t]
 
 
-async def test_who_is_closed_while_it_starts_fetches_nothing(
+async def test_a_consumer_closed_during_its_start_fetches_no_chunks(
     filled: FakeCluster, make_consumer: MakeConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look_up, go_on = filled.stream, asyncio.Event()
@@ -486,7 +492,7 @@ class TestMisspeltPlaces:
             ({0: [(1, 1, -1)]}, "not a position"),
         ],
     )
-    def test_a_start_that_is_none_is_refused_at_once(self, filled: FakeCluster, start: Any, meant: str) -> None:
+    def test_an_invalid_start_is_refused_at_once(self, filled: FakeCluster, start: Any, meant: str) -> None:
         with pytest.raises(InvalidArgument, match=meant):
             Consumer(filled, ("s",), ConsumerSettings(), start=start)  # type: ignore[arg-type]
 
@@ -499,11 +505,11 @@ class TestMisspeltPlaces:
             (0, "is 0"),
         ],
     )
-    def test_an_end_that_is_none_is_refused_at_once(self, filled: FakeCluster, end: Any, meant: str) -> None:
+    def test_an_invalid_end_is_refused_at_once(self, filled: FakeCluster, end: Any, meant: str) -> None:
         with pytest.raises(InvalidArgument, match=meant):
             Consumer(filled, ("s",), ConsumerSettings(), start="earliest", end=end)  # type: ignore[arg-type]
 
-    async def test_positions_of_a_streamlet_that_there_is_not_are_refused(
+    async def test_positions_of_a_missing_streamlet_are_refused(
         self, filled: FakeCluster, make_consumer: MakeConsumer
     ) -> None:
         positions = make_consumer(filled)

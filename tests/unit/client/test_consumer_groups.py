@@ -1,4 +1,4 @@
-"""What consumer groups report to the coordinator."""
+"""Consumer groups: cursors reported to the coordinator, lag, and the unread ranges."""
 
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ from tests.unit.client.support import description
 
 
 class Asked:
-    """A cluster that notes what it is asked."""
+    """A cluster that notes its requests."""
 
     def __init__(self) -> None:
         self.requests: list[Any] = []
@@ -40,7 +40,7 @@ async def test_cursors_of_many_streamlets_are_reported_in_several_requests(monke
     assert [group for entry, group in told if entry == 1] == list(range(1, 8))
 
 
-async def test_an_answer_that_has_not_all_lags_is_an_error_of_who_gave_it() -> None:
+async def test_an_answer_with_missing_lags_is_a_protocol_error() -> None:
     class Brokers:
         request_timeout_s = 1.0
 
@@ -61,8 +61,8 @@ async def test_an_answer_that_has_not_all_lags_is_an_error_of_who_gave_it() -> N
         await measure_lag(cast(Cluster, Brokers()), "s", [(entry, Position(1, 1, 0))])
 
 
-def test_of_a_group_in_parts_each_part_is_unread_up_to_its_end() -> None:
-    """The lag of a consumer group, and what a reset would read again."""
+def test_each_part_of_a_split_group_is_unread_up_to_its_end() -> None:
+    """These ranges are the lag of a consumer group, and a reset reads them again."""
 
     def at(group_id: int, offset: int) -> common_pb2.Cursor:
         return common_pb2.Cursor(group_id=group_id, segment_id=1, position=offset)

@@ -1,4 +1,4 @@
-"""Plug-ins of a consumer: when their hooks are called, and that a consumer needs none of them."""
+"""Plug-ins of a consumer: when it calls their hooks, and that it works without them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.unit.client.test_fetcher import put
 
 
 class Seen(FetchHooks):
-    """Notes which hooks are called."""
+    """Notes the calls of hooks."""
 
     def __init__(self, port: FetcherPort) -> None:
         self.port = port
@@ -65,7 +65,7 @@ class Seen(FetchHooks):
 
 
 class Around(DeliveryHooks):
-    """Notes through which method each item goes."""
+    """Notes the method that each item goes through."""
 
     def __init__(self, streams: Mapping[int, StreamDescription]) -> None:
         self.streams = streams
@@ -109,7 +109,7 @@ def seeing(made: list[Seen]) -> Plugins:
     return Plugins(make)
 
 
-async def test_hooks_see_what_is_pulled_and_what_is_taken(one_record: FakeCluster) -> None:
+async def test_hooks_see_pulled_and_taken_chunks(one_record: FakeCluster) -> None:
     made: list[Seen] = []
     settings = ConsumerSettings(shared_memory="never", fetch_wait_ms=20)
     consumer = Consumer(one_record, ["s"], settings, start="earliest", streamlets=[0], plugins=seeing(made))  # type: ignore[arg-type]
@@ -121,7 +121,7 @@ async def test_hooks_see_what_is_pulled_and_what_is_taken(one_record: FakeCluste
     assert sum(seen.pauses) > 0
 
 
-async def test_hooks_see_what_is_pushed(make_fleet: MakeFleet, tmp_path: Path) -> None:
+async def test_hooks_see_pushed_chunks(make_fleet: MakeFleet, tmp_path: Path) -> None:
     fleet = PushFleet(await make_fleet(timing=SOON), tmp_path)
     put(fleet, b"x")
     await fleet.pushing.start(fleet.info.push_unix_path)
@@ -151,7 +151,7 @@ async def test_a_fetcher_without_hooks_has_the_plain_queue(one_record: FakeClust
         await fetcher.close()
 
 
-async def test_all_that_a_consumer_gives_out_goes_through_its_hooks(one_record: FakeCluster) -> None:
+async def test_every_way_of_reading_goes_through_the_delivery_hooks(one_record: FakeCluster) -> None:
     made: list[Around] = []
 
     def make(streams: Mapping[int, StreamDescription]) -> Around:
@@ -177,7 +177,7 @@ async def test_all_that_a_consumer_gives_out_goes_through_its_hooks(one_record: 
     assert all([stream.name for stream in hooks.streams.values()] == ["s"] for hooks in made)
 
 
-async def test_so_does_all_that_a_consumer_of_a_group_gives_out(groups: Any, fill_groups: Any) -> None:
+async def test_every_way_of_reading_in_a_group_goes_through_the_delivery_hooks(groups: Any, fill_groups: Any) -> None:
     await fill_groups(1)
     around = Around({})
     settings = GroupConsumerSettings(fetch_wait_ms=20, heartbeat_interval_ms=20)

@@ -1,4 +1,4 @@
-"""Truncation and commits: cursors go to the brokers that own them. And what the admin asks of the coordinator."""
+"""Truncation and commits: cursors go to the brokers that own them. And the admin's requests to the coordinator."""
 
 import asyncio
 from collections import deque
@@ -31,7 +31,7 @@ END = Position(4, 2, 640)
 
 
 class CursorBroker:
-    """A connection to a broker that owns some streamlets, and keeps the cursors it is sent."""
+    """A connection to a broker that owns some streamlets and keeps the cursors that it gets."""
 
     transport = "tcp"
     closed = False
@@ -41,9 +41,9 @@ class CursorBroker:
         self.sent: list[tuple[Method[Any, Any], dict[EntryId, Position]]] = []
         self.consumer_groups: set[str] = set()
         self.failures: deque[KeraError] = deque()
-        """Of the next requests."""
+        """The failures of the next requests."""
         self.refused: dict[int, KeraError] = {}
-        """Answered to cursors of these streamlets."""
+        """The errors for cursors of these streamlets."""
 
     def submit(
         self, method: Method[Any, Any], message: Any, bulk: Sequence[Any] = (), *, timeout_s: float
@@ -76,7 +76,7 @@ class CursorBroker:
 
 
 class TwoBrokers(Cluster):
-    """A cluster without sockets: streamlet 0 of ``s`` is at broker 1, and 1 and 2 are at broker 2."""
+    """A cluster without sockets: broker 1 has streamlet 0 of ``s``, and broker 2 has streamlets 1 and 2."""
 
     def __init__(self) -> None:
         super().__init__("127.0.0.1:1", ClientSettings(retry_backoff_ms=1, retry_timeout_ms=10_000))
@@ -122,7 +122,7 @@ def admin(cluster: TwoBrokers) -> Admin:
 ONE, OTHER = Position(1, 1, 64), Position(2, 2, 128)
 
 
-async def test_each_broker_is_told_of_its_own_streamlets(cluster: TwoBrokers, admin: Admin) -> None:
+async def test_each_broker_gets_the_cursors_of_its_own_streamlets(cluster: TwoBrokers, admin: Admin) -> None:
     positions = {2: [OTHER], 0: [EARLIEST, ONE], 1: [ONE, OTHER]}
 
     assert await admin.truncate_stream("s", positions) == {0: [EARLIEST, ONE], 1: [ONE, OTHER], 2: [OTHER]}
@@ -138,7 +138,7 @@ async def test_a_broker_without_cursors_is_not_asked(cluster: TwoBrokers, admin:
     assert (len(cluster.sent(1)), len(cluster.sent(2))) == (1, 0)
 
 
-async def test_a_stream_is_truncated_to_its_ends(cluster: TwoBrokers, admin: Admin) -> None:
+async def test_truncating_to_latest_uses_the_end_of_each_entry(cluster: TwoBrokers, admin: Admin) -> None:
     assert await admin.truncate_stream("s", "latest") == {key: [END, END] for key in range(3)}
     assert len(cluster.sent(2)[0]) == 4
 
@@ -154,7 +154,7 @@ async def test_a_stream_is_truncated_to_its_ends(cluster: TwoBrokers, admin: Adm
         ({0: [ONE, ONE, ONE]}, InvalidArgument, "have entries 0 to 1, not 2"),
     ],
 )
-async def test_what_cannot_be_truncated_is_told_before_anything_happens(
+async def test_an_invalid_truncation_is_refused_before_any_request(
     cluster: TwoBrokers, admin: Admin, to: Any, error: type[KeraError], text: str
 ) -> None:
     with pytest.raises(error, match=text):
@@ -163,13 +163,13 @@ async def test_what_cannot_be_truncated_is_told_before_anything_happens(
 
 
 @pytest.mark.parametrize("failure", [Unavailable("nobody listens"), Uncertain("connection was lost")])
-async def test_a_request_that_fails_is_made_again(cluster: TwoBrokers, admin: Admin, failure: KeraError) -> None:
+async def test_a_failed_request_is_retried(cluster: TwoBrokers, admin: Admin, failure: KeraError) -> None:
     cluster.brokers[2].failures.append(failure)
     await admin.commit_cursors("loader", "s", {0: [ONE], 1: [OTHER]})
     assert cluster.sent(2) == [{EntryId(7, 1, 0): OTHER}] * 2
 
 
-async def test_a_streamlet_that_has_moved_is_looked_for(cluster: TwoBrokers, admin: Admin) -> None:
+async def test_cursors_follow_a_streamlet_that_has_moved(cluster: TwoBrokers, admin: Admin) -> None:
     await cluster.stream("s")
     cluster.owners = [1, 1, 2]
     cluster.brokers[1].streamlets, cluster.brokers[2].streamlets = {0, 1}, {2}
@@ -179,14 +179,16 @@ async def test_a_streamlet_that_has_moved_is_looked_for(cluster: TwoBrokers, adm
     assert cluster.sent(1) == cluster.sent(2) == [{EntryId(7, 1, 0): ONE}]
 
 
-async def test_an_error_of_one_streamlet_comes_out_when_all_have_answered(cluster: TwoBrokers, admin: Admin) -> None:
+async def test_an_error_of_one_streamlet_is_raised_after_all_brokers_answered(
+    cluster: TwoBrokers, admin: Admin
+) -> None:
     cluster.brokers[1].refused[0] = InvalidCursor("no chunk starts there")
     with pytest.raises(InvalidCursor, match="no chunk starts there"):
         await admin.truncate_stream("s", {0: [ONE], 1: [ONE]})
     assert (len(cluster.sent(1)), len(cluster.sent(2))) == (1, 1)
 
 
-async def test_positions_of_a_stream_that_is_gone_are_not_those_of_another_with_its_name(
+async def test_positions_of_a_deleted_stream_are_refused_for_a_new_stream_of_its_name(
     cluster: TwoBrokers,
 ) -> None:
     with pytest.raises(UnknownStream, match="deleted and created again"):
@@ -195,14 +197,14 @@ async def test_positions_of_a_stream_that_is_gone_are_not_those_of_another_with_
     assert "s" not in cluster._streams
 
 
-async def test_a_commit_is_of_a_consumer_group(cluster: TwoBrokers, admin: Admin) -> None:
+async def test_a_commit_carries_its_consumer_group_and_needs_one(cluster: TwoBrokers, admin: Admin) -> None:
     await admin.commit_cursors("loader", "s", {0: [ONE], 1: [OTHER]})
     assert [broker.consumer_groups for broker in cluster.brokers.values()] == [{"loader"}, {"loader"}]
     with pytest.raises(InvalidArgument, match="name it with consumer_group"):
         await admin.commit_cursors("", "s", {0: [ONE]})
 
 
-# --- what the admin asks of the coordinator ---------------------------------------------------------------------
+# --- the admin's requests to the coordinator --------------------------------------------------------------------
 
 
 async def test_a_stream_is_created_with_its_retention(cluster: TwoBrokers, admin: Admin) -> None:
@@ -237,7 +239,7 @@ async def test_a_stream_is_created_with_its_retention(cluster: TwoBrokers, admin
         ({"retention_consumer_groups": []}, {"retention_consumer_groups": coordinator_pb2.ConsumerGroupNames()}),
     ],
 )
-async def test_only_what_is_given_is_altered(
+async def test_an_alteration_carries_only_the_given_options(
     cluster: TwoBrokers, admin: Admin, changes: dict[str, Any], fields: dict[str, Any]
 ) -> None:
     assert (await admin.describe_stream("s")).config.retention_ms == 0
@@ -246,7 +248,7 @@ async def test_only_what_is_given_is_altered(
     stream = await admin.alter_stream("s", **changes)
 
     assert cluster.asked[1] == (api.ALTER_STREAM, coordinator_pb2.AlterStreamRequest(name="s", **fields))
-    assert stream.config.retention_ms == 9  # as it is now, not as it was known
+    assert stream.config.retention_ms == 9  # the current configuration, not the cached one
 
 
 @pytest.mark.parametrize(
@@ -257,7 +259,7 @@ async def test_only_what_is_given_is_altered(
         ({"durability": "eternal"}, "durability 'eternal' is not one of leader"),
     ],
 )
-async def test_what_a_request_cannot_carry_is_refused(
+async def test_options_out_of_range_are_refused_before_any_request(
     cluster: TwoBrokers, admin: Admin, changes: dict[str, Any], text: str
 ) -> None:
     for refused in (admin.create_stream("s", **changes), admin.alter_stream("s", **changes)):

@@ -90,7 +90,7 @@ def values(*sizes: int) -> pa.RecordBatch:
 
 
 def pieces(batch: pa.RecordBatch, stream: StreamDescription, chunk_bytes_max: int = CHUNK_BYTES) -> list[int]:
-    """Sizes of the chunks; their rows are checked to be those of the batch."""
+    """The sizes of the chunks, after a check that their rows are the batch's."""
     made = list(payloads(batch, stream, chunk_bytes_max, NOW_US))
     assert sum(payload.record_count for payload in made) == batch.num_rows
     decoded = [decode_payload(payload.payload, stream.schema) for payload in made]
@@ -99,13 +99,13 @@ def pieces(batch: pa.RecordBatch, stream: StreamDescription, chunk_bytes_max: in
 
 
 class TestConform:
-    def test_columns_are_brought_into_the_order_of_the_schema(self) -> None:
+    def test_columns_are_reordered_to_the_schema(self) -> None:
         batch = pa.record_batch({"name": ["a"], "at": pa.array([5], pa.timestamp("ms")), "id": [1]})
         conforming = conform(batch, description(schema=TYPED), NOW_US)
         assert conforming.schema == TYPED
         assert conforming.to_pylist() == [{"id": 1, "name": "a", "at": batch["at"][0].as_py()}]
 
-    def test_columns_that_may_be_null_can_be_left_out(self) -> None:
+    def test_nullable_columns_can_be_left_out(self) -> None:
         conforming = conform(pa.record_batch({"id": [1, 2]}), description(schema=TYPED), NOW_US)
         assert conforming.to_pydict() == {"id": [1, 2], "name": [None] * 2, "at": [None] * 2}
 
@@ -130,17 +130,17 @@ class TestConform:
         ],
         ids=str,
     )
-    def test_types_that_arrow_makes_no_nulls_of_cannot_be_left_out(self, kind: pa.DataType) -> None:
+    def test_columns_of_types_without_nulls_in_arrow_cannot_be_left_out(self, kind: pa.DataType) -> None:
         stream = description(schema=pa.schema([pa.field("id", pa.int64()), pa.field("other", kind)]))
         with pytest.raises(SchemaMismatch, match="needs column 'other'"):
             conform(pa.record_batch({"id": [1]}), stream, NOW_US)
 
-    def test_records_without_a_timestamp_get_the_time_of_now(self) -> None:
+    def test_records_without_a_timestamp_get_the_current_time(self) -> None:
         batch = conform(pa.record_batch({"value": [b"a"]}), description(), NOW_US)
         assert batch["timestamp"].cast(pa.int64()).to_pylist() == [NOW_US]
         assert batch.to_pydict()["keys"] == [None]
 
-    def test_no_value_is_copied(self) -> None:
+    def test_conforming_does_not_copy_values(self) -> None:
         value = pa.array([b"a"] * 100, pa.binary())
         batch = conform(pa.record_batch({"value": value}), description(), NOW_US)
         assert batch["value"].buffers()[2].address == value.buffers()[2].address
@@ -154,20 +154,20 @@ class TestConform:
             ({"id": pa.array([1, None], pa.int64())}, "column 'id' takes no nulls, the batch has 1"),
         ],
     )
-    def test_what_differs_is_refused_by_name(self, columns: dict[str, Any], text: str) -> None:
+    def test_the_error_names_a_column_that_differs_from_the_schema(self, columns: dict[str, Any], text: str) -> None:
         with pytest.raises(SchemaMismatch, match=text) as caught:
             conform(pa.record_batch(columns), description(schema=TYPED), NOW_US)
         assert caught.value.attributes["stream"] == "s"
 
-    def test_nulls_are_refused_even_if_the_schema_says_that_there_are_none(self) -> None:
-        """Arrow does not hold a batch to its schema."""
+    def test_nulls_in_a_column_that_claims_to_have_none_are_refused(self) -> None:
+        """Arrow does not enforce the schema of a batch."""
         columns = [pa.array([None], pa.int64()), pa.array(["a"]), pa.array([None], pa.timestamp("ms"))]
         batch = pa.RecordBatch.from_arrays(columns, schema=TYPED)
         with pytest.raises(SchemaMismatch, match="takes no nulls"):
             conform(batch, description(schema=TYPED), NOW_US)
 
     def test_two_columns_of_one_name_are_refused(self) -> None:
-        """Looked up by its name, such a column is not found: it would be stored as nulls."""
+        """A lookup by name does not find such a column: it would be stored as nulls."""
         batch = pa.RecordBatch.from_arrays([pa.array([b"a"]), pa.array([b"b"])], names=["value", "value"])
         with pytest.raises(SchemaMismatch, match="several columns 'value'"):
             conform(batch, description(), NOW_US)
@@ -177,7 +177,7 @@ class TestPayloads:
     def test_a_batch_that_fits_becomes_one_chunk(self) -> None:
         assert len(pieces(values(*[100] * 10), description())) == 1
 
-    def test_chunks_are_about_as_large_as_asked_for(self) -> None:
+    def test_chunks_have_about_the_requested_size(self) -> None:
         sizes = pieces(values(*[100] * 2000), description())
         assert len(sizes) > 20
         assert all(CHUNK_BYTES * 0.7 < size <= CHUNK_BYTES * 1.1 for size in sizes[:-1])
@@ -187,7 +187,7 @@ class TestPayloads:
         sizes = pieces(values(*rows), description(), chunk_bytes_max=SEGMENT_BYTES * 4)
         assert max(sizes) <= SEGMENT_BYTES
 
-    def test_a_row_that_fits_into_no_segment_is_refused_with_the_limit(self) -> None:
+    def test_a_row_too_large_for_a_segment_is_refused_with_the_limit(self) -> None:
         batch = values(100, SEGMENT_BYTES, 100)
         with pytest.raises(RecordTooLarge, match=str(SEGMENT_BYTES)) as caught:
             list(payloads(batch, description(), CHUNK_BYTES, NOW_US))
@@ -195,12 +195,12 @@ class TestPayloads:
         with pytest.raises(RecordTooLarge):
             check_rows(batch, description())
 
-    def test_rows_are_checked_one_by_one(self) -> None:
+    def test_many_rows_that_each_fit_into_a_segment_pass_the_check(self) -> None:
         check_rows(values(*[SEGMENT_BYTES - 1024] * 3, *[1] * 1000), description())
 
     @pytest.mark.parametrize("codec", [common_pb2.CODEC_LZ4, common_pb2.CODEC_ZSTD])
-    def test_what_cannot_be_compressed_fits_all_the_same(self, codec: int) -> None:
-        """Compressed, it is larger: a chunk that would just have filled a segment is cut."""
+    def test_chunks_of_incompressible_rows_fit_into_a_segment(self, codec: int) -> None:
+        """Compression makes noise larger: a chunk that would just have filled a segment is cut."""
         stream = description(codec=codec)
         noise = np.random.default_rng(1).bytes(4 * SEGMENT_BYTES)
         rows = pa.array([noise[at : at + 512] for at in range(0, len(noise), 512)], pa.binary())
@@ -208,7 +208,7 @@ class TestPayloads:
         assert max(pieces(batch, stream, chunk_bytes_max=SEGMENT_BYTES)) <= SEGMENT_BYTES
 
     @pytest.mark.parametrize("codec", [common_pb2.CODEC_LZ4, common_pb2.CODEC_ZSTD])
-    def test_a_row_that_is_too_large_compressed_is_found_before_any_row_is_accepted(self, codec: int) -> None:
+    def test_a_row_too_large_when_compressed_is_refused_beforehand(self, codec: int) -> None:
         size = SEGMENT_BYTES - chunk_bytes_of(values(64)) + 64
         noise = pa.array([b"small", np.random.default_rng(1).bytes(size)], pa.binary())
         batch, stream = conform(pa.record_batch({"value": noise}), description(), NOW_US), description(codec=codec)
@@ -216,11 +216,11 @@ class TestPayloads:
             check_rows(batch, stream)
         check_rows(batch, description())
         check_rows(values(5, size), stream)
-        check_rows(batch, stream, lean=True)  # it is smaller
+        check_rows(batch, stream, lean=True)  # the lean form is smaller
         assert sum(payload.record_count for payload in payloads(batch, stream, CHUNK_BYTES, NOW_US, lean=True)) == 2
 
     @pytest.mark.parametrize("codec", [common_pb2.CODEC_LZ4, common_pb2.CODEC_ZSTD])
-    def test_what_can_be_compressed_is(self, codec: int) -> None:
+    def test_compressible_rows_are_compressed(self, codec: int) -> None:
         (size,) = pieces(values(*[100] * 60), description(codec=codec))
         assert size < 2000
 
@@ -233,25 +233,25 @@ class TestPayloads:
         assert ranges[-1][1] == 999
         assert all(last + 1 == first for (_, last), (first, _) in pairwise(ranges))
 
-    def test_the_timestamp_column_of_a_typed_stream_is_taken_in_microseconds(self) -> None:
+    def test_chunk_times_come_from_the_timestamp_column_in_microseconds(self) -> None:
         stream = description(schema=TYPED, timestamp_column="at")
         columns = {"id": [1, 2, 3], "at": pa.array([7, None, 5], pa.timestamp("ms"))}
         (made,) = payloads(conform(pa.record_batch(columns), stream, NOW_US), stream, CHUNK_BYTES, NOW_US)
         assert (made.min_timestamp_us, made.max_timestamp_us) == (5000, 7000)
 
     @pytest.mark.parametrize("timestamp_column", ["", "at"])
-    def test_without_times_the_time_of_now_stands_in(self, timestamp_column: str) -> None:
+    def test_chunks_of_rows_without_times_carry_the_current_time(self, timestamp_column: str) -> None:
         stream = description(schema=TYPED, timestamp_column=timestamp_column)
         (made,) = payloads(conform(pa.record_batch({"id": [1]}), stream, NOW_US), stream, CHUNK_BYTES, NOW_US)
         assert (made.min_timestamp_us, made.max_timestamp_us) == (NOW_US, NOW_US)
 
 
 class TestHollowColumns:
-    """Arrow's writer puts the offsets of a whole list column into each slice of it that has no values."""
+    """Arrow's writer puts the offsets of the whole list column into each slice without values."""
 
     ROWS = 200_000
 
-    def test_columns_that_are_left_out_take_no_more_room_than_their_rows(self) -> None:
+    def test_left_out_columns_do_not_enlarge_chunks(self) -> None:
         batch = conform(pa.record_batch({"value": pa.array([b"x" * 10] * self.ROWS)}), description(), NOW_US)
         sizes = [
             HEADER_BYTES + padded(len(made.payload)) for made in payloads(batch, description(), CHUNK_BYTES, NOW_US)
@@ -266,13 +266,13 @@ class TestHollowColumns:
         ],
         ids=["all null", "the second half without keys"],
     )
-    def test_so_do_columns_of_the_callers(self, keys: pa.Array) -> None:
+    def test_empty_list_columns_of_the_caller_do_not_enlarge_chunks(self, keys: pa.Array) -> None:
         columns = {"value": pa.array([b"x" * 10] * self.ROWS), "keys": keys, "headers": pa.nulls(self.ROWS, HEADERS)}
         batch = conform(pa.record_batch(columns), description(), NOW_US)
         assert max(pieces(batch, description())) <= CHUNK_BYTES * 1.5
         check_rows(batch, description())
 
-    def test_lists_in_structs_and_in_lists_count_too(self) -> None:
+    def test_empty_nested_lists_do_not_enlarge_chunks(self) -> None:
         kind = pa.struct([("tags", pa.list_(pa.list_(pa.string())))])
         rows = [{"tags": [["a"]]}] * 50_000 + [{"tags": [[]]}] * 50_000
         stream = description(schema=pa.schema([pa.field("row", kind)]))
@@ -280,7 +280,7 @@ class TestHollowColumns:
 
     @pytest.mark.parametrize("kind", [KEYS, HEADERS, pa.int8(), pa.string(), pa.struct([("a", KEYS)])])
     @pytest.mark.parametrize("count", [0, 1, 2, 1000])
-    def test_a_column_of_nulls(self, kind: pa.DataType, count: int) -> None:
+    def test_a_column_of_nulls_is_valid_and_small(self, kind: pa.DataType, count: int) -> None:
         column = null_column(count, kind)
         column.validate(full=True)
         assert (len(column), column.null_count, column.type) == (count, count, kind)
@@ -297,12 +297,12 @@ class TestRecords:
         assert batch["keys"].to_pylist() == [None, [b"k", b"l"]]
         assert batch["headers"].to_pylist() == [[("h", b"v"), ("h", None)], None]
 
-    def test_without_keys_and_headers_the_columns_are_null(self) -> None:
+    def test_columns_of_absent_keys_and_headers_are_null(self) -> None:
         batch = records_to_batch([b"a"] * 3, [0] * 3, None, None)
         assert (batch["keys"].null_count, batch["headers"].null_count) == (3, 3)
 
     @pytest.mark.parametrize("count", [100, 101, 1000])
-    def test_more_than_offsets_can_tell_is_no_message(self, count: int) -> None:
+    def test_values_beyond_the_range_of_offsets_are_refused(self, count: int) -> None:
         class Long(bytes):
             def __len__(self) -> int:
                 return (2 << 30) // count + 1
@@ -312,9 +312,9 @@ class TestRecords:
 
 
 class TestValuesInTheSameBytes:
-    """Readers refuse chunks whose values would be gigabytes if each were written out, so none are made."""
+    """Readers refuse chunks whose values would take gigabytes when written out, so writers must not make them."""
 
-    def test_rows_become_as_many_chunks_as_readers_take(self) -> None:
+    def test_rows_with_shared_bytes_are_cut_into_chunks_that_readers_accept(self) -> None:
         batch = growing("views").slice(0, 1_000)
         stream = description(schema=batch.schema, segment_bytes=8 << 20)
         assert check_rows(batch, stream) < 2 << 20
@@ -324,13 +324,13 @@ class TestValuesInTheSameBytes:
         assert (sum(rows), max(rows)) == (1_000, 125)
 
     @pytest.mark.parametrize("name", ["list of nulls", "runs of list views"])
-    def test_a_row_that_no_reader_takes_is_refused_where_it_is_sent(self, name: str) -> None:
+    def test_a_row_that_readers_would_refuse_is_refused_by_the_writer(self, name: str) -> None:
         batch = growing(name)
         stream = description(schema=batch.schema, segment_bytes=8 << 20)
         with pytest.raises(RecordTooLarge, match="several records"):
             check_rows(batch.slice(0, 1) if name == "list of nulls" else batch, stream)
 
-    def test_part_of_an_array_is_what_counts(self) -> None:
+    def test_only_the_slice_of_an_array_counts(self) -> None:
         runs = growing("runs")
         batch = pa.RecordBatch.from_arrays([runs.column(0).slice(10, 20)], schema=runs.schema)
         stream = description(schema=batch.schema, segment_bytes=8 << 20)
@@ -342,7 +342,7 @@ class TestValuesInTheSameBytes:
 
 
 def opened(payload: Payload, schema: pa.Schema) -> pa.RecordBatch:
-    """What readers of a chunk of such a payload get."""
+    """The rows that readers of a chunk with this payload get."""
     chunk = memoryview(encode_chunk(
         payload.payload,
         record_count=payload.record_count,
@@ -362,7 +362,7 @@ def opened(payload: Payload, schema: pa.Schema) -> pa.RecordBatch:
     return open_payload(chunk[HEADER_BYTES:][: header.payload_bytes], schema, header)
 
 
-def test_records_are_lean_for_those_who_want_it() -> None:
+def test_records_are_encoded_lean_on_request() -> None:
     records, times = [b"a", None, b"ccc"], array("q", [NOW_US, NOW_US + 5, NOW_US])
     keys = [None, [b"k", b"l"], None]
     (lean,) = record_payloads(records, times, keys, None, description(), CHUNK_BYTES, lean=True)
@@ -375,7 +375,7 @@ def test_records_are_lean_for_those_who_want_it() -> None:
 
 @pytest.mark.parametrize("chunk_bytes_max", [1 << 10, 4 << 10, 128 << 10])
 @pytest.mark.parametrize("ends", [(2000,), (3, 4, 1500, 2000)], ids=["one streamlet", "several"])
-def test_small_lean_chunks_are_about_full(chunk_bytes_max: int, ends: tuple[int, ...]) -> None:
+def test_small_lean_chunks_are_nearly_full(chunk_bytes_max: int, ends: tuple[int, ...]) -> None:
     batch, stream = values(*[100] * 2000), description(segment_bytes=1 << 20)
     partition = Partition(batch, np.arange(7, 7 + len(ends)), np.array(ends))
     size = check_rows(batch, stream)
@@ -391,7 +391,7 @@ def test_small_lean_chunks_are_about_full(chunk_bytes_max: int, ends: tuple[int,
         assert rows.equals(pa.Table.from_batches([batch.slice(start, end - start)]))
 
 
-def test_chunks_beside_larger_ones_are_found_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_chunks_beside_a_large_one_are_found_in_few_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     passes, ends_of = 0, Payloads.ends
 
     def counted(made: Payloads) -> Any:
@@ -413,7 +413,7 @@ def test_chunks_beside_larger_ones_are_found_in_one_pass(monkeypatch: pytest.Mon
     assert passes < 5
 
 
-def test_batches_are_lean_as_far_as_their_schema_is() -> None:
+def test_batches_are_encoded_lean_if_their_schema_allows_it() -> None:
     batch = values(*range(500))
     made = list(payloads(batch, description(), CHUNK_BYTES, NOW_US, lean=True))
     assert len(made) > 1

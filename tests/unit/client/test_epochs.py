@@ -1,4 +1,4 @@
-"""Which epoch a chunk is of, and when an epoch is closed: the pure part."""
+"""Epochs without brokers: the epoch of a chunk, when an epoch closes, its rows, and where reading begins."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def test_a_chunk_is_of_the_epoch_of_the_greatest_time_so_far() -> None:
     ]
 
 
-def test_a_punctuation_counts_and_is_not_given() -> None:
+def test_a_punctuation_advances_the_epoch_and_is_not_delivered() -> None:
     assert marked([chunk([3]), punctuation(29), chunk([5]), chunk([40])]) == [(0, [3]), (2, [5]), (4, [40])]
 
 
-def test_chunks_that_came_together_are_parted_where_an_epoch_ends() -> None:
+def test_joined_chunks_are_split_where_an_epoch_ends() -> None:
     chunks = [[1], [2, 3], [14], [9], [8, 35], [36]]
     expected = [(0, [1, 2, 3]), (1, [14, 9]), (3, [8, 35, 36])]
     assert marked([together(*chunks)]) == expected
@@ -69,7 +69,7 @@ def test_chunks_that_came_together_are_parted_where_an_epoch_ends() -> None:
     assert list(by_one.items()) == expected, "as it is for who gets each by itself"
 
 
-def test_parts_know_where_they_begin_and_what_they_are() -> None:
+def test_parts_of_joined_chunks_have_their_own_positions_and_headers() -> None:
     whole = together([1], [2, 3], [14], [9])
     end = list(whole.ends())[1][1]
     first, rest = parts(whole, np.array([0, 2]))
@@ -80,7 +80,7 @@ def test_parts_know_where_they_begin_and_what_they_are() -> None:
     assert [list(each.ends())[-1][1] for each in (first, rest)] == [end, whole.next]
 
 
-# --- when an epoch is closed -------------------------------------------------------------------------------
+# --- when an epoch closes ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -97,18 +97,16 @@ def test_parts_know_where_they_begin_and_what_they_are() -> None:
         ([Reached("a", None, None)], Decision(None, ())),
     ],
 )
-def test_an_epoch_is_closed_when_no_entry_gets_any_more_of_it(
-    entries: list[Reached[str]], expected: Decision[str]
-) -> None:
+def test_an_epoch_closes_when_no_entry_can_get_more_of_it(entries: list[Reached[str]], expected: Decision[str]) -> None:
     assert decide(entries) == expected
 
 
 ARRIVALS = ((4, 1, 1), (5, 2, 3), (6, 2, 4), (7, 1, 2), (8, 2, 6), (9, 1, 5))
-"""When an event arrives, from which source, and its time: table 4.1 of the dissertation."""
+"""The arrival, the source and the time of each event: table 4.1 of the dissertation."""
 
 
 def waiting(may_go: Callable[[int, dict[int, int], dict[int, deque[int]]], bool]) -> int:
-    """How long all events wait that go before the last one has come; `may_go`: event, watermarks, queues."""
+    """The total wait of all events that go before the last arrival; `may_go` gets event, watermarks and queues."""
     watermarks, queues = {1: 0, 2: 0}, {1: deque[int](), 2: deque[int]()}
     arrived: dict[int, int] = {}
     total = 0
@@ -121,8 +119,8 @@ def waiting(may_go: Callable[[int, dict[int, int], dict[int, deque[int]]], bool]
     return total
 
 
-def test_waiting_times_are_those_of_the_table_of_the_dissertation() -> None:
-    """Its epochs have both ends of their times, (0, 3] and (3, 6], so theirs are ours a unit earlier."""
+def test_waiting_times_match_the_table_of_the_dissertation() -> None:
+    """Epochs there are (0, 3] and (3, 6], so their times are ours a unit earlier."""
 
     def strictly(time: int, watermarks: dict[int, int], _: object) -> bool:
         return time <= min(watermarks.values())
@@ -138,8 +136,8 @@ def test_waiting_times_are_those_of_the_table_of_the_dissertation() -> None:
     assert waiting(lambda *_: True) == 0
 
 
-async def test_only_who_is_promised_nothing_by_design_is_not_waited_for() -> None:
-    """A broker of the clock that does not promise at the moment, as it has only just started, will again."""
+async def test_only_an_entry_without_promises_by_design_is_not_waited_for() -> None:
+    """With punctuation by the clock, a broker that has just started makes no promise yet, but will again."""
     wanted = Wanted(ENTRY, EARLIEST, None)
     cluster: Any = None
     reader = EntryReader(cluster, STREAM, wanted, ConsumerSettings(), epoch_us=10, first_epoch=None)
@@ -153,7 +151,7 @@ async def test_only_who_is_promised_nothing_by_design_is_not_waited_for() -> Non
 
 
 class Given:
-    """A fetcher that gives what it was given, and then waits for ever."""
+    """A fetcher that returns the given chunks, and then waits for ever."""
 
     def __init__(self, *fetched: Fetched) -> None:
         self._left = list(fetched)
@@ -165,7 +163,7 @@ class Given:
 
 
 def entry_reader(data: bytes, end: Position) -> EntryReader:
-    """Its only chunk comes with the word that what follows is elsewhere, at `end`."""
+    """A reader whose only chunk arrives with the answer that the next chunk is on another broker, at `end`."""
     cluster: Any = None
     settings = ConsumerSettings(shared_memory="never")
     reader = EntryReader(cluster, STREAM, Wanted(ENTRY, EARLIEST, None), settings, epoch_us=10, first_epoch=None)
@@ -175,7 +173,7 @@ def entry_reader(data: bytes, end: Position) -> EntryReader:
     return reader
 
 
-async def test_what_moved_behind_its_last_chunk_was_read_to_its_end() -> None:
+async def test_an_entry_that_moved_after_its_last_chunk_is_read_to_its_end() -> None:
     reader = entry_reader(raw([25])[0], Position(4, 1, 0))
     async with asyncio.timeout(10):
         while reader.has_more:
@@ -184,7 +182,7 @@ async def test_what_moved_behind_its_last_chunk_was_read_to_its_end() -> None:
     assert [chunk.batch["value"].to_pylist() for chunk in reader.take(2)] == [[b"25"]]
 
 
-async def test_nothing_behind_a_chunk_that_cannot_be_read_is_given() -> None:
+async def test_a_corrupt_chunk_stops_the_reader_each_time() -> None:
     data = bytearray(raw([25])[0])
     data[HEADER_BYTES] ^= 1
     reader = entry_reader(bytes(data), Position(4, 1, 0))
@@ -194,7 +192,7 @@ async def test_nothing_behind_a_chunk_that_cannot_be_read_is_given() -> None:
     assert reader.read_to == EARLIEST
 
 
-async def test_what_is_not_in_its_brokers_memory_any_more_is_read_again_before_it_is_given(
+async def test_a_chunk_overwritten_in_the_brokers_memory_is_read_again_before_delivery(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     data, _ = raw([25])
@@ -226,7 +224,7 @@ def epoch(*chunks: ChunkBatch, streams: dict[int, StreamDescription] | None = No
     return Epoch(2, 20, 30, chunks, streams or {7: STREAM})
 
 
-def test_rows_are_sorted_by_time_and_among_equals_by_their_place() -> None:
+def test_rows_are_sorted_by_time_and_then_by_place() -> None:
     found = epoch(chunk([25, 21]), chunk([21, 3], 2))
     assert found.rows()["value"].to_pylist() == [b"3", b"21", b"21", b"25"]
     assert (found.records, found.late_records) == (4, 1)
@@ -234,7 +232,7 @@ def test_rows_are_sorted_by_time_and_among_equals_by_their_place() -> None:
     assert epoch().rows().num_rows == 0
 
 
-def test_records_without_a_time_have_that_of_their_own_chunk_however_it_came() -> None:
+def test_records_without_a_time_get_the_time_of_their_own_chunk() -> None:
     info = stream_info("t", 7)
     info.schemas[0].typed, info.schemas[0].timestamp_column = True, "timestamp"
     whole = together([21, 22], [23])
@@ -250,14 +248,14 @@ def test_records_without_a_time_have_that_of_their_own_chunk_however_it_came() -
         assert found.rows()["value"].to_pylist() == [b"23", b"22", b"21"]
 
 
-def test_a_digest_is_of_what_is_in_it_and_in_which_order() -> None:
+def test_a_digest_depends_on_the_records_and_their_order_only() -> None:
     one, other = chunk([21]), chunk([22], 1)
     assert epoch(one, other).digest == epoch(one, other).digest
     assert len({epoch(one, other).digest, epoch(other, one).digest, epoch(one).digest, epoch().digest}) == 4
     assert epoch(together([21], [22])).digest == epoch(one, other).digest, "however they came"
 
 
-def test_batches_are_in_the_order_of_streams_as_they_were_named() -> None:
+def test_batches_are_in_the_order_in_which_the_streams_were_named() -> None:
     entries = [EntryId(9, 0, 0), EntryId(7, 1, 0), EntryId(7, 0, 1), EntryId(7, 0, 0)]
     chunks = {entry: [chunk([number])] for number, entry in enumerate(entries)}
     assert [each.header.min_timestamp_us for each in in_order(chunks, {9: 0, 7: 1})] == [0, 3, 2, 1]
@@ -276,7 +274,7 @@ def test_rows_of_streams_with_other_columns_are_refused() -> None:
     assert epoch(other, streams={8: typed}).late_records == 0
 
 
-def test_rows_of_what_is_not_in_its_brokers_memory_any_more_are_an_error_and_not_other_bytes() -> None:
+def test_rows_overwritten_in_the_brokers_memory_are_an_error() -> None:
     generations = [4]
     found = epoch(chunk([25, 21])._replace(slot=PushedSlot(generations, 0, 4)))
     rows = found.rows()
@@ -286,13 +284,13 @@ def test_rows_of_what_is_not_in_its_brokers_memory_any_more_are_an_error_and_not
         found.rows()
 
 
-def test_rows_in_a_brokers_memory_are_copied() -> None:
+def test_rows_in_a_brokers_memory_are_copied_out() -> None:
     pushed = chunk([21, 25])._replace(slot=PushedSlot([4], 0, 4))
     theirs = pushed.batch["value"].buffers()[2].address
     assert epoch(pushed).rows()["value"].chunk(0).buffers()[2].address != theirs
 
 
-def test_what_is_older_than_a_column_has_nulls_there() -> None:
+def test_rows_older_than_a_column_have_nulls_in_it() -> None:
     info = stream_info("t", 7, schema=pa.schema([("at", pa.timestamp("us")), ("x", pa.int8())]), timestamp_column="at")
     info.schemas[0].typed = True
     stream = StreamDescription.from_message(info)
@@ -303,15 +301,15 @@ def test_what_is_older_than_a_column_has_nulls_there() -> None:
 
 
 @pytest.mark.parametrize(("look_s", "pause"), [(0.0, 0.05), (0.001, 0.05), (0.02, 0.18), (0.1, 0.9), (5.0, 1.0)])
-def test_whoever_waits_looks_for_a_tenth_of_the_time(look_s: float, pause: float) -> None:
+def test_a_waiting_reader_spends_about_a_tenth_of_its_time_on_lookups(look_s: float, pause: float) -> None:
     assert pause_s(look_s) == pytest.approx(pause)
 
 
-def test_nothing_has_no_time() -> None:
+def test_a_new_marker_has_no_watermark() -> None:
     assert Marker(10).watermark_us == NO_TIME
 
 
-async def test_who_is_closed_while_it_starts_reads_nothing() -> None:
+async def test_epochs_closed_during_their_start_raise_closed_error() -> None:
     go_on = asyncio.Event()
 
     class Slow:
@@ -335,7 +333,7 @@ async def test_who_is_closed_while_it_starts_reads_nothing() -> None:
 
 
 class Removing:
-    """A cluster in which each look finds that records up to the next of these times are removed, and then the last."""
+    """A cluster where each lookup finds records up to the next of these times removed, and at the end the last."""
 
     def __init__(self, *times_us: int) -> None:
         self._times_us = times_us
@@ -366,7 +364,9 @@ async def test_a_start_is_found_while_earlier_records_are_removed(monkeypatch: p
     assert (found.first, cluster.looks) == (2, 3), "what came later is of the same epoch"
 
 
-async def test_a_start_that_is_always_removed_is_not_looked_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_search_for_a_start_ends_when_records_are_removed_all_the_time(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(beginnings, "positions_at", nowhere)
     with pytest.raises(DataLost, match="start with 'latest'"):
         await beginning(Removing(*range(0, 10_000, 10)), "earliest").find()

@@ -1,4 +1,4 @@
-"""The fake cluster that users get: what it keeps, and the faults that a test asks for."""
+"""The fake cluster for users' tests: streams, groups, epochs, faults, and refusals of a real cluster."""
 
 import asyncio
 import re
@@ -36,7 +36,7 @@ DOCS = Path(__file__).parents[3] / "docs" / "testing-your-code.md"
 
 
 @pytest.mark.parametrize("grpc", [False, True])
-async def test_what_is_sent_is_read_in_order_by_either_transport(grpc: bool) -> None:
+async def test_sent_records_are_stored_in_order_and_read_over_either_transport(grpc: bool) -> None:
     async with FakeCluster(brokers=2, grpc=grpc) as cluster:
         client = cluster.client(transport="grpc" if grpc else "tcp")
         await client.admin.create_stream("orders", streamlets=2)
@@ -62,7 +62,7 @@ async def test_a_typed_stream_has_its_own_columns() -> None:
         assert cluster.stream("numbers").table().to_pydict() == {"n": [1, 2]}
 
 
-async def test_there_is_a_registry_that_takes_every_schema() -> None:
+async def test_the_schema_registry_takes_every_schema() -> None:
     async with FakeCluster() as cluster:
         client = cluster.client()
         await client.admin.create_stream("orders")
@@ -90,7 +90,7 @@ async def test_there_is_a_registry_that_takes_every_schema() -> None:
             await schemas.set_compatibility("orders-value", "full")
 
 
-async def test_streams_are_created_once_altered_listed_moved_and_deleted() -> None:
+async def test_streams_can_be_created_altered_listed_moved_and_deleted() -> None:
     async with FakeCluster(brokers=2) as cluster:
         admin = cluster.client().admin
         for name in ("b", "a"):
@@ -109,7 +109,7 @@ async def test_streams_are_created_once_altered_listed_moved_and_deleted() -> No
             await admin.create_stream("lanes", entries=2)
 
 
-async def test_what_was_truncated_is_lost_to_who_reads_there() -> None:
+async def test_reading_truncated_records_raises_data_lost() -> None:
     async with FakeCluster() as cluster:
         client = cluster.client()
         cluster.create_stream("s")
@@ -127,7 +127,7 @@ async def test_what_was_truncated_is_lost_to_who_reads_there() -> None:
             assert [record.value async for record in consumer] == [b"b"]
 
 
-async def test_a_consumer_goes_on_where_its_group_has_committed() -> None:
+async def test_a_consumer_goes_on_at_the_position_its_group_committed() -> None:
     async with FakeCluster() as cluster:
         client = cluster.client()
         cluster.create_stream("s")
@@ -143,7 +143,7 @@ async def test_a_consumer_goes_on_where_its_group_has_committed() -> None:
         assert [each.consumer_group for each in await client.admin.consumer_groups()] == ["g"]
 
 
-async def test_a_later_producer_of_a_name_shuts_out_the_one_before() -> None:
+async def test_a_newer_producer_of_the_same_name_fences_the_older_one() -> None:
     async with FakeCluster() as cluster:
         client = cluster.client()
         cluster.create_stream("s")
@@ -157,7 +157,7 @@ async def test_a_later_producer_of_a_name_shuts_out_the_one_before() -> None:
 
 
 class TestFaults:
-    async def test_a_refused_write_fails_and_the_next_one_does_not(self) -> None:
+    async def test_a_refused_write_fails_and_a_later_one_succeeds(self) -> None:
         async with FakeCluster() as cluster:
             cluster.create_stream("s")
             producer = cluster.client().producer(delivery_timeout_ms=100)
@@ -170,7 +170,7 @@ class TestFaults:
             assert cluster.stream("s").values() == [b"kept"]
 
     @pytest.mark.parametrize("grpc", [False, True])
-    async def test_nobody_else_answers_where_a_broker_has_crashed(self, grpc: bool) -> None:
+    async def test_the_addresses_of_a_crashed_broker_stay_reserved(self, grpc: bool) -> None:
         async with FakeCluster(grpc=grpc) as cluster:
             broker = cluster.brokers[1]
             addresses = {split_address(each) for each in (broker.info.frames_address, broker.info.grpc_address)}
@@ -182,9 +182,9 @@ class TestFaults:
                     await asyncio.open_connection(*address)
             await broker.restart()
         for address in addresses:
-            (await asyncio.start_server(lambda *_: None, *address)).close()  # let go with the cluster
+            (await asyncio.start_server(lambda *_: None, *address)).close()  # released with the cluster
 
-    async def test_a_crash_is_outlasted_by_a_take_over(self) -> None:
+    async def test_a_producer_survives_a_crash_when_another_broker_takes_over(self) -> None:
         async with FakeCluster(brokers=2) as cluster:
             client = cluster.client()
             cluster.create_stream("s")
@@ -200,7 +200,7 @@ class TestFaults:
             async with client.consumer("s", start="earliest", end="latest") as consumer:
                 assert [record.value async for record in consumer] == [b"a", b"b"]
 
-    async def test_a_broker_that_is_started_again_has_what_it_had(self) -> None:
+    async def test_a_restarted_broker_keeps_its_records(self) -> None:
         async with FakeCluster() as cluster:
             client = cluster.client()
             cluster.create_stream("s")
@@ -236,14 +236,14 @@ class TestFaults:
             await producer.send("s", b"a")
             assert asyncio.get_running_loop().time() >= began_s + 0.05
 
-    async def test_a_coordinator_that_refuses_is_asked_again(self) -> None:
+    async def test_a_request_that_the_coordinator_refused_is_retried(self) -> None:
         async with FakeCluster() as cluster:
             cluster.create_stream("s")
             cluster.coordinator.refuse(Unavailable("nobody leads"))
             assert (await cluster.client().describe("s")).name == "s"
             assert len(cluster.coordinator.requests.named("DescribeStream")) == 2
 
-    async def test_what_is_not_offered_is_refused_by_name(self) -> None:
+    async def test_a_method_that_the_fake_cluster_lacks_is_refused_by_name(self) -> None:
         async with FakeCluster() as cluster:
             with pytest.raises(InvalidArgument, match="does not offer Rebalance"):
                 await cluster.client().admin.rebalance()
@@ -259,7 +259,7 @@ class TestWhatARealClusterRefuses:
             {"retention_consumer_groups": ["g"], "retention_consumed": True},
         ],
     )
-    async def test_there_is_no_retention(self, retention: dict[str, Any]) -> None:
+    async def test_retention_is_refused(self, retention: dict[str, Any]) -> None:
         async with FakeCluster() as cluster:
             cluster.create_stream("s")
             for request in ("create_stream", "alter_stream"):
@@ -267,7 +267,7 @@ class TestWhatARealClusterRefuses:
                     await getattr(cluster.client().admin, request)("s", **retention)
             assert not cluster.stream("s").message.config.retention_consumer_groups
 
-    async def test_durability_needs_its_replicas(self) -> None:
+    async def test_replicated_durability_needs_a_replication_of_at_least_1(self) -> None:
         async with FakeCluster() as cluster:
             admin = cluster.client().admin
             with pytest.raises(InvalidArgument, match="needs replication of at least 1"):
@@ -279,7 +279,7 @@ class TestWhatARealClusterRefuses:
             await admin.create_stream("safe", replication=1, durability="replicated")
 
     @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "a\n", "é", "x" * 250])
-    async def test_names_are_those_of_a_real_cluster(self, name: str) -> None:
+    async def test_names_that_a_real_cluster_refuses_are_refused(self, name: str) -> None:
         with pytest.raises(InvalidArgument):
             checked_name(name)
         async with FakeCluster() as cluster:
@@ -287,7 +287,7 @@ class TestWhatARealClusterRefuses:
                 cluster.create_stream(name)
 
     @pytest.mark.parametrize("name", ["...", ".a", "-", "Az_09", "x" * 249])
-    async def test_odd_names_are_names(self, name: str) -> None:
+    async def test_unusual_names_that_a_real_cluster_takes_are_accepted(self, name: str) -> None:
         async with FakeCluster() as cluster:
             assert cluster.create_stream(checked_name(name)).message.name == name
 
@@ -314,19 +314,19 @@ class TestMisuse:
             (lambda cluster: cluster.coordinator.refuse(ValueError()), r"error is ValueError\(\)"),
         ],
     )
-    async def test_is_refused_at_once(self, use: Callable[[FakeCluster], object], complaint: str) -> None:
+    async def test_misuse_is_refused_at_once(self, use: Callable[[FakeCluster], object], complaint: str) -> None:
         async with FakeCluster(brokers=2) as cluster:
             cluster.create_stream("s")
             with pytest.raises(InvalidArgument, match=complaint):
                 use(cluster)
             assert cluster.stream("s").streamlets[0].owner == 1
 
-    async def test_a_broker_that_runs_is_not_restarted(self) -> None:
+    async def test_restarting_a_running_broker_is_refused(self) -> None:
         async with FakeCluster() as cluster:
             with pytest.raises(InvalidArgument, match="broker 1 still runs"):
                 await cluster.brokers[1].restart()
 
-    async def test_nothing_goes_to_a_broker_that_does_not_run(self) -> None:
+    async def test_moving_a_streamlet_to_a_crashed_broker_is_refused(self) -> None:
         async with FakeCluster(brokers=3) as cluster:
             stream = cluster.create_stream("s")
             for broker_id in (1, 2):
@@ -337,11 +337,11 @@ class TestMisuse:
                 stream.move(0, 2)
 
     @pytest.mark.parametrize("wrong", [{"brokers": 0}, {"brokers": "2"}, {"segment_bytes": 0}])
-    def test_a_cluster_without_brokers_is_not_made(self, wrong: dict[str, Any]) -> None:
+    def test_invalid_options_of_a_fake_cluster_are_refused(self, wrong: dict[str, Any]) -> None:
         with pytest.raises(InvalidArgument, match=f"{next(iter(wrong))} is "):
             FakeCluster(**wrong)
 
-    async def test_a_cluster_is_used_while_it_runs_and_entered_once(self) -> None:
+    async def test_a_cluster_works_only_while_entered_and_can_be_entered_once(self) -> None:
         cluster = FakeCluster()
         with pytest.raises(InvalidArgument, match="has not been entered"):
             cluster.client()
@@ -353,7 +353,7 @@ class TestMisuse:
                 await cast("Any", use())
 
 
-async def test_all_streamlets_are_shown_unless_one_is_named() -> None:
+async def test_values_come_from_all_streamlets_unless_one_is_named() -> None:
     async with FakeCluster() as cluster:
         stream = cluster.create_stream("s", streamlets=2)
         async with cluster.client().producer() as producer:
@@ -364,7 +364,7 @@ async def test_all_streamlets_are_shown_unless_one_is_named() -> None:
         assert stream.values(1) == [b"1", b"3"]
 
 
-async def test_epochs_are_closed_by_what_was_written() -> None:
+async def test_written_records_close_epochs() -> None:
     async with FakeCluster() as cluster:
         client = cluster.client()
         await client.admin.create_stream("s", streamlets=2, epoch_ms=10, punctuation="producers")
@@ -379,7 +379,7 @@ async def test_epochs_are_closed_by_what_was_written() -> None:
             assert [(epoch.number, epoch.records) async for epoch in epochs] == [(0, 2), (1, 1)]
 
 
-async def test_a_group_goes_on_with_the_epochs_behind_what_it_committed() -> None:
+async def test_a_group_goes_on_with_the_epochs_after_its_commit() -> None:
     async with FakeCluster() as cluster:
         client = cluster.client()
         await client.admin.create_stream("s", streamlets=2, epoch_ms=10, punctuation="producers")
@@ -402,7 +402,7 @@ async def test_a_group_goes_on_with_the_epochs_behind_what_it_committed() -> Non
         assert [(place.record, place.bytes) for place in places] == [(2, place.position.offset) for place in places]
 
 
-async def test_epochs_are_closed_by_what_producers_say() -> None:
+async def test_punctuations_of_producers_close_epochs() -> None:
     async with FakeCluster() as cluster:
         client = cluster.client()
         stream = cluster.create_stream("plain")
@@ -423,7 +423,7 @@ async def test_epochs_are_closed_by_what_producers_say() -> None:
             assert [(epoch.number, epoch.records) async for epoch in epochs] == [(0, 2)]
 
 
-def test_without_its_packages_it_says_what_to_install() -> None:
+def test_a_missing_package_is_reported_with_the_command_to_install_it() -> None:
     program = "import sys; sys.modules['grpc_health'] = None; import kera.client.testing"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert "is missing; install it with: pip install 'kera[testing]'" in result.stderr
@@ -443,7 +443,7 @@ def test_the_fixture_is_refused_to_a_synchronous_test(pytester: pytest.Pytester)
     result.stdout.fnmatch_lines(["*kera_fake_cluster runs in the event loop of its test*async def*"])
 
 
-def test_examples_of_the_document_are_true(pytester: pytest.Pytester) -> None:
+def test_the_examples_of_the_document_pass(pytester: pytest.Pytester) -> None:
     examples = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
     for number, example in enumerate(examples):
         if "kera_dev" not in example:

@@ -33,7 +33,7 @@ ENTRY = EntryId(7, 0, 0)
 EVERYTHING = 1 << 24
 STREAM = description()
 EACH = ConsumerSettings(joined_bytes_max=ByteSize(0))
-"""Small chunks are not put together."""
+"""Settings that do not join small chunks."""
 
 
 @dataclass(eq=False)
@@ -76,8 +76,8 @@ async def filled(cluster: FakeCluster, make_producer: MakeProducer) -> FakeClust
     return cluster
 
 
-async def test_each_chunk_knows_its_place(filled: FakeCluster) -> None:
-    """A fetch from the place of any chunk begins with that chunk."""
+async def test_fetching_from_the_place_of_a_chunk_begins_with_that_chunk(filled: FakeCluster) -> None:
+    """Each chunk knows its place and the place of the next one."""
     reader = filled
     found = chunks(await fetch(reader))
     assert values(found) == filled.values()
@@ -91,7 +91,7 @@ async def test_each_chunk_knows_its_place(filled: FakeCluster) -> None:
         assert (rest[0].start if rest else None) == (following.start if following else None)
 
 
-async def test_a_range_ends_exactly_where_it_is_told(filled: FakeCluster) -> None:
+async def test_a_range_ends_exactly_at_its_end_position(filled: FakeCluster) -> None:
     reader = filled
     found = chunks(await fetch(reader))
     for first, last in ((0, 0), (0, 7), (3, 20), (11, 29)):
@@ -99,7 +99,7 @@ async def test_a_range_ends_exactly_where_it_is_told(filled: FakeCluster) -> Non
         assert values(chunks(part)) == values(found[first : last + 1])
 
 
-async def test_an_answer_is_bounded_and_the_next_one_goes_on(filled: FakeCluster) -> None:
+async def test_an_answer_is_bounded_and_the_next_one_continues(filled: FakeCluster) -> None:
     reader, position, found = filled, EARLIEST, []
     while True:
         fetched = await fetch(reader, position, bytes_max=30_000)
@@ -119,7 +119,7 @@ async def test_several_ranges_share_an_answer(filled: FakeCluster) -> None:
     assert [values(chunks(answer)) for answer in answers] == [values([chunk]) for chunk in found[::-7]]
 
 
-async def test_the_error_of_a_range_is_its_own(filled: FakeCluster) -> None:
+async def test_an_error_of_one_range_leaves_the_others(filled: FakeCluster) -> None:
     wanted = [Wanted(EntryId(99, 0, 0), EARLIEST, None), Wanted(ENTRY, EARLIEST, None)]
     unknown, good = await fetch_all(filled, wanted)
     assert isinstance(unknown.error, UnknownStream)
@@ -127,7 +127,7 @@ async def test_the_error_of_a_range_is_its_own(filled: FakeCluster) -> None:
     assert values(chunks(good)) == filled.values()
 
 
-async def test_a_lost_range_tells_the_gap(filled: FakeCluster) -> None:
+async def test_the_error_for_a_lost_range_names_the_gap(filled: FakeCluster) -> None:
     filled.infos["s"].assignments[0].first_group_id = 1000
     filled.restart_broker()
     fetched = await fetch(filled, Position(2, 1, 0))
@@ -136,13 +136,13 @@ async def test_a_lost_range_tells_the_gap(filled: FakeCluster) -> None:
     assert fetched.error.attributes["available_from"] == [1000, 1, 0]
 
 
-async def test_another_schema_is_refused(filled: FakeCluster) -> None:
+async def test_a_chunk_with_an_unknown_schema_is_refused(filled: FakeCluster) -> None:
     fetched = await fetch(filled)
     with pytest.raises(SchemaMismatch, match="does not have"):
         list(batches_of(fetched, replace(STREAM, schema_id=2), EACH))
 
 
-async def test_what_has_a_newer_schema_is_told_with_what_is_left_to_open(filled: FakeCluster) -> None:
+async def test_the_error_for_a_newer_schema_carries_the_unopened_rest(filled: FakeCluster) -> None:
     fetched = await fetch(filled)
     known = list(batches_of(fetched, STREAM, EACH))
     older = replace(STREAM, schema_id=0)
@@ -153,7 +153,7 @@ async def test_what_has_a_newer_schema_is_told_with_what_is_left_to_open(filled:
     assert [chunk.start for chunk in left] == [chunk.start for chunk in known]
 
 
-async def test_a_flipped_bit_is_found_and_what_is_before_it_is_read(cluster: FakeCluster, filled: FakeCluster) -> None:
+async def test_chunks_before_a_flipped_bit_are_read(cluster: FakeCluster, filled: FakeCluster) -> None:
     found = chunks(await fetch(filled))
     (segment,) = (segment for segment in cluster.segments() if segment.key == found[5].start[:2])
     segment.slot.view[found[5].start.offset + HEADER_BYTES + 100] ^= 1
@@ -163,13 +163,13 @@ async def test_a_flipped_bit_is_found_and_what_is_before_it_is_read(cluster: Fak
         next(reading)
 
 
-# --- chunks that their headers do not fit, or that cannot be read -----------------------------------------------------
+# --- chunks with wrong headers, or with unreadable data ---------------------------------------------------------------
 
 
 def crafted(
     payload: bytes, records: int, first_record: int = 0, sequence: int = 0, version: int = ARROW_VERSION
 ) -> bytes:
-    """A placed chunk whose checksums are right, whatever is in it."""
+    """A placed chunk with correct checksums, whatever its payload is."""
     encoded = encode_chunk(
         pa.py_buffer(payload),
         record_count=records,
@@ -210,7 +210,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("which", WRONG)
-def test_a_chunk_that_cannot_be_read_is_named_with_its_place_and_the_way_out(which: str) -> None:
+def test_the_error_for_an_unreadable_chunk_names_its_place_and_how_to_skip_it(which: str) -> None:
     payload, records = WRONG[which]
     data = crafted(GOOD, 2) + crafted(payload, records, 2)
     fetched = Fetched(ENTRY, Position(1, 1, 0), Position(1, 1, len(data)), [pa.py_buffer(data)], 0, None)
@@ -225,7 +225,7 @@ def test_a_chunk_that_cannot_be_read_is_named_with_its_place_and_the_way_out(whi
 
 
 @pytest.mark.parametrize("which", WRONG)
-def test_it_counts_as_one_without_records_if_the_reader_says_so(which: str) -> None:
+def test_an_unreadable_chunk_counts_as_empty_with_corrupt_chunks_skip(which: str) -> None:
     payload, records = WRONG[which]
     data = crafted(payload, records) + crafted(GOOD, 2, records)
     fetched = Fetched(ENTRY, Position(1, 1, 0), Position(1, 1, len(data)), [pa.py_buffer(data)], 0, None)
@@ -235,7 +235,7 @@ def test_it_counts_as_one_without_records_if_the_reader_says_so(which: str) -> N
     assert good.next == Position(1, 1, len(data))
 
 
-def test_who_trusts_all_writers_has_only_the_number_of_records_looked_at() -> None:
+def test_without_validation_only_the_number_of_records_is_checked() -> None:
     settings = ConsumerSettings(validate_chunks=False)
     for payload, records in ((with_wild_offset(GOOD), 2), (GOOD, 2)):
         fetched = Fetched(
@@ -250,7 +250,7 @@ def test_who_trusts_all_writers_has_only_the_number_of_records_looked_at() -> No
             list(batches_of(fetched, STREAM, settings))
 
 
-def test_where_the_header_is_damaged_nobody_knows_where_the_next_chunk_is() -> None:
+def test_a_chunk_with_a_damaged_header_cannot_be_skipped() -> None:
     data = bytearray(crafted(GOOD, 2) + crafted(GOOD, 2, 2))
     data[20] ^= 1
     fetched = Fetched(ENTRY, Position(1, 1, 0), Position(1, 1, len(data)), [pa.py_buffer(bytes(data))], 0, None)
@@ -260,7 +260,7 @@ def test_where_the_header_is_damaged_nobody_knows_where_the_next_chunk_is() -> N
 
 @pytest.mark.parametrize("verify", [True, False])
 @pytest.mark.parametrize("missing", [64, 300])
-def test_a_chunk_that_is_cut_short_is_named_with_its_place(missing: int, verify: bool) -> None:
+def test_the_error_for_a_truncated_chunk_names_its_place(missing: int, verify: bool) -> None:
     whole = crafted(GOOD, 2)
     data = whole + crafted(GOOD, 2, 2)[:-missing] if missing < 200 else whole + whole[:100]
     fetched = Fetched(ENTRY, Position(1, 1, 0), Position(1, 1, len(data)), [pa.py_buffer(data)], 0, None)
@@ -272,7 +272,7 @@ def test_a_chunk_that_is_cut_short_is_named_with_its_place(missing: int, verify:
         assert refused.value.attributes["position"] == [1, 1, len(whole)]
 
 
-def test_a_chunk_that_would_become_too_large_is_refused_before_it_does() -> None:
+def test_a_chunk_too_large_when_decompressed_is_refused_beforehand() -> None:
     rows = [{"timestamp": 1, "value": bytes(1 << 20)}] * 8
     payload = encode_payload(pa.RecordBatch.from_pylist(rows, DEFAULT_SCHEMA), Codec.ZSTD).to_pybytes()
     assert len(payload) < 4096
@@ -286,11 +286,11 @@ def test_a_chunk_that_would_become_too_large_is_refused_before_it_does() -> None
     assert len(list(batches_of(fetched, STREAM, EACH))) == 1
 
 
-# --- small chunks, put together ---------------------------------------------------------------------------------------
+# --- small chunks, joined ---------------------------------------------------------------------------------------------
 
 
 def lean_ones(counts: Sequence[int]) -> bytes:
-    """Chunks of so many records each; their values are numbered."""
+    """Chunks with these numbers of records; the values are numbered."""
     data, record = b"", 0
     for sequence, count in enumerate(counts):
         rows = [{"timestamp": 1, "value": b"%d" % (record + each)} for each in range(count)]
@@ -304,7 +304,7 @@ def fetched_of(data: bytes) -> Fetched:
     return Fetched(ENTRY, Position(1, 1, 0), Position(1, 1, len(data)), [pa.py_buffer(data)], 0, None)
 
 
-def test_small_chunks_come_together_and_each_is_known() -> None:
+def test_small_chunks_are_joined_and_keep_their_headers() -> None:
     fetched = fetched_of(lean_ones([1, 3, 2]))
     each = chunks(fetched)
     (all_of_them,) = batches_of(fetched, STREAM, ConsumerSettings())
@@ -317,7 +317,7 @@ def test_small_chunks_come_together_and_each_is_known() -> None:
     assert not all_of_them.pushed
 
 
-def test_the_rest_of_what_came_together_is_as_if_it_had_begun_there() -> None:
+def test_the_rest_of_joined_chunks_looks_as_if_it_began_there() -> None:
     fetched = fetched_of(lean_ones([1, 3, 2, 5]))
     each = chunks(fetched)
     (all_of_them,) = batches_of(fetched, STREAM, ConsumerSettings())
@@ -331,7 +331,7 @@ def test_the_rest_of_what_came_together_is_as_if_it_had_begun_there() -> None:
     assert each[1].rest(each[1].start) is each[1]
 
 
-def test_what_came_together_before_a_place_is_as_if_it_had_ended_there() -> None:
+def test_joined_chunks_until_a_place_look_as_if_they_ended_there() -> None:
     fetched = fetched_of(lean_ones([1, 3, 2, 5]))
     each = chunks(fetched)
     (all_of_them,) = batches_of(fetched, STREAM, ConsumerSettings())
@@ -347,7 +347,7 @@ def test_what_came_together_before_a_place_is_as_if_it_had_ended_there() -> None
     assert all_of_them.until(fetched.next) is all_of_them
 
 
-def test_what_was_fetched_is_cut_where_a_chunk_ends() -> None:
+def test_a_fetched_range_is_cut_at_the_end_of_a_chunk() -> None:
     fetched = fetched_of(lean_ones([1, 3, 2, 5]))
     each = chunks(fetched)
     for number, chunk in enumerate(each[:-1]):
@@ -361,7 +361,7 @@ def test_what_was_fetched_is_cut_where_a_chunk_ends() -> None:
     assert cut_behind(fetched_of(bytes(fetched.buffers[0])[:-64]), each[3].start, 1) is None, "it is not a whole chunk"
 
 
-def test_what_is_damaged_ends_what_comes_together() -> None:
+def test_a_damaged_chunk_splits_joined_chunks() -> None:
     data = bytearray(lean_ones([2, 2, 2, 2, 2]))
     at = chunks(fetched_of(bytes(data)))[2].start.offset + HEADER_BYTES + 20
     data[at] ^= 1
@@ -372,7 +372,7 @@ def test_what_is_damaged_ends_what_comes_together() -> None:
     assert values([rest]) == [b"6", b"7", b"8", b"9"]
 
 
-def test_what_comes_together_has_the_newest_columns() -> None:
+def test_joined_chunks_have_the_newest_columns() -> None:
     added = pa.schema([*DEFAULT_SCHEMA, pa.field("more", pa.int64())])
     newer = replace(STREAM, schema=added, schema_id=2, earlier_schemas={1: DEFAULT_SCHEMA})
     (found,) = batches_of(fetched_of(lean_ones([1, 2])), newer, ConsumerSettings())

@@ -1,4 +1,4 @@
-"""Readers follow streamlets over brokers: moves, crashes, recovery."""
+"""The fetcher: readers follow streamlets over brokers through moves, crashes and recovery."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -82,7 +82,7 @@ async def take(consumer: Consumer, count: int) -> list[bytes | None]:
     return taken
 
 
-async def test_a_reader_goes_on_where_the_streamlet_went(make_fleet: MakeFleet, make_consumer: MakeConsumer) -> None:
+async def test_a_reader_follows_a_streamlet_over_its_moves(make_fleet: MakeFleet, make_consumer: MakeConsumer) -> None:
     fleet = await make_fleet()
     put(fleet, b"a", b"b")
     fleet.s.move(0, 2)
@@ -99,7 +99,7 @@ async def test_a_reader_goes_on_where_the_streamlet_went(make_fleet: MakeFleet, 
     assert [broker.ranges_refused for broker in fleet.fake.brokers.values()] == [0, 0, 0], "nobody was asked in vain"
 
 
-async def test_a_range_that_comes_just_as_an_answer_is_there_is_not_forgotten(make_fleet: MakeFleet) -> None:
+async def test_a_range_added_as_an_answer_arrives_is_fetched(make_fleet: MakeFleet) -> None:
     fleet = await make_fleet(brokers=1, streamlets=2)
     put(fleet, b"a", streamlet=0)
     put(fleet, b"b", streamlet=1)
@@ -111,7 +111,7 @@ async def test_a_range_that_comes_just_as_an_answer_is_there_is_not_forgotten(ma
 
     def submit_and_add(*request: Any, **options: Any) -> Any:
         answer = submit(*request, **options)
-        if len(fetcher_ranges) == 1:  # before whoever waits for it is woken
+        if len(fetcher_ranges) == 1:  # before the waiting task wakes up
             fetcher_ranges.append(second)
             answer.add_done_callback(lambda _: fetcher.add(stream, second))
         return answer
@@ -125,22 +125,22 @@ async def test_a_range_that_comes_just_as_an_answer_is_there_is_not_forgotten(ma
     await fetcher.close()
 
 
-async def test_a_reader_that_waits_at_the_end_is_led_on(make_fleet: MakeFleet, make_consumer: MakeConsumer) -> None:
+async def test_a_reader_waiting_at_the_end_follows_a_move(make_fleet: MakeFleet, make_consumer: MakeConsumer) -> None:
     fleet = await make_fleet(streamlets=2)
     put(fleet, b"a")
     consumer = make_consumer(fleet)
     assert await take(consumer, 1) == [b"a"]
     await until(lambda: bool(fleet.fake.brokers[1].reads_waiting and fleet.fake.brokers[2].reads_waiting))
-    fleet.s.move(0, 2)  # where the other streamlet's reader is held for want of data
+    fleet.s.move(0, 2)  # broker 2 holds the request of the other streamlet's reader, for want of data
     put(fleet, b"b")
     assert await take(consumer, 1) == [b"b"]
     assert consumer.positions()[0] == [Position(2, 1, fleet.s.streamlets[0].log[-1].end.offset)]
 
 
-async def test_who_has_read_all_of_an_interval_is_in_the_next_one(
+async def test_a_reader_at_the_end_of_an_interval_moves_to_the_next_one(
     make_fleet: MakeFleet, make_consumer: MakeConsumer
 ) -> None:
-    """Its old place may be let go, and then nobody could tell that nothing was lost."""
+    """The broker may drop the old interval, and then the reader could not prove that it lost no records."""
     fleet = await make_fleet()
     put(fleet, b"a")
     consumer = make_consumer(fleet)
@@ -152,10 +152,10 @@ async def test_who_has_read_all_of_an_interval_is_in_the_next_one(
     assert await taking == [b"b"]
 
 
-async def test_a_position_that_a_broker_does_not_know_may_be_anothers(
+async def test_a_position_unknown_to_a_replaced_broker_is_read_from_its_successor(
     make_fleet: MakeFleet, make_consumer: MakeConsumer
 ) -> None:
-    """One that was replaced, and has not noticed, says so of groups that its successor has given."""
+    """A replaced broker that has not noticed does not know the groups that its successor has created."""
     fleet = await make_fleet()
     put(fleet, b"a")
     older = fleet.s.info()
@@ -172,7 +172,9 @@ async def test_a_position_that_a_broker_does_not_know_may_be_anothers(
     assert await taking == [b"b"]
 
 
-async def test_a_position_that_nobody_knows_is_an_error(make_fleet: MakeFleet, make_consumer: MakeConsumer) -> None:
+async def test_a_position_unknown_to_every_broker_is_an_error(
+    make_fleet: MakeFleet, make_consumer: MakeConsumer
+) -> None:
     fleet = await make_fleet()
     put(fleet, b"a")
     fleet.fake.brokers[1].refuse_all(InvalidCursor("it has no group 9"))
@@ -180,7 +182,7 @@ async def test_a_position_that_nobody_knows_is_an_error(make_fleet: MakeFleet, m
         await take(make_consumer(fleet, start={0: [Position(9, 1, 0)]}), 1)
 
 
-async def test_an_empty_interval_is_passed(make_fleet: MakeFleet, make_consumer: MakeConsumer) -> None:
+async def test_a_reader_passes_over_empty_intervals(make_fleet: MakeFleet, make_consumer: MakeConsumer) -> None:
     fleet = await make_fleet()
     for broker_id in (2, 3, 2):
         fleet.s.move(0, broker_id)
@@ -188,7 +190,9 @@ async def test_an_empty_interval_is_passed(make_fleet: MakeFleet, make_consumer:
     assert await take(make_consumer(fleet), 1) == [b"a"]
 
 
-async def test_positions_lead_to_the_broker_that_has_them(make_fleet: MakeFleet, make_consumer: MakeConsumer) -> None:
+async def test_a_reader_starts_at_the_broker_that_has_its_position(
+    make_fleet: MakeFleet, make_consumer: MakeConsumer
+) -> None:
     fleet = await make_fleet()
     put(fleet, b"a", b"b")
     fleet.s.move(0, 2)
@@ -201,8 +205,8 @@ async def test_positions_lead_to_the_broker_that_has_them(make_fleet: MakeFleet,
     assert fleet.fake.brokers[1].calls == []
 
 
-async def test_only_the_range_that_moved_is_looked_for(make_fleet: MakeFleet, make_consumer: MakeConsumer) -> None:
-    """Metadata is stale, and the old broker has nothing of the streamlet any more."""
+async def test_only_the_moved_range_is_requested_again(make_fleet: MakeFleet, make_consumer: MakeConsumer) -> None:
+    """Metadata is stale, and the old broker does not have the streamlet any more."""
     fleet = await make_fleet(brokers=2, streamlets=3)
     put(fleet, b"a", streamlet=0)
     put(fleet, b"c", streamlet=2)
@@ -215,7 +219,7 @@ async def test_only_the_range_that_moved_is_looked_for(make_fleet: MakeFleet, ma
     assert fleet.wanted(1).count(0) == 1, "asked once, and refused"
 
 
-async def test_a_broker_that_has_not_opened_the_stream_yet_is_asked_again(
+async def test_a_broker_that_has_not_opened_the_streamlet_is_asked_again(
     make_fleet: MakeFleet, make_consumer: MakeConsumer
 ) -> None:
     fleet = await make_fleet()
@@ -227,7 +231,9 @@ async def test_a_broker_that_has_not_opened_the_stream_yet_is_asked_again(
     assert await taking == [b"a"]
 
 
-async def test_a_crash_is_outlasted(make_fleet: MakeFleet, make_consumer: MakeConsumer) -> None:
+async def test_a_reader_survives_a_crash_and_reads_other_brokers_meanwhile(
+    make_fleet: MakeFleet, make_consumer: MakeConsumer
+) -> None:
     fleet = await make_fleet(brokers=2, streamlets=2)
     put(fleet, b"a", b"b")
     consumer = make_consumer(fleet)
@@ -240,7 +246,7 @@ async def test_a_crash_is_outlasted(make_fleet: MakeFleet, make_consumer: MakeCo
     assert await take(consumer, 1) == [b"c"]
 
 
-async def test_what_is_being_recovered_is_waited_for_beyond_the_usual_time(
+async def test_a_reader_waits_for_a_recovery_beyond_the_retry_timeout(
     make_fleet: MakeFleet, make_consumer: MakeConsumer
 ) -> None:
     fleet = await make_fleet(retry_timeout_ms=200)
@@ -257,7 +263,7 @@ async def test_what_is_being_recovered_is_waited_for_beyond_the_usual_time(
     assert await taking == [b"a", b"b"]
 
 
-async def test_a_recovery_that_never_ends_is_an_error_in_the_end(
+async def test_a_recovery_that_never_ends_fails_after_its_timeout(
     make_fleet: MakeFleet, make_consumer: MakeConsumer
 ) -> None:
     fleet = await make_fleet(recovery_timeout_ms=50)
@@ -268,7 +274,7 @@ async def test_a_recovery_that_never_ends_is_an_error_in_the_end(
         await take(make_consumer(fleet), 1)
 
 
-async def test_a_streamlet_that_nobody_has_is_an_error_in_the_end(
+async def test_a_streamlet_that_no_broker_opens_fails_after_the_retry_timeout(
     make_fleet: MakeFleet, make_consumer: MakeConsumer
 ) -> None:
     fleet = await make_fleet(retry_timeout_ms=50)
@@ -278,7 +284,7 @@ async def test_a_streamlet_that_nobody_has_is_an_error_in_the_end(
         await take(make_consumer(fleet), 1)
 
 
-async def test_a_stream_that_is_gone_is_told_at_once(make_fleet: MakeFleet, make_consumer: MakeConsumer) -> None:
+async def test_reading_a_deleted_stream_fails_at_once(make_fleet: MakeFleet, make_consumer: MakeConsumer) -> None:
     fleet = await make_fleet(retry_timeout_ms=round(NEVER_S * 1000))
     put(fleet, b"a")
     consumer = make_consumer(fleet)
@@ -288,7 +294,9 @@ async def test_a_stream_that_is_gone_is_told_at_once(make_fleet: MakeFleet, make
         await take(consumer, 1)
 
 
-async def test_a_coordinator_that_is_away_stops_nobody(make_fleet: MakeFleet, make_consumer: MakeConsumer) -> None:
+async def test_a_reader_follows_a_move_after_the_coordinator_was_away(
+    make_fleet: MakeFleet, make_consumer: MakeConsumer
+) -> None:
     fleet = await make_fleet()
     put(fleet, b"a")
     consumer = make_consumer(fleet)
@@ -302,7 +310,7 @@ async def test_a_coordinator_that_is_away_stops_nobody(make_fleet: MakeFleet, ma
 
 
 @pytest.mark.parametrize("end", ["latest", None])
-async def test_read_range_follows_as_well(make_fleet: MakeFleet, end: str | None) -> None:
+async def test_read_range_follows_a_streamlet_over_its_moves(make_fleet: MakeFleet, end: str | None) -> None:
     fleet = await make_fleet()
     put(fleet, b"a", b"b")
     fleet.s.move(0, 2)
@@ -321,7 +329,7 @@ async def test_read_range_follows_as_well(make_fleet: MakeFleet, end: str | None
     await client.close()
 
 
-async def test_bounds_are_those_of_all_intervals(make_fleet: MakeFleet) -> None:
+async def test_bounds_cover_all_intervals(make_fleet: MakeFleet) -> None:
     fleet = await make_fleet()
     (empty,) = (await fleet.cluster.bounds("s"))[0]
     assert (empty.start, empty.end, empty.next_record) == (Position(0, 0, 0), Position(0, 0, 0), 0)
@@ -356,7 +364,7 @@ async def add(fetcher: Fetcher, fleet: Fleet, streamlet: int) -> None:
     fetcher.add(await fleet.cluster.stream("s"), Wanted(EntryId(STREAM_ID, streamlet, 0), EARLIEST, None))
 
 
-async def test_many_ranges_in_quick_succession_do_not_make_a_request_each(
+async def test_many_ranges_in_quick_succession_share_requests(
     make_fleet: MakeFleet, make_fetcher: Callable[[Fleet], Fetcher]
 ) -> None:
     interrupt_s, loop = 0.05, asyncio.get_running_loop()
@@ -372,7 +380,7 @@ async def test_many_ranges_in_quick_succession_do_not_make_a_request_each(
     assert fleet.fake.brokers[1].calls.count("MultiReadChunks") <= 2 + (loop.time() - began_s) / interrupt_s
 
 
-async def test_an_answer_that_comes_soon_is_not_given_up_for_another_range(
+async def test_a_new_range_does_not_interrupt_a_request_that_is_answered_soon(
     make_fleet: MakeFleet, make_fetcher: Callable[[Fleet], Fetcher]
 ) -> None:
     fleet = await make_fleet(brokers=1, streamlets=2, timing=Timing(interrupt_read_s=NEVER_S))
@@ -388,10 +396,10 @@ async def test_an_answer_that_comes_soon_is_not_given_up_for_another_range(
     assert fleet.wanted(1) == [0, 1], "asked for once each: the session was not begun anew"
 
 
-async def test_whoever_gives_up_closing_a_fetcher_is_told_so_and_those_who_take_are_too(
+async def test_a_cancelled_close_of_a_fetcher_raises_and_ends_waiting_takes(
     make_fleet: MakeFleet,
 ) -> None:
-    """A cancellation that is swallowed would make a time-out around it wait for ever."""
+    """A swallowed cancellation would make a timeout around the call wait for ever."""
     fleet = await make_fleet(brokers=1)
     fetcher = Fetcher(fleet.cluster, ConsumerSettings())
     begun, end = asyncio.Event(), asyncio.Event()
@@ -420,7 +428,7 @@ async def test_whoever_gives_up_closing_a_fetcher_is_told_so_and_those_who_take_
             await waiting
 
 
-async def test_a_range_goes_on_if_its_broker_has_left_before_it_was_connected_to(
+async def test_a_range_is_fetched_after_its_broker_left_before_the_first_connection(
     make_fleet: MakeFleet, make_fetcher: Callable[[Fleet], Fetcher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fleet = await make_fleet(brokers=2, streamlets=2)
@@ -441,7 +449,7 @@ async def test_a_range_goes_on_if_its_broker_has_left_before_it_was_connected_to
 
 
 @pytest.mark.parametrize("on_data_lost", ["raise", "skip"])
-async def test_a_consumer_fails_for_what_is_gone_or_goes_on_behind_it(
+async def test_a_consumer_fails_on_lost_data_or_skips_it_as_the_setting_says(
     make_fleet: MakeFleet, on_data_lost: Literal["raise", "skip"]
 ) -> None:
     fleet = await make_fleet(brokers=1)
@@ -460,7 +468,7 @@ async def test_a_consumer_fails_for_what_is_gone_or_goes_on_behind_it(
             assert consumer.positions()[0][0] > left > first
 
 
-async def test_a_gap_without_a_place_behind_it_is_an_invalid_answer(make_fleet: MakeFleet) -> None:
+async def test_a_gap_without_a_known_end_is_rejected(make_fleet: MakeFleet) -> None:
     fleet = await make_fleet(brokers=1)
     fleet.fake.brokers[1].refuse_all(DataLost("gone", available_from=[1, "x"]))
     consumer = Consumer(fleet.cluster, ("s",), ConsumerSettings(on_data_lost="skip"), start="earliest")

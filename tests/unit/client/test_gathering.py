@@ -1,4 +1,4 @@
-"""Small batches that are sent together: what becomes of their rows, in which order, and what their deliveries say."""
+"""Gathering: small batches share chunks; their rows, their order, and their deliveries."""
 
 import asyncio
 from random import Random
@@ -53,7 +53,7 @@ async def wide(make_cluster: MakeCluster) -> FakeCluster:
 # --- together ----------------------------------------------------------------------------------------------
 
 
-async def test_small_batches_become_one_chunk_and_each_has_its_rows(
+async def test_small_batches_share_a_chunk_and_each_delivery_has_its_own_rows(
     cluster: FakeCluster, make_producer: MakeProducer
 ) -> None:
     producer = make_producer(cluster, linger_ms=20)
@@ -90,11 +90,11 @@ async def test_rows_with_keys_are_partitioned_together(wide: FakeCluster, make_p
 
 
 async def test_records_behind_a_gathered_batch_are_stored(wide: FakeCluster, make_producer: MakeProducer) -> None:
-    """The batch takes another streamlet's turn when it closes, just before the record's chunk opens."""
+    """When the batch closes, it takes another streamlet's turn, just before the record's chunk opens."""
     producer = make_producer(wide)
     sent = [b"%d" % number for number in range(12)]
     await producer.send_batch("s", batch(sent[0]))
-    await producer.send_batch("s", batch(sent[1]))  # waits for the first one
+    await producer.send_batch("s", batch(sent[1]))  # this batch waits for the first one
     pending = [producer.send("s", sent[2])]
     await give(producer.flush())
     pending += [producer.send("s", value) for value in sent[3:]]
@@ -115,7 +115,7 @@ async def test_batches_for_streamlets_are_gathered_by_streamlet(wide: FakeCluste
     assert wide.values("s", 1) == [b"1", b"3", b"5"]
 
 
-async def test_a_batch_that_need_not_wait_is_not_copied(cluster: FakeCluster, make_producer: MakeProducer) -> None:
+async def test_a_batch_that_need_not_wait_is_sent_alone(cluster: FakeCluster, make_producer: MakeProducer) -> None:
     producer = make_producer(cluster)
     first, second, third = [await producer.send_batch("s", batch(value)) for value in (b"1", b"2", b"3")]
 
@@ -137,7 +137,9 @@ async def test_a_chunk_is_sent_when_it_is_full(cluster: FakeCluster, make_produc
     assert sent[-1].done()
 
 
-async def test_an_unfilled_chunk_goes_when_it_has_lingered(cluster: FakeCluster, make_producer: MakeProducer) -> None:
+async def test_a_partly_filled_chunk_is_sent_after_its_linger_time(
+    cluster: FakeCluster, make_producer: MakeProducer
+) -> None:
     producer = make_producer(cluster, linger_ms=20)
     sent = await producer.send_batch("s", batch(b"a"))
     more = await producer.send_batch("s", batch(b"b"))
@@ -147,7 +149,7 @@ async def test_an_unfilled_chunk_goes_when_it_has_lingered(cluster: FakeCluster,
     assert records_of_chunks(cluster) == [2]
 
 
-async def test_what_is_sent_while_a_request_is_under_way_goes_together(
+async def test_batches_sent_during_a_request_share_the_next_chunk(
     cluster: FakeCluster, make_producer: MakeProducer
 ) -> None:
     cluster.loopback.faults.append(Fault.HELD)
@@ -162,7 +164,7 @@ async def test_what_is_sent_while_a_request_is_under_way_goes_together(
     assert records_of_chunks(cluster) == [1, 5]
 
 
-async def test_a_table_of_one_part_is_gathered_as_well(cluster: FakeCluster, make_producer: MakeProducer) -> None:
+async def test_tables_of_one_batch_are_gathered_too(cluster: FakeCluster, make_producer: MakeProducer) -> None:
     producer = make_producer(cluster, linger_ms=60_000)
     for value in (b"a", b"b"):
         await producer.send_batch("s", pa.table({"value": [value]}))
@@ -171,9 +173,7 @@ async def test_a_table_of_one_part_is_gathered_as_well(cluster: FakeCluster, mak
     assert records_of_chunks(cluster) == [2]
 
 
-async def test_a_slice_of_a_large_batch_is_as_small_as_its_rows(
-    cluster: FakeCluster, make_producer: MakeProducer
-) -> None:
+async def test_small_slices_of_a_large_batch_are_gathered(cluster: FakeCluster, make_producer: MakeProducer) -> None:
     rows = batch(*[b"%07d" % number for number in range(20_000)])
     producer = make_producer(cluster, linger_ms=60_000)
     for first in range(0, 100, 10):
@@ -187,9 +187,7 @@ async def test_a_slice_of_a_large_batch_is_as_small_as_its_rows(
 # --- order -------------------------------------------------------------------------------------------------
 
 
-async def test_records_and_batches_stay_in_the_order_in_which_they_were_sent(
-    cluster: FakeCluster, make_producer: MakeProducer
-) -> None:
+async def test_records_and_gathered_batches_keep_their_order(cluster: FakeCluster, make_producer: MakeProducer) -> None:
     producer = make_producer(cluster, linger_ms=60_000)
     await producer.prepare("s")
     producer.send("s", b"1")
@@ -207,7 +205,7 @@ async def test_records_and_batches_stay_in_the_order_in_which_they_were_sent(
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_whatever_is_sent_is_there_once_and_in_order(
+async def test_random_records_and_batches_are_stored_once_and_in_order(
     wide: FakeCluster, make_producer: MakeProducer, seed: int
 ) -> None:
     random = Random(seed)
@@ -244,7 +242,7 @@ async def test_whatever_is_sent_is_there_once_and_in_order(
         assert sum(each.record_count for each in await give(delivery)) == rows
 
 
-async def test_batches_of_other_columns_are_not_mixed(cluster: FakeCluster, make_producer: MakeProducer) -> None:
+async def test_batches_with_different_columns_are_not_mixed(cluster: FakeCluster, make_producer: MakeProducer) -> None:
     producer = make_producer(cluster, linger_ms=60_000)
     for each in (batch(b"1"), keyed(b"2"), keyed(b"3"), batch(b"4"), batch(b"5")):
         await producer.send_batch("s", each, streamlet=0)
@@ -254,7 +252,7 @@ async def test_batches_of_other_columns_are_not_mixed(cluster: FakeCluster, make
     assert cluster.values() == [b"1", b"2", b"3", b"4", b"5"]
 
 
-# --- what is accepted --------------------------------------------------------------------------------------
+# --- accepted batches --------------------------------------------------------------------------------------
 
 
 async def test_a_row_has_the_time_when_its_batch_was_accepted(cluster: FakeCluster) -> None:
@@ -269,7 +267,7 @@ async def test_a_row_has_the_time_when_its_batch_was_accepted(cluster: FakeClust
     assert cluster.stored().column("timestamp").cast(pa.int64()).to_pylist() == times_us
 
 
-async def test_memory_is_its_owners_when_a_batch_was_accepted(
+async def test_the_caller_may_reuse_memory_after_a_batch_was_accepted(
     cluster: FakeCluster, make_producer: MakeProducer
 ) -> None:
     memory = np.frombuffer(bytearray(b"abcd"), np.uint8)
@@ -291,7 +289,7 @@ async def test_memory_is_its_owners_when_a_batch_was_accepted(
         pa.record_batch({"value": [b"a"], "timestamp": pa.array([None], pa.timestamp("us", "UTC"))}),
     ],
 )
-async def test_a_bad_batch_is_refused_and_the_others_go_on(
+async def test_a_bad_batch_is_refused_and_the_others_are_stored(
     cluster: FakeCluster, make_producer: MakeProducer, bad: pa.RecordBatch
 ) -> None:
     producer = make_producer(cluster, linger_ms=60_000)
@@ -305,7 +303,7 @@ async def test_a_bad_batch_is_refused_and_the_others_go_on(
     assert cluster.values() == [b"a", b"b"]
 
 
-async def test_a_batch_that_arrow_calls_invalid_is_refused_after_good_ones(
+async def test_a_batch_that_is_invalid_for_arrow_is_refused_after_good_ones(
     cluster: FakeCluster, make_producer: MakeProducer
 ) -> None:
     offsets = pa.py_buffer(np.array([0, 5, 4], np.int32))
@@ -331,10 +329,10 @@ async def test_columns_of_other_types_are_converted_and_gathered(
     assert cluster.values() == [b"a", b"b", b"c"]
 
 
-# --- what is told ------------------------------------------------------------------------------------------
+# --- deliveries and errors ---------------------------------------------------------------------------------
 
 
-async def test_a_delivery_can_be_asked_like_a_future(wide: FakeCluster, make_producer: MakeProducer) -> None:
+async def test_a_gathered_delivery_works_like_a_future(wide: FakeCluster, make_producer: MakeProducer) -> None:
     wide.loopback.default_fault = Fault.HELD
     producer = make_producer(wide, request_bytes_max=1, linger_ms=1)
     delivery = await producer.send_batch("s", keyed(*[b"%d" % number for number in range(200)]))
@@ -361,7 +359,7 @@ async def test_a_delivery_can_be_asked_like_a_future(wide: FakeCluster, make_pro
     await until(lambda: len(called) == 2)
 
 
-async def test_an_error_is_told_to_all_batches_of_its_chunk(cluster: FakeCluster, make_producer: MakeProducer) -> None:
+async def test_an_error_of_a_chunk_fails_all_of_its_batches(cluster: FakeCluster, make_producer: MakeProducer) -> None:
     errors: list[KeraError] = [InvalidArgument("not this one")]
     cluster.loopback.refuse = lambda: errors.pop() if errors else None
     producer = make_producer(cluster, linger_ms=20)
@@ -377,7 +375,7 @@ async def test_an_error_is_told_to_all_batches_of_its_chunk(cluster: FakeCluster
     assert cluster.values() == [b"c"]
 
 
-async def test_what_waits_when_the_producer_is_closed_is_not_sent(
+async def test_closing_without_a_flush_fails_gathered_batches(
     cluster: FakeCluster, make_producer: MakeProducer
 ) -> None:
     producer = make_producer(cluster, linger_ms=60_000)
@@ -392,13 +390,13 @@ async def test_what_waits_when_the_producer_is_closed_is_not_sent(
     assert cluster.values() == []
 
 
-async def test_what_is_gathered_takes_room(cluster: FakeCluster, make_producer: MakeProducer) -> None:
+async def test_gathered_batches_take_room_in_the_buffer(cluster: FakeCluster, make_producer: MakeProducer) -> None:
     cluster.loopback.default_fault = Fault.HELD
     producer = make_producer(cluster, buffer_bytes_max=4000, linger_ms=60_000)
     for _ in range(7):
         await producer.send_batch("s", batch(b"x" * 500))
     sending = asyncio.ensure_future(producer.send_batch("s", batch(b"y" * 500)))
-    await until(lambda: bool(cluster.loopback.held))  # it waits for room, so what was gathered lingers no longer
+    await until(lambda: bool(cluster.loopback.held))  # the call waits for room, so gathered rows no longer linger
     assert not sending.done()
     cluster.loopback.default_fault = Fault.NONE
     cluster.loopback.release()

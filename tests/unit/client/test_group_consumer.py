@@ -1,4 +1,4 @@
-"""The consumer of a consumer group against a real broker service and a real coordinator's state, without processes."""
+"""`GroupConsumer` against a real broker service and a real coordinator's state, without processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.unit.client.group_support import GROUPS, ROWS, GroupCluster, numbered
 from tests.unit.client.support import WAIT_S, until
 
 
-async def test_all_groups_are_read_once_each_in_its_order(
+async def test_every_group_is_read_once_and_in_order(
     groups: GroupCluster, make_member: MakeMember, fill_groups: Any
 ) -> None:
     await fill_groups()
@@ -73,7 +73,7 @@ async def test_several_tasks_share_the_batches_of_one_consumer(make_member: Make
             taken.extend(int(value[:6]) for value in chunk.batch["value"].to_pylist())
             if len(taken) >= ROWS:
                 all_there.set()
-            await asyncio.sleep(0)  # the others' turn
+            await asyncio.sleep(0)  # let the other tasks run
 
     readers = [asyncio.create_task(read()) for _ in range(3)]
     async with asyncio.timeout(WAIT_S):
@@ -84,7 +84,7 @@ async def test_several_tasks_share_the_batches_of_one_consumer(make_member: Make
     assert sorted(taken) == list(range(ROWS))
 
 
-async def test_whoever_comes_next_goes_on_behind_the_last_commit(make_member: MakeMember, fill_groups: Any) -> None:
+async def test_the_next_member_goes_on_after_the_last_commit(make_member: MakeMember, fill_groups: Any) -> None:
     await fill_groups()
     first = make_member()
     taken = await take_batches(first, 50)
@@ -95,7 +95,7 @@ async def test_whoever_comes_next_goes_on_behind_the_last_commit(make_member: Ma
 
 
 @pytest.mark.parametrize("records_max", [1, 500])
-async def test_whoever_comes_next_goes_on_behind_the_last_poll_that_was_committed(
+async def test_the_next_member_goes_on_after_the_last_committed_poll(
     make_member: MakeMember, fill_groups: Any, records_max: int
 ) -> None:
     await fill_groups()
@@ -111,7 +111,7 @@ async def test_whoever_comes_next_goes_on_behind_the_last_poll_that_was_committe
     assert sorted(taken + rest) == list(range(ROWS))
 
 
-async def test_records_of_a_poll_are_processed_when_the_next_one_comes(
+async def test_records_of_a_poll_count_as_processed_with_the_next_poll(
     make_member: MakeMember, fill_groups: Any
 ) -> None:
     await fill_groups(30)
@@ -122,7 +122,7 @@ async def test_records_of_a_poll_are_processed_when_the_next_one_comes(
     assert set(rest) == set(range(30)) - {*polled[0], *polled[1]}
 
 
-async def test_without_commits_nothing_is_left_out(make_member: MakeMember, fill_groups: Any) -> None:
+async def test_uncommitted_records_are_read_again_by_the_next_member(make_member: MakeMember, fill_groups: Any) -> None:
     await fill_groups()
     first = make_member(commit_interval_ms=0)
     assert len(await take(first, ROWS)) == ROWS, "it gets groups, though it holds some that it has read"
@@ -135,7 +135,7 @@ async def test_without_commits_nothing_is_left_out(make_member: MakeMember, fill
     assert await take(make_member(), 5) == list(range(ROWS, ROWS + 5))
 
 
-async def test_the_last_chunk_that_was_delivered_is_not_processed(make_member: MakeMember, fill_groups: Any) -> None:
+async def test_the_last_delivered_chunk_does_not_count_as_processed(make_member: MakeMember, fill_groups: Any) -> None:
     await fill_groups(30)
     first = make_member()
     taken = await take_batches(first, 10)
@@ -173,10 +173,10 @@ async def test_two_consumers_share_a_backlog_of_one_entry(make_member: MakeMembe
     assert min(shares) > 0
 
 
-async def test_who_does_not_come_for_more_is_in_its_code_whatever_ended_the_wait(
+async def test_a_member_that_stops_asking_for_records_loses_its_groups(
     make_member: MakeMember, fill_groups: Any
 ) -> None:
-    """Else its groups would be with nobody who reads them, for as long as its process lives."""
+    """Otherwise its groups would stay unread for as long as its process lives."""
     await fill_groups(10)
     gone = make_member(progress_timeout_ms=200)
     await take(gone, 10)
@@ -190,10 +190,10 @@ async def test_who_does_not_come_for_more_is_in_its_code_whatever_ended_the_wait
 
 
 @pytest.mark.parametrize("steps", range(1, 9))
-async def test_a_close_that_is_cancelled_goes_on(
+async def test_a_cancelled_close_still_leaves_the_group(
     groups: GroupCluster, make_member: MakeMember, fill_groups: Any, steps: int
 ) -> None:
-    """At whatever it waits for: others are to get the groups at once, and the broker's memory is to be given back."""
+    """At each of its waits: other members get the groups at once, and the broker gets its memory back."""
     await fill_groups(10)
     consumer = make_member()
     await take(consumer, 10)
@@ -209,7 +209,9 @@ async def test_a_close_that_is_cancelled_goes_on(
     await consumer.close()
 
 
-async def test_a_stream_that_is_gone_is_told(groups: GroupCluster, make_member: MakeMember, fill_groups: Any) -> None:
+async def test_reads_and_commits_of_a_deleted_stream_fail(
+    groups: GroupCluster, make_member: MakeMember, fill_groups: Any
+) -> None:
     await fill_groups(10)
     consumer = make_member()
     await take(consumer, 10)
@@ -230,17 +232,15 @@ async def test_a_stream_that_is_gone_is_told(groups: GroupCluster, make_member: 
         ({0: 5}, "positions are"),
     ],
 )
-async def test_a_consumer_group_is_put_nowhere_by_a_place_that_there_is_not(
-    groups: GroupCluster, to: Any, meant: str
-) -> None:
+async def test_resetting_a_group_to_an_invalid_place_is_refused(groups: GroupCluster, to: Any, meant: str) -> None:
     with pytest.raises(InvalidArgument, match=meant):
         await reset_consumer_group(groups, "app", "s", to, force=False)  # type: ignore[arg-type]
 
 
-async def test_a_consumer_group_is_not_put_behind_the_end(
+async def test_resetting_a_group_beyond_the_end_is_refused(
     groups: GroupCluster, make_member: MakeMember, fill_groups: Any
 ) -> None:
-    """What comes then would be passed over, up to there."""
+    """The group would skip later records up to that position."""
     await fill_groups(10)
     ((bounds,),) = (await groups.bounds("s")).values()
     for beyond in (bounds.end._replace(offset=bounds.end.offset + 64), Position(99, 1, 0)):
@@ -252,7 +252,7 @@ async def test_a_consumer_group_is_not_put_behind_the_end(
 
 
 @pytest.mark.parametrize("groups", [5], indirect=True)
-async def test_a_consumer_group_of_many_streamlets_is_put_elsewhere_in_several_requests(
+async def test_a_reset_of_many_streamlets_takes_several_requests(
     groups: GroupCluster, make_member: MakeMember, fill_groups: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kera.client.consuming.committed.CURSORS_MAX", 2)
@@ -267,8 +267,8 @@ async def test_a_consumer_group_of_many_streamlets_is_put_elsewhere_in_several_r
     assert sorted(await take_batches(make_member(), 50)) == sorted(first)
 
 
-async def test_brokers_are_told_where_a_consumer_group_was_put(groups: GroupCluster, fill_groups: Any) -> None:
-    """Else retention would go by where it was, and remove what it is to read again."""
+async def test_brokers_get_the_new_cursors_of_a_reset_group(groups: GroupCluster, fill_groups: Any) -> None:
+    """Otherwise retention would use the old position and remove records that the group is to read again."""
     await fill_groups()
     truncate(groups, 3)
     ((bounds,),) = (await groups.bounds("s")).values()
@@ -279,15 +279,15 @@ async def test_brokers_are_told_where_a_consumer_group_was_put(groups: GroupClus
         assert groups.committed[-1] == ("app", "s", {EntryId(groups.info.stream_id, 0, 0): told})
 
 
-async def test_the_lag_of_who_is_behind_retention_is_what_is_left(
+async def test_the_lag_of_a_group_behind_retention_counts_only_remaining_records(
     groups: GroupCluster, make_member: MakeMember, fill_groups: Any
 ) -> None:
-    """It is then that people look."""
+    """Operators look at the lag in just this case."""
     await fill_groups()
     consumer = make_member()
     await take(consumer, 1)
     await consumer.close()
-    for group_id in (4, 6):  # in groups that are known
+    for group_id in (4, 6):  # groups that the coordinator knows
         gone = truncate(groups, group_id)
         (entry,) = (await describe_consumer_group(groups, "app")).entries  # type: ignore[arg-type]
         assert entry.lag is not None
@@ -301,7 +301,9 @@ async def test_the_lag_of_who_is_behind_retention_is_what_is_left(
     assert entry.lag == ConsumerLag(0, 0, 0), "all is gone"
 
 
-async def test_brokers_are_told_cursors(groups: GroupCluster, make_member: MakeMember, fill_groups: Any) -> None:
+async def test_brokers_get_the_cursors_of_a_commit(
+    groups: GroupCluster, make_member: MakeMember, fill_groups: Any
+) -> None:
     await fill_groups(10)
     consumer = make_member()
     await take(consumer, 10)
@@ -313,7 +315,9 @@ async def test_brokers_are_told_cursors(groups: GroupCluster, make_member: MakeM
     await until(lambda: next(iter(groups.committed[-1][2].values())) == consumer.positions()[0, at.group_id])
 
 
-async def test_who_waits_is_told_that_the_consumer_is_closed(groups: GroupCluster, make_member: MakeMember) -> None:
+async def test_closing_a_consumer_ends_waiting_reads_with_an_error(
+    groups: GroupCluster, make_member: MakeMember
+) -> None:
     consumer = make_member()
     waiting = asyncio.ensure_future(take(consumer, 1))
     await until(lambda: groups.rounds > 0)
@@ -333,14 +337,14 @@ async def test_a_consumer_needs_a_stream_and_a_consumer_group(groups: GroupClust
         await GroupConsumer(groups, "app", ["none"], GroupConsumerSettings()).start()  # type: ignore[arg-type]
 
 
-def test_heartbeats_have_to_come_well_before_the_session_ends() -> None:
+def test_a_heartbeat_interval_above_half_of_the_session_timeout_is_refused() -> None:
     with pytest.raises(InvalidSettings, match="heartbeat_interval_ms"):
         GroupConsumerSettings.load(session_timeout_ms=1000, heartbeat_interval_ms=600)
     assert GroupConsumerSettings.load(session_timeout_ms=1000, heartbeat_interval_ms=500).section == "group_consumer"
 
 
 @pytest.mark.parametrize("groups", [2], indirect=True)
-async def test_groups_of_one_streamlet_do_not_wait_for_the_broker_of_another_that_stands_still(
+async def test_groups_of_one_streamlet_do_not_wait_for_a_stuck_broker_of_another(
     groups: GroupCluster, make_member: MakeMember, make_producer: MakeProducer
 ) -> None:
     def asks_of_the_first(request: Any) -> bool:
@@ -355,7 +359,7 @@ async def test_groups_of_one_streamlet_do_not_wait_for_the_broker_of_another_tha
     assert await take(make_member(), 1) == [7]
 
 
-async def test_who_is_closed_while_it_starts_does_not_join(
+async def test_a_consumer_closed_during_its_start_does_not_join(
     groups: GroupCluster, make_member: MakeMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look_up, go_on = groups.stream, asyncio.Event()

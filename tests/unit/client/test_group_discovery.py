@@ -1,4 +1,4 @@
-"""Which groups are told of: those of all intervals, up to the first of which nobody knows yet what becomes of it."""
+"""Group discovery: a member reports the groups of all intervals, up to the first one that may still be lost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAGE = 3
 def group(
     group_id: int, entry: int = 0, *, closed: bool = True, empty: bool = False, at: int = 64
 ) -> broker_pb2.GroupBounds:
-    """`at`: what was before that in it has been removed."""
+    """A group whose records before `at` have been removed."""
     start = common_pb2.Cursor(entry=entry, group_id=group_id, segment_id=1, position=at)
     end = common_pb2.Cursor(entry=entry, group_id=group_id, segment_id=1, position=at if empty else 640)
     return broker_pb2.GroupBounds(
@@ -61,9 +61,9 @@ class Brokers:
         self.settings = ClientSettings(retry_backoff_ms=1, retry_timeout_ms=20)
         self.forgotten = 0
         self.lost_to = cursor(0, 0, 0)
-        """Up to where each entry has lost something."""
+        """The end of the lost records of each entry."""
         self.end_group_id = 0
-        """From which on brokers say that groups are at another one."""
+        """Brokers say that groups from this one on are at another broker."""
 
     async def stream(self, name: str) -> StreamDescription:
         if name != "s":
@@ -76,7 +76,7 @@ class Brokers:
         self.forgotten += 1
 
     def bounds(self) -> broker_pb2.DescribeStreamletsResponse:
-        """Of the last broker, the owner."""
+        """The bounds at the last broker, the owner."""
         answer = broker_pb2.DescribeStreamletsResponse()
         streamlet = answer.streamlets.add()
         for entry, end in enumerate((cursor(5, 1, 64), cursor(9, 2, 0))):
@@ -119,7 +119,7 @@ def ids(seen: consumer_group_pb2.SeenGroups) -> list[int]:
     return [group.start.group_id for group in seen.groups]
 
 
-async def test_groups_of_all_intervals_are_told_in_order() -> None:
+async def test_groups_of_all_intervals_are_reported_in_order() -> None:
     brokers = Brokers((1, 3), (10, 4), (20, 3))
     brokers.groups[3] = [*map(group, (1, 2, 3, 4, 5)), *map(group, (20, 21))]
     brokers.groups[4] = [*map(group, (11, 12, 13, 14))]
@@ -131,7 +131,7 @@ async def test_groups_of_all_intervals_are_told_in_order() -> None:
     assert [group.start.entry for group in await list_groups(brokers, "s", 0)] == [0] * 11  # type: ignore[arg-type]
 
 
-async def test_a_streamlet_that_has_moved_since_is_looked_for_anew() -> None:
+async def test_a_streamlet_that_moved_during_discovery_is_looked_up_again() -> None:
     brokers = Brokers((1, 3))
     brokers.groups[3] = [group(1), group(2)]
     brokers.end_group_id = 3
@@ -148,13 +148,13 @@ async def test_a_streamlet_that_has_moved_since_is_looked_for_anew() -> None:
     assert ids(seen) == [1, 2, 3]
 
 
-async def test_an_interval_with_nothing_left_is_passed_over() -> None:
+async def test_an_interval_without_groups_is_passed_over() -> None:
     brokers = Brokers((1, 3), (10, 4))
     (seen,) = (await look(brokers)).seen
     assert (ids(seen), seen.through_group_id) == ([], 9)
 
 
-async def test_what_may_be_lost_yet_is_not_passed_over() -> None:
+async def test_groups_behind_one_that_may_still_be_lost_are_not_reported() -> None:
     brokers = Brokers((1, 3))
     brokers.groups[3] = [group(1), group(2, 1, closed=False, empty=True, at=0), group(3)]
     (seen,) = (await look(brokers)).seen
@@ -164,7 +164,7 @@ async def test_what_may_be_lost_yet_is_not_passed_over() -> None:
     assert (ids(seen), seen.through_group_id) == ([1, 3], 3)
 
 
-async def test_a_group_that_is_written_to_is_taken_up_though_all_that_it_had_was_removed() -> None:
+async def test_an_open_group_is_reported_after_all_of_its_records_were_removed() -> None:
     brokers = Brokers((1, 3))
     brokers.groups[3] = [group(1), group(2, 1, closed=False, empty=True), group(3)]
     (seen,) = (await look(brokers)).seen
@@ -173,7 +173,7 @@ async def test_a_group_that_is_written_to_is_taken_up_though_all_that_it_had_was
 
 
 @pytest.mark.parametrize("failure", [Unavailable("away"), NotOwner("not here"), UnknownStream("not here")])
-async def test_behind_a_broker_that_gives_no_answer_nothing_is_told(failure: Exception) -> None:
+async def test_groups_behind_an_unreachable_broker_are_not_reported(failure: Exception) -> None:
     brokers = Brokers((1, 3), (10, 4))
     brokers.groups[3] = [group(1)]
     brokers.groups[4] = [group(10)]
@@ -184,8 +184,8 @@ async def test_behind_a_broker_that_gives_no_answer_nothing_is_told(failure: Exc
     assert ids(seen) == [10]
 
 
-async def test_where_a_consumer_group_begins() -> None:
-    """At earliest, records count from the oldest that is listed; where there is none, from what the broker says."""
+async def test_a_new_group_begins_at_the_oldest_group_or_at_the_end() -> None:
+    """At earliest, records count from the oldest listed group, or else from the bounds of the broker."""
     brokers = Brokers((1, 3))
     brokers.groups[3] = list(map(group, range(2, 8)))
     finds = await look(brokers, begin=True)
@@ -201,8 +201,8 @@ async def test_where_a_consumer_group_begins() -> None:
 
 
 @pytest.mark.parametrize(("lost_to", "more"), [(3, 1), (2, 0)])
-async def test_a_consumer_group_that_begins_with_a_loss_is_told_of_it(lost_to: int, more: int) -> None:
-    """To the coordinator, ordinals that go back mean records that are gone: nobody knows how many."""
+async def test_a_new_group_reports_a_loss_only_if_it_begins_with_one(lost_to: int, more: int) -> None:
+    """The coordinator takes ordinals that go back as lost records of an unknown number."""
     brokers = Brokers((1, 3))
     brokers.groups[3] = list(map(group, range(3, 8)))
     brokers.lost_to = cursor(lost_to, 1, 0)
@@ -212,15 +212,15 @@ async def test_a_consumer_group_that_begins_with_a_loss_is_told_of_it(lost_to: i
     assert [each.record for each in start.records] == [300 + more, 301 + more]
 
 
-async def test_a_consumer_group_does_not_begin_while_nobody_knows_where() -> None:
+async def test_a_new_group_does_not_begin_while_its_broker_is_unreachable() -> None:
     brokers = Brokers((1, 3))
     brokers.failures[3] = Unavailable("away")
     for start in ("earliest", "latest"):
         assert not await look(brokers, begin=True, start=start)
 
 
-def test_what_is_found_of_many_streamlets_is_told_in_messages_that_are_not_too_large() -> None:
-    """A new consumer group on a stream with a long past: one message of all of it would be refused, again and again."""
+def test_reports_of_many_streamlets_are_split_into_messages_of_limited_size() -> None:
+    """For a new consumer group on a long stream, one message with all groups would be refused again and again."""
     big = 1 << 30
     found = [
         consumer_group_pb2.SeenGroups(
@@ -254,7 +254,7 @@ def test_what_is_found_of_many_streamlets_is_told_in_messages_that_are_not_too_l
     assert (starts, told) == (1, found)
 
 
-async def test_ends_of_groups_are_told_once_they_are_known() -> None:
+async def test_the_end_of_a_group_is_reported_once_the_group_is_closed() -> None:
     brokers = Brokers((1, 3))
     brokers.groups[3] = [group(1), group(2, closed=False)]
     (seen,) = (await look(brokers)).seen
@@ -264,13 +264,13 @@ async def test_ends_of_groups_are_told_once_they_are_known() -> None:
     ]
 
 
-async def test_a_stream_that_is_gone_is_told() -> None:
+async def test_discovery_of_a_deleted_stream_fails() -> None:
     looks = [consumer_group_pb2.Look(stream_id=7)]
     with pytest.raises(UnknownStream):
         await look_around(Brokers((1, 3)), "gone", looks, start="earliest")  # type: ignore[arg-type]
 
 
-# -- what is left to read ----------------------------------------------------------------------------------------------
+# -- unread groups -----------------------------------------------------------------------------------------------------
 
 
 def progress(group_id: int, offset: int, *, done: bool = False) -> consumer_group_pb2.GroupProgress:
@@ -278,7 +278,7 @@ def progress(group_id: int, offset: int, *, done: bool = False) -> consumer_grou
     return consumer_group_pb2.GroupProgress(next=next_, done=done)
 
 
-def test_what_is_done_behind_the_cursor_is_not_left() -> None:
+def test_done_groups_behind_the_cursor_are_not_unread() -> None:
     cursor = Position(3, 1, 10)
     assert unread(cursor, []) == [(cursor, None)]
     assert unread(
@@ -290,8 +290,8 @@ def test_what_is_done_behind_the_cursor_is_not_left() -> None:
     ]
 
 
-def test_where_lag_is_measured() -> None:
-    """At each broker that has groups from a position on, once."""
+def test_lag_is_measured_once_at_each_broker_from_the_position_on() -> None:
+    """Each broker that has groups from a position on measures once."""
     stream = StreamDescription.from_message(Brokers((1, 3), (10, 4), (20, 3), (30, 5)).info)
     entry = stream.entry_id(0, 1)
     at = Position(4, 1, 64)
@@ -301,7 +301,7 @@ def test_where_lag_is_measured() -> None:
     assert consumer_groups._parts(stream, entry, EARLIEST)[3] == EARLIEST
 
 
-def test_so_much_is_told_in_one_message() -> None:
+def test_a_message_takes_a_limited_number_of_starts_and_groups() -> None:
     starts = [consumer_group_pb2.StreamletStart(streamlet_id=at, cursors=[cursor(1, 1, 0)] * 3) for at in range(3)]
     seen = [
         consumer_group_pb2.SeenGroups(streamlet_id=at, groups=[consumer_group_pb2.SeenGroup()] * 2) for at in range(3)

@@ -64,7 +64,7 @@ def test_headers_that_repeat_no_name_equal_a_dict_in_any_order() -> None:
         ([("a", 5)], "header 'a' is int, not bytes or None"),
     ],
 )
-def test_what_is_no_header_is_refused(headers: Any, text: str) -> None:
+def test_invalid_headers_are_refused(headers: Any, text: str) -> None:
     with pytest.raises(InvalidArgument, match=text):
         Headers(headers)
     if isinstance(headers, list) and len(headers[0]) == 2 and headers != ["ab"]:

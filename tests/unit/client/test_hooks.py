@@ -1,4 +1,4 @@
-"""Plug-ins of a producer: when their hooks are called, and that a producer needs none of them."""
+"""Plug-ins of a producer: when it calls their hooks, and that it works without them."""
 
 import asyncio
 from typing import Any
@@ -22,7 +22,7 @@ from tests.unit.client.support import WAIT_S, FakeCluster
 
 
 class Seen(SenderHooks):
-    """Notes which hooks are called."""
+    """Notes the calls of a sender's hooks."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -41,7 +41,7 @@ class Seen(SenderHooks):
 
 
 class SeenChunks(ChunkHooks):
-    """Likewise."""
+    """Notes the calls of the hooks of chunks."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -57,13 +57,13 @@ class SeenChunks(ChunkHooks):
 
 
 def plugging(hooks: SenderHooks) -> Plugins:
-    """Plugs one thing into each sender."""
+    """Plugs these hooks into each sender."""
     plain = without_plugins(ProducerSettings())
     return plain._replace(at_sender=lambda port: plain.at_sender(port)._replace(hooks=[hooks]))
 
 
 async def write(cluster: Any, *values: bytes, **plugged: Any) -> None:
-    """Write a chunk of some values, with a producer's parts but without the producer."""
+    """Write a chunk of some values with the parts of a producer, but without the producer."""
     settings = ProducerSettings()
     buffer = Buffer(int(settings.buffer_bytes_max))
     errors: list[Any] = []
@@ -83,7 +83,7 @@ async def write(cluster: Any, *values: bytes, **plugged: Any) -> None:
     assert errors == []
 
 
-async def test_chunks_are_sent_with_nothing_plugged_in(make_fleet: MakeFleet) -> None:
+async def test_chunks_are_sent_without_plug_ins(make_fleet: MakeFleet) -> None:
     fleet = await make_fleet(brokers=1)
     await write(fleet.cluster, b"a", b"b")
     assert fleet.s.values() == [b"a", b"b"]
@@ -97,7 +97,7 @@ async def test_hooks_see_a_chunk_and_its_request(make_fleet: MakeFleet) -> None:
     assert seen.calls == ["connected", "request of 1", "answer to 1: 1"]
 
 
-async def test_a_request_that_fails_is_seen_and_so_is_the_next_one(make_fleet: MakeFleet) -> None:
+async def test_hooks_see_a_failed_request_and_its_retry(make_fleet: MakeFleet) -> None:
     fleet = await make_fleet(brokers=1, retry_backoff_ms=1)
     fleet.fake.brokers[1].refuse(Unavailable("not now"))
     seen = Seen()
@@ -106,20 +106,22 @@ async def test_a_request_that_fails_is_seen_and_so_is_the_next_one(make_fleet: M
     assert requests == ["request of 1", "failure of 1: not now", "request of 1", "answer to 1: 1"]
 
 
-async def test_a_plug_in_says_when_a_chunk_was_made(cluster: FakeCluster) -> None:
+async def test_a_plug_in_decides_the_creation_time_of_a_chunk(cluster: FakeCluster) -> None:
     plain = without_plugins(ProducerSettings())
     await write(cluster, b"a", plugins=plain._replace(created_us=lambda *_: 42))
     assert [chunk.created_us for write in cluster.loopback.writes for chunk in write] == [42]
 
 
 @pytest.mark.parametrize(("linger_ms", "wait_s", "grace_s"), [(None, 0.0, 0.0), (0, 0.0, TIMER_S), (5, 0.005, TIMER_S)])
-def test_without_a_plug_in_chunks_linger(linger_ms: float | None, wait_s: float, grace_s: float) -> None:
+def test_chunks_linger_as_the_setting_says_without_a_plug_in(
+    linger_ms: float | None, wait_s: float, grace_s: float
+) -> None:
     linger = Linger(linger_ms)
     assert (linger.wait_s(7, 0.0), linger.holds, linger.grace_s) == (wait_s, wait_s > 0, grace_s)
     assert linger.early_s(wait_s, 100) == 0.0
 
 
-def test_requests_grow_again_when_nothing_is_held_back_any_more() -> None:
+def test_requests_grow_again_when_throttling_ends() -> None:
     port: Any = SenderPort(1, FixedBounds(1024, 5), set, lambda: None, print)
     quotas = Quotas()
     pace = QuotaPace(quotas, port)

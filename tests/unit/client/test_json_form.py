@@ -1,4 +1,4 @@
-"""`kera.client.json_form`: what a line may say, and the error for one that is wrong."""
+"""`kera.client.json_form`: lines of JSON as records and rows, and the errors for wrong lines."""
 
 import datetime
 import json
@@ -82,7 +82,7 @@ def test_keys_that_are_not_text_are_base64_and_null_is_not_empty() -> None:
     assert records_of_lines(lines).equals(batch)
 
 
-def test_a_mark_of_utf_8_windows_line_ends_blank_lines_and_no_last_line_end_are_fine() -> None:
+def test_byte_order_mark_crlf_blank_lines_and_a_missing_last_line_end_are_accepted() -> None:
     block = b'\xef\xbb\xbf{"value": "a"}\r\n\r\n  \n\t{"value": "b"} \n{"value": "c"}'
     assert records_of_lines(block).column("value").to_pylist() == [b"a", b"b", b"c"]
     schema = pa.schema([("value", pa.string())])
@@ -124,14 +124,14 @@ def test_a_mark_of_utf_8_windows_line_ends_blank_lines_and_no_last_line_end_are_
         ("[" * 5000, "nested too deep|not complete"),
     ],
 )
-def test_a_line_that_is_no_record_is_named(line: str, says: str) -> None:
+def test_the_error_names_the_line_that_is_not_a_record(line: str, says: str) -> None:
     with pytest.raises(SchemaMismatch, match="^line 8: .*" + says) as caught:
         records_of_lines(b'{"value": "fine"}\n' + line.encode(), first_line=7)
     assert caught.value.attributes == {"line": 8}
     assert len(caught.value.message) < 250
 
 
-def test_a_byte_that_is_not_utf_8_is_named_with_its_column() -> None:
+def test_the_error_names_line_and_column_of_a_byte_that_is_not_utf_8() -> None:
     with pytest.raises(SchemaMismatch, match="line 2: byte 0xff in column 12 is not UTF-8"):
         records_of_lines(b'{}\n{"value": "\xff"}\n')
 
@@ -183,13 +183,13 @@ def test_rows_of_a_typed_stream_come_from_objects() -> None:
         ("{}{}", "more follows behind the JSON object, in column 3"),
     ],
 )
-def test_a_row_that_does_not_fit_is_named_with_line_and_column(row: str, says: str) -> None:
+def test_the_error_names_line_and_column_of_a_row_that_does_not_fit(row: str, says: str) -> None:
     with pytest.raises(SchemaMismatch, match="^line 7: .*" + says) as caught:
         rows_of_lines(b'{"n": 1}\n\n' + row.encode() + b"\n", SCHEMA, first_line=5)
     assert caught.value.attributes == {"line": 7}
 
 
-def test_an_object_on_several_lines_is_no_row() -> None:
+def test_an_object_on_several_lines_is_refused() -> None:
     with pytest.raises(SchemaMismatch, match=r"line 1: the JSON is not complete at the end of the line .*jq -c"):
         rows_of_lines(b'{\n "n": 1\n}\n', SCHEMA)
 
@@ -209,12 +209,12 @@ NESTED = pa.schema(
         ('{"m": [[1, 2, 3]]}', r"column 'm\[0\]' is a list, not a list of key and value"),
     ],
 )
-def test_what_is_wrong_within_a_column_is_named_with_its_path(row: str, says: str) -> None:
+def test_the_error_names_the_path_of_a_wrong_value_within_a_column(row: str, says: str) -> None:
     with pytest.raises(SchemaMismatch, match=says):
         rows_of_lines(row.encode(), NESTED)
 
 
-def test_a_field_that_may_not_be_null_is_named_with_the_line_of_its_struct() -> None:
+def test_the_error_for_a_null_field_names_the_line_of_its_struct() -> None:
     schema = pa.schema([("s", pa.struct([pa.field("x", pa.int8(), nullable=False)]))])
     with pytest.raises(SchemaMismatch, match=r"line 3: column 's\.x' is null, which it may not be"):
         rows_of_lines(b'{"s": null}\n{"s": {"x": 1}}\n{"s": {}}\n', schema)
@@ -233,12 +233,12 @@ def test_a_field_that_may_not_be_null_is_named_with_the_line_of_its_struct() -> 
         (pa.decimal128(5, 2), "1000"),
     ],
 )
-def test_a_number_that_the_type_cannot_hold_is_refused_and_never_rounded(kind: pa.DataType, text: str) -> None:
+def test_a_number_that_its_type_cannot_hold_is_refused_instead_of_rounded(kind: pa.DataType, text: str) -> None:
     with pytest.raises(SchemaMismatch, match=f"line 1: column 'v' is {text[:20]}"):
         rows_of_lines(f'{{"v": {text}}}'.encode(), pa.schema([("v", kind)]))
 
 
-def test_what_earlier_versions_wrote_is_read() -> None:
+def test_rows_written_by_earlier_versions_are_read() -> None:
     schema = pa.schema(
         [("f", pa.float64()), ("d", pa.duration("us")), ("m", pa.map_(pa.string(), pa.int8())), ("u", pa.uuid())]
     )
@@ -263,5 +263,5 @@ def test_what_earlier_versions_wrote_is_read() -> None:
         ("[" * 5000, None),
     ],
 )
-def test_json_is_laid_out_as_it_is_written(text: str, expected: str | None) -> None:
+def test_json_is_laid_out_without_changing_its_values(text: str, expected: str | None) -> None:
     assert laid_out(text) == expected

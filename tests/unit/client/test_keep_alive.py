@@ -1,4 +1,4 @@
-"""Heartbeats from a thread, against real servers."""
+"""`KeepAlive`: heartbeats from a thread, against real servers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.client.support import until
 
 
 class Coordinator:
-    """Answers heartbeats, or says who does."""
+    """Answers heartbeats, or names the leader that does."""
 
     def __init__(self) -> None:
         self.leader: str | None = None
@@ -55,7 +55,7 @@ def keep_alive(*addresses: str, busy_ms: int = 0) -> KeepAlive:
     return made
 
 
-async def test_it_says_who_lives_and_for_how_long_it_has_been_busy(coordinators: list[Coordinator]) -> None:
+async def test_heartbeats_name_the_member_and_how_long_it_has_been_busy(coordinators: list[Coordinator]) -> None:
     said = keep_alive(coordinators[0].address, busy_ms=7)
     begun_s = said.heard_s
     await until(lambda: len(coordinators[0].seen) > 2)
@@ -65,7 +65,7 @@ async def test_it_says_who_lives_and_for_how_long_it_has_been_busy(coordinators:
     assert said.heard_s > begun_s
 
 
-async def test_it_follows_to_the_leader_and_tries_others(coordinators: list[Coordinator]) -> None:
+async def test_heartbeats_follow_the_leader_and_try_other_coordinators(coordinators: list[Coordinator]) -> None:
     one, two = coordinators
     one.leader = two.address
     said = keep_alive("127.0.0.1:1", one.address)
@@ -75,7 +75,7 @@ async def test_it_follows_to_the_leader_and_tries_others(coordinators: list[Coor
     said.stop()
 
 
-async def test_who_is_no_member_is_not_heard_of(coordinators: list[Coordinator]) -> None:
+async def test_an_answer_that_denies_the_membership_does_not_count_as_heard(coordinators: list[Coordinator]) -> None:
     coordinators[0].member = False
     said = keep_alive(coordinators[0].address)
     begun_s = said.heard_s
@@ -84,7 +84,7 @@ async def test_who_is_no_member_is_not_heard_of(coordinators: list[Coordinator])
     assert said.heard_s == begun_s
 
 
-async def test_it_is_silent_while_others_speak(coordinators: list[Coordinator]) -> None:
+async def test_no_heartbeats_are_sent_while_other_requests_are_answered(coordinators: list[Coordinator]) -> None:
     said = keep_alive(coordinators[0].address)
     said.answered(SystemClock().boottime_s() + 1000)
     count = len(coordinators[0].seen)
@@ -95,7 +95,7 @@ async def test_it_is_silent_while_others_speak(coordinators: list[Coordinator]) 
     other.stop()
 
 
-async def test_no_error_ends_it(coordinators: list[Coordinator]) -> None:
+async def test_errors_do_not_end_the_heartbeats(coordinators: list[Coordinator]) -> None:
     errors = [OSError("no such file"), ProtocolError("not an answer"), AuthenticationFailed("wrong password")]
 
     def busy_ms() -> int:

@@ -1,4 +1,4 @@
-"""The cases of a lane that have a name; see also tests/property/test_client_lane.py."""
+"""Lanes: named cases of order, retries and epochs; see also tests/property/test_client_lane.py."""
 
 import pyarrow as pa
 import pytest
@@ -36,19 +36,19 @@ async def chunk(lane: Lane, deadline_s: float = DEADLINE_S) -> PendingChunk:
 
 
 def identity(chunk: PendingChunk) -> tuple[int, int]:
-    """Epoch and sequence, as they are sent."""
+    """The epoch and the sequence that are sent."""
     header = read_header(chunk.header)
     assert header.sequence == chunk.sequence
     return header.producer_epoch, header.sequence
 
 
-async def test_chunks_count_from_0_in_the_order_in_which_they_are_added(lane: Lane) -> None:
+async def test_sequences_count_from_0_in_the_order_of_the_chunks(lane: Lane) -> None:
     added = [await chunk(lane) for _ in range(3)]
     assert [lane.take() for _ in added] == added
     assert [identity(each) for each in added] == [(1, 0), (1, 1), (1, 2)]
 
 
-async def test_a_lane_sends_nothing_new_until_all_have_come_back(lane: Lane) -> None:
+async def test_a_lane_sends_no_chunk_between_a_refusal_and_the_last_answer(lane: Lane) -> None:
     first, second, third = [await chunk(lane) for _ in range(3)]
     assert (lane.take(), lane.take()) == (first, second)
     assert lane.refused(first, ArenaFull("no room"), now_s=0) == []
@@ -61,18 +61,18 @@ async def test_a_lane_sends_nothing_new_until_all_have_come_back(lane: Lane) -> 
     assert [identity(each) for each in (first, second, third)] == [(1, 0), (1, 1), (1, 2)]
 
 
-async def test_the_first_attempt_of_a_chunk_may_be_answered_after_the_second_chunks(lane: Lane) -> None:
+async def test_an_uncertain_chunk_is_retried_unchanged_after_a_later_one_was_acknowledged(lane: Lane) -> None:
     first, second = [await chunk(lane) for _ in range(2)]
     assert (lane.take(), lane.take()) == (first, second)
     lane.refused(first, Uncertain("no answer"), now_s=0)
     lane.acknowledged(second)
     assert lane.take() is first
-    assert identity(first) == (1, 0)  # as before: the broker knows it as a repeat
+    assert identity(first) == (1, 0)  # unchanged, so the broker recognizes the repeat
     assert lane.acknowledged(first) == []
     assert lane.idle
 
 
-async def test_a_chunk_that_is_given_up_begins_a_new_epoch_for_those_behind_it(lane: Lane) -> None:
+async def test_giving_up_a_chunk_begins_a_new_epoch_for_later_chunks(lane: Lane) -> None:
     before, first, second = [await chunk(lane) for _ in range(3)]
     assert (lane.take(), lane.take(), lane.take()) == (before, first, second)
     assert lane.acknowledged(before) == []
@@ -85,7 +85,7 @@ async def test_a_chunk_that_is_given_up_begins_a_new_epoch_for_those_behind_it(l
 
 
 async def test_chunks_before_a_gap_end_in_the_old_epoch(lane: Lane) -> None:
-    """In the new one, a repeat of the first would be a second chunk."""
+    """In the new epoch, a repeat of the first chunk would become a second chunk."""
     first, second, third = await chunk(lane), await chunk(lane, deadline_s=1), await chunk(lane)
     assert (lane.take(), lane.take()) == (first, second)
     lane.refused(first, Uncertain("no answer"), now_s=2)
@@ -100,7 +100,7 @@ async def test_chunks_before_a_gap_end_in_the_old_epoch(lane: Lane) -> None:
     assert identity(third) == (2, 0)
 
 
-async def test_with_a_chunk_that_may_be_stored_those_behind_it_are_given_up_that_may_be_stored(lane: Lane) -> None:
+async def test_giving_up_an_uncertain_chunk_gives_up_later_uncertain_chunks_too(lane: Lane) -> None:
     first, second, third = await chunk(lane), await chunk(lane, LATE_S + 1), await chunk(lane)
     assert (lane.take(), lane.take()) == (first, second)
     lane.refused(second, Uncertain("no answer"), now_s=0)
@@ -111,7 +111,7 @@ async def test_with_a_chunk_that_may_be_stored_those_behind_it_are_given_up_that
     assert identity(third) == (2, 0)
 
 
-async def test_a_chunk_that_may_be_stored_fails_as_uncertain_whatever_its_last_error(lane: Lane) -> None:
+async def test_a_chunk_that_may_be_stored_fails_as_uncertain_despite_a_later_error(lane: Lane) -> None:
     first = await chunk(lane)
     lane.take()
     assert lane.refused(first, Uncertain("no answer"), now_s=0) == []
@@ -129,7 +129,7 @@ async def test_a_chunk_that_was_never_sent_fails_as_not_accepted(lane: Lane) -> 
     assert lane.idle
 
 
-async def test_a_broker_that_has_forgotten_the_producer_gets_a_new_epoch(lane: Lane) -> None:
+async def test_a_lane_begins_a_new_epoch_when_the_broker_forgot_the_producer(lane: Lane) -> None:
     first, second = [await chunk(lane) for _ in range(2)]
     lane.take()
     lane.acknowledged(first)
@@ -139,7 +139,7 @@ async def test_a_broker_that_has_forgotten_the_producer_gets_a_new_epoch(lane: L
     assert identity(second) == (2, 0)
 
 
-async def test_a_chunk_that_is_not_on_enough_backups_goes_again_as_it_was(lane: Lane) -> None:
+async def test_a_chunk_without_enough_backups_is_retried_unchanged(lane: Lane) -> None:
     first = await chunk(lane)
     lane.take()
     assert lane.refused(first, NotReplicated("1 of 2 backups"), now_s=0) == []
@@ -147,7 +147,7 @@ async def test_a_chunk_that_is_not_on_enough_backups_goes_again_as_it_was(lane: 
     assert identity(first) == (1, 0)
 
 
-async def test_the_error_of_a_chunk_whose_last_attempt_got_no_answer_names_the_last_cause(lane: Lane) -> None:
+async def test_a_chunk_without_a_last_answer_fails_with_the_cause_before_it(lane: Lane) -> None:
     first = await chunk(lane)
     for number in (1, 2):
         lane.take()
@@ -162,7 +162,7 @@ async def test_the_error_of_a_chunk_whose_last_attempt_got_no_answer_names_the_l
     assert error.attributes == {"stream": "s"}
 
 
-async def test_a_chunk_that_may_be_stored_stays_uncertain_whatever_the_cause(lane: Lane) -> None:
+async def test_a_chunk_without_a_last_answer_stays_uncertain_after_too_few_backups(lane: Lane) -> None:
     first = await chunk(lane)
     lane.take()
     lane.refused(first, TooFewBackups("1 of 2 backups"), now_s=0)
@@ -174,7 +174,7 @@ async def test_a_chunk_that_may_be_stored_stays_uncertain_whatever_the_cause(lan
     assert error.message == "no answer within 0.1 s; before that: 1 of 2 backups"
 
 
-async def test_a_chunk_that_is_refused_to_the_end_fails_with_the_refusal(lane: Lane) -> None:
+async def test_a_chunk_refused_to_the_end_fails_with_the_refusal(lane: Lane) -> None:
     first, second = [await chunk(lane) for _ in range(2)]
     assert (lane.take(), lane.take()) == (first, second)
 

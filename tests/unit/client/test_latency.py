@@ -1,4 +1,4 @@
-"""The SDK's calls about latency constraints; a real cluster has them in tests/integration."""
+"""The SDK's calls about latency constraints. Tests against a real cluster are in tests/integration."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def constraint(**fields: Any) -> messages.LatencyConstraint:
     )
 
 
-async def test_a_constraint_travels_with_all_that_it_says() -> None:
+async def test_creating_a_constraint_sends_and_returns_all_of_its_fields() -> None:
     made, cluster = latency(messages.CreateLatencyConstraintResponse(constraint=constraint()))
     found = await made.create("checkout", PATH, 300)
     await made.create("checkout", PATH, 1.5, window_ms=60_000, statistic="p99")
@@ -43,7 +43,7 @@ async def test_a_constraint_travels_with_all_that_it_says() -> None:
     assert found == LatencyConstraint("checkout", ("clicks", "group:enrich"), 300.0, 15_000, "mean")
 
 
-async def test_what_is_not_altered_is_not_sent() -> None:
+async def test_an_alteration_sends_only_the_given_fields() -> None:
     made, cluster = latency(messages.AlterLatencyConstraintResponse(constraint=constraint()))
     await made.alter("checkout", limit_ms=50)
     await made.alter("checkout", path=["clicks"], window_ms=1_000, statistic="mean")
@@ -77,7 +77,7 @@ async def test_what_is_not_altered_is_not_sent() -> None:
         ({"name": 7}, "name"),
     ],
 )
-async def test_what_is_no_constraint_is_not_sent(wrong: dict[str, Any], words: str) -> None:
+async def test_an_invalid_constraint_is_refused_without_a_request(wrong: dict[str, Any], words: str) -> None:
     made, cluster = latency(None)
     with pytest.raises(InvalidArgument, match=words):
         await made.create(**{"name": "checkout", "path": PATH, "limit_ms": 300, **wrong})
@@ -90,7 +90,7 @@ async def test_what_is_no_constraint_is_not_sent(wrong: dict[str, Any], words: s
     assert cluster.requests == []
 
 
-async def test_a_description_has_words_for_states_and_hops() -> None:
+async def test_a_description_names_states_and_hops_in_words() -> None:
     hop = messages.HopDescription(
         stream="clicks", hop=messages.HOP_HAND_OVER, consumer_group="enrich", count=9, mean_us=5, violates=True
     )
@@ -108,7 +108,7 @@ async def test_a_description_has_words_for_states_and_hops() -> None:
     assert [each.state for each in await made.constraints()] == ["unknown"]
 
 
-async def test_what_an_attempt_without_an_answer_has_deleted_is_deleted() -> None:
+async def test_a_retried_deletion_succeeds_only_after_an_unanswered_attempt() -> None:
     gone = UnknownLatencyConstraint("there is none")
     made, _ = latency(gone)
     with pytest.raises(UnknownLatencyConstraint):

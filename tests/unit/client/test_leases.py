@@ -1,4 +1,4 @@
-"""What a member of a consumer group may deliver, and what it is told of what it has lost."""
+"""Leases of a member of a consumer group: lost groups, and reports of lost records."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def test_commits_of_lost_groups_are_refused(
     await consumer.commit()
 
 
-async def test_a_gap_that_nobody_had_found_is_told_until_it_is_committed(
+async def test_a_gap_of_unknown_groups_is_reported_until_it_is_committed(
     groups: GroupCluster, make_member: MakeMember, fill_groups: Any
 ) -> None:
     first = make_member()
@@ -52,10 +52,10 @@ async def test_a_gap_that_nobody_had_found_is_told_until_it_is_committed(
     assert await take(make_member(), ROWS - gone) == list(range(gone, ROWS))
 
 
-async def test_each_group_tells_its_own_part_of_a_gap(
+async def test_each_group_reports_its_own_part_of_a_gap(
     groups: GroupCluster, make_member: MakeMember, fill_groups: Any
 ) -> None:
-    """Of groups that a consumer has found, and of one that nobody has: no record is told to be lost twice."""
+    """Groups that a consumer has found, and one that none has: each record is reported as lost only once."""
     await fill_groups()
     consumer = make_member()
     taken = await take(consumer, 1)
@@ -75,7 +75,7 @@ async def test_each_group_tells_its_own_part_of_a_gap(
     assert sorted(told) == [*range(2, last + 1), last + 3], "the last one did not end where it was when it was found"
 
 
-async def test_who_is_told_of_a_loss_is_in_its_code(
+async def test_a_member_counts_as_busy_after_a_lease_lost_error(
     groups: GroupCluster, make_member: MakeMember, fill_groups: Any
 ) -> None:
     await fill_groups(10)
@@ -87,7 +87,7 @@ async def test_who_is_told_of_a_loss_is_in_its_code(
     await until(lambda: consumer.busy_ms > 0)
 
 
-async def test_a_commit_ends_also_when_the_callback_fails(
+async def test_an_error_of_the_callback_is_raised_by_the_commit(
     groups: GroupCluster, make_member: MakeMember, fill_groups: Any
 ) -> None:
     def broken(_: Any) -> None:

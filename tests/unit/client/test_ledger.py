@@ -1,4 +1,4 @@
-"""The checker of long loads: each kind of finding by itself, and random histories judged as by the other checker."""
+"""The checker of long loads: each kind of finding, and random histories compared with the other checker."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def told(_: int) -> str:
 
 
 class Seen:
-    """A ledger with three records of a producer, acknowledged where they are; all else is the test's."""
+    """A ledger with three records of a producer, acknowledged at their places; the test does the rest."""
 
     def __init__(self, *, may_lose: bool = False) -> None:
         self.now_s = 1.0
@@ -52,7 +52,7 @@ class Seen:
 ALL = (0, 0), (0, 1), (0, 2)
 
 
-def test_what_keeps_every_promise_has_no_finding() -> None:
+def test_a_history_that_keeps_every_promise_has_no_finding() -> None:
     seen = Seen()
     seen.read(*ALL)
     seen.ledger.process(values(*ALL))
@@ -62,7 +62,7 @@ def test_what_keeps_every_promise_has_no_finding() -> None:
     assert (seen.ledger.sent, seen.ledger.acknowledged) == (3, 3)
 
 
-def test_an_acknowledged_record_that_is_gone_is_lost_with_its_place_and_time() -> None:
+def test_a_missing_acknowledged_record_is_lost_with_its_place_and_time() -> None:
     seen = Seen()
     seen.store(*ALL[:2])
     assert seen.found() == {"lost": 1}
@@ -73,7 +73,7 @@ def test_an_acknowledged_record_that_is_gone_is_lost_with_its_place_and_time() -
     ]
 
 
-def test_a_record_that_is_there_twice_is_told_within_a_chunk_and_across() -> None:
+def test_a_record_stored_twice_is_found_within_a_chunk_and_across_entries() -> None:
     seen = Seen()
     seen.store((0, 0), (0, 1), (0, 1), (0, 2))
     assert seen.found()["stored twice"] == 1
@@ -83,14 +83,14 @@ def test_a_record_that_is_there_twice_is_told_within_a_chunk_and_across() -> Non
     assert seen.found() == {"stored twice": 1}
 
 
-def test_a_record_that_is_elsewhere_than_its_producer_was_told_is_told() -> None:
+def test_a_record_away_from_its_acknowledged_place_is_misplaced() -> None:
     seen = Seen()
     seen.store(*ALL[:2])
     seen.store((0, 2), entry=(1, 0))
     assert seen.found() == {"misplaced": 1}
 
 
-def test_records_of_a_producer_out_of_order_are_told_within_a_chunk_and_across() -> None:
+def test_records_out_of_order_are_found_within_a_chunk_and_across_chunks() -> None:
     seen = Seen()
     seen.store((0, 1), (0, 0), (0, 2))
     assert seen.found() == {"out of order": 1, "misplaced": 2}
@@ -100,7 +100,7 @@ def test_records_of_a_producer_out_of_order_are_told_within_a_chunk_and_across()
     assert seen.found()["out of order"] == 1
 
 
-def test_what_was_refused_may_not_be_there_and_what_is_uncertain_may() -> None:
+def test_only_a_refused_record_must_not_be_stored_not_an_uncertain_one() -> None:
     seen = Seen()
     for what in (seen.ledger.refuse, lambda *_: seen.ledger.give_up()):
         what(0, seen.ledger.send(0))
@@ -110,7 +110,7 @@ def test_what_was_refused_may_not_be_there_and_what_is_uncertain_may() -> None:
     assert (seen.ledger.sent, seen.ledger.refused, seen.ledger.uncertain) == (5, 1, 1)
 
 
-def test_records_that_nobody_sent_are_told_once_with_what_they_hold() -> None:
+def test_a_record_that_was_never_sent_is_reported_once_with_its_value() -> None:
     seen = Seen()
     seen.read(*ALL, (-1, 0))
     seen.store(*ALL, (-1, 0), (0, 7))
@@ -118,7 +118,7 @@ def test_records_that_nobody_sent_are_told_once_with_what_they_hold() -> None:
     assert "b'else' is at streamlet 0, entry 0, record 3" in next(seen.ledger.findings.lines())
 
 
-def test_a_place_that_held_another_record_before_has_changed() -> None:
+def test_a_place_that_another_reader_saw_with_another_record_has_changed() -> None:
     seen = Seen()
     seen.read(*ALL)
     seen.now_s = 9.0
@@ -127,7 +127,7 @@ def test_a_place_that_held_another_record_before_has_changed() -> None:
     assert seen.ledger.findings.kept[0].seconds == 1.0
 
 
-def test_what_a_reader_has_seen_and_is_not_there_at_the_end_has_vanished() -> None:
+def test_a_read_record_that_is_missing_at_the_end_has_vanished() -> None:
     seen = Seen()
     seen.ledger.give_up()
     seen.ledger.send(0)
@@ -136,7 +136,7 @@ def test_what_a_reader_has_seen_and_is_not_there_at_the_end_has_vanished() -> No
     assert seen.found() == {"vanished": 1}
 
 
-def test_a_reader_that_leaves_something_out_or_gets_it_again_is_told() -> None:
+def test_records_that_a_reader_skips_or_gets_again_are_found() -> None:
     seen = Seen()
     seen.read((0, 0))
     seen.read((0, 2), first=2)
@@ -145,7 +145,7 @@ def test_a_reader_that_leaves_something_out_or_gets_it_again_is_told() -> None:
     assert seen.ledger.findings.counts == {"gap": 1, "came again": 1}
 
 
-def test_a_group_must_be_given_all_that_was_acknowledged_and_may_be_given_it_twice() -> None:
+def test_a_group_must_process_all_acknowledged_records_and_may_repeat_them() -> None:
     seen = Seen()
     seen.ledger.process(values(*ALL[:2]))
     seen.ledger.process(values(*ALL[:1]))
@@ -154,7 +154,7 @@ def test_a_group_must_be_given_all_that_was_acknowledged_and_may_be_given_it_twi
     assert seen.found(group=True) == {"not processed": 1}
 
 
-def test_a_durable_end_must_not_go_back_nor_be_before_what_was_acknowledged() -> None:
+def test_a_durable_end_must_not_go_back_or_be_before_acknowledged_records() -> None:
     seen = Seen()
     assert seen.ledger.floors() == {HERE: 3}
     seen.ledger.ends_at(HERE, (1, 1, 64), 2, 3, None)
@@ -165,7 +165,7 @@ def test_a_durable_end_must_not_go_back_nor_be_before_what_was_acknowledged() ->
 
 
 @pytest.mark.parametrize("may_lose", [False, True])
-def test_a_loss_that_is_told_is_one_nevertheless_unless_the_level_allows_it(may_lose: bool) -> None:
+def test_a_reported_loss_is_a_finding_unless_the_durability_allows_it(may_lose: bool) -> None:
     seen = Seen(may_lose=may_lose)
     seen.read(*ALL)
     seen.ledger.ends_at(HERE, (1, 1, 0), 3, 0, None)
@@ -176,7 +176,7 @@ def test_a_loss_that_is_told_is_one_nevertheless_unless_the_level_allows_it(may_
     assert seen.ledger.lost_as_told == (2 if may_lose else 0)
 
 
-def test_what_is_lost_as_told_is_not_waited_for_by_the_group_unless_it_is_there() -> None:
+def test_a_group_need_not_process_records_reported_lost_unless_they_are_read_back() -> None:
     seen = Seen(may_lose=True)
     seen.ledger.process(values((0, 0)))
     assert (seen.ledger.losses.any_allowed, seen.ledger.unprocessed()) == (False, 2)
@@ -190,7 +190,7 @@ def test_what_is_lost_as_told_is_not_waited_for_by_the_group_unless_it_is_there(
     assert seen.ledger.lost_as_told == 1
 
 
-def test_a_group_misses_what_is_gone_from_before_a_loss_that_is_told() -> None:
+def test_a_group_must_process_a_record_read_before_a_reported_loss() -> None:
     seen = Seen(may_lose=True)
     seen.store((0, 0))
     seen.ledger.tell_lost(HERE, "from here to there", "the last reader")
@@ -200,7 +200,7 @@ def test_a_group_misses_what_is_gone_from_before_a_loss_that_is_told() -> None:
     assert seen.found(group=True) == {}
 
 
-def test_what_others_have_read_before_it_was_lost_is_not_waited_for_by_the_group() -> None:
+def test_a_group_need_not_process_lost_records_that_other_readers_read() -> None:
     seen = Seen(may_lose=True)
     seen.read(*ALL)
     seen.ledger.process(values((0, 0)))
@@ -213,15 +213,15 @@ def test_what_others_have_read_before_it_was_lost_is_not_waited_for_by_the_group
 
 
 @pytest.mark.parametrize("may_lose", [False, True])
-def test_a_loss_in_another_entry_excuses_nothing(may_lose: bool) -> None:
+def test_a_loss_in_another_entry_does_not_excuse_the_group(may_lose: bool) -> None:
     seen = Seen(may_lose=may_lose)
     for other in ((0, 1), (1, 0)):
         seen.ledger.tell_lost(other, "all of it")
     assert seen.ledger.unprocessed() == 3
 
 
-def test_a_loss_that_is_told_takes_nothing_from_before_it() -> None:
-    """The last reader is told at record 1: what was before that is lost without a word, and what is behind is not."""
+def test_a_reported_loss_does_not_excuse_records_before_it() -> None:
+    """The last reader hears of the loss at record 1: records before it are lost silently, records behind it are not."""
     seen = Seen(may_lose=True)
     seen.ledger.send(0)
     seen.ledger.acknowledge(0, 3, Place(0, 0, 1))
@@ -233,7 +233,7 @@ def test_a_loss_that_is_told_takes_nothing_from_before_it() -> None:
     assert seen.ledger.lost_as_told == 2
 
 
-def test_what_cannot_be_read_is_told_once_and_passed() -> None:
+def test_an_unreadable_record_is_reported_once_for_all_readers() -> None:
     seen = Seen()
     for reader in ("r", "s"):
         seen.read(ALL[0], reader=reader)
@@ -243,13 +243,13 @@ def test_what_cannot_be_read_is_told_once_and_passed() -> None:
     assert next(seen.ledger.findings.lines()).startswith("corrupt: r cannot read 1 record at")
 
 
-def test_what_was_not_read_to_the_end_tells_of_no_loss() -> None:
+def test_an_incomplete_read_back_reports_no_losses() -> None:
     seen = Seen()
     seen.ledger.store(HERE, 0, values(ALL[0]), told)
     assert seen.found() == {}
 
 
-def test_many_cases_of_a_kind_are_counted() -> None:
+def test_further_findings_of_the_same_kind_are_counted() -> None:
     seen = Seen()
     for _ in range(EVIDENCE_MAX + 4):
         seen.ledger.acknowledge(0, seen.ledger.send(0), None)
@@ -258,13 +258,13 @@ def test_many_cases_of_a_kind_are_counted() -> None:
     assert list(seen.ledger.findings.lines())[EVIDENCE_MAX:] == ["lost: and 4 more"]
 
 
-def test_an_ordinal_beyond_all_bounds_takes_no_memory() -> None:
+def test_an_absurd_ordinal_is_reported_as_a_gap() -> None:
     seen = Seen()
     seen.read((0, 0), first=1 << 39)
     assert seen.ledger.findings.counts == {"gap": 1}
 
 
-def test_a_ledger_takes_some_thirty_bytes_a_record() -> None:
+def test_a_ledger_takes_less_than_50_bytes_a_record() -> None:
     ledger = Ledger(lambda: 0.0)
     ledger.add_producer()
     count = 100_000
@@ -277,7 +277,7 @@ def test_a_ledger_takes_some_thirty_bytes_a_record() -> None:
     assert ledger.memory_bytes / count < 50
 
 
-def test_values_of_another_check_are_told_from_a_strangers() -> None:
+def test_values_of_another_check_are_distinguished_from_foreign_values() -> None:
     mine, other = Values("0" * 8, 40), Values("f" * 8, 33)
     assert mine.is_of_another(other.make(3, 7))
     assert not any(map(mine.is_of_another, (None, b"", b"a stranger", other.make(3, 7)[1:])))
@@ -297,7 +297,7 @@ def test_values_are_recognized_in_columns_of_any_kind() -> None:
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_it_judges_random_histories_as_the_other_checker_does(seed: int) -> None:
+def test_the_ledger_agrees_with_the_other_checker_on_random_histories(seed: int) -> None:
     chance = random.Random(seed)
     history, ledger = History(), Ledger(lambda: 0.0)
     entries: list[list[tuple[int, int]]] = [[], []]
@@ -318,7 +318,7 @@ def test_it_judges_random_histories_as_the_other_checker_does(seed: int) -> None
                 ledger.refuse(*record)
     stored = [list(each) for each in entries]
     read = [each[: chance.randrange(len(each) + 1)] for each in entries]
-    for each in chance.choice(([], stored, read)):  # what is wrong, if anything is
+    for each in chance.choice(([], stored, read)):  # damage the stored or the read records, or neither
         _spoil(each, chance)
     processed = {record for each in stored for record in each if chance.random() < 0.95}
     for entry in range(2):
@@ -337,7 +337,7 @@ def _value(record: tuple[int, int]) -> Value:
 
 
 def _spoil(records: list[tuple[int, int]], chance: random.Random) -> None:
-    """Have a record missing, twice, elsewhere, or one there that nobody has sent."""
+    """Remove, repeat or move a record, or add one that was never sent."""
     match chance.randrange(5):
         case 0 if records:
             records.pop()

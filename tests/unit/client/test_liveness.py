@@ -1,4 +1,4 @@
-"""Whether a member of a consumer group may deliver."""
+"""Liveness: whether a member of a consumer group may deliver records."""
 
 from kera.client.consuming.groups.liveness import Liveness
 from kera.client.consuming.groups.settings import GroupConsumerSettings
@@ -10,7 +10,7 @@ def made(clock: FakeClock) -> Liveness:
     return Liveness(["127.0.0.1:1"], settings, clock, consumer_group="app", member_id="m")
 
 
-def test_who_has_not_been_heard_of_for_the_session_timeout_is_in_doubt_until_there_is_an_answer() -> None:
+def test_a_member_is_in_doubt_after_the_session_timeout_until_an_answer_comes() -> None:
     clock = FakeClock()
     liveness = made(clock)
     doubts = []
@@ -22,7 +22,7 @@ def test_who_has_not_been_heard_of_for_the_session_timeout_is_in_doubt_until_the
     assert doubts == [False, True, False]
 
 
-def test_who_comes_back_too_late_is_in_doubt_until_what_was_sent_since_is_answered() -> None:
+def test_a_caller_that_worked_too_long_is_in_doubt_until_a_later_request_is_answered() -> None:
     clock = FakeClock()
     liveness = made(clock)
     liveness.caller_works()
@@ -37,7 +37,7 @@ def test_who_comes_back_too_late_is_in_doubt_until_what_was_sent_since_is_answer
     assert doubts == [True, False], "others may have got its groups since the first of them was sent"
 
 
-def test_who_waits_is_not_busy_however_long_that_takes() -> None:
+def test_a_waiting_caller_is_not_busy() -> None:
     clock = FakeClock()
     liveness = made(clock)
     liveness.caller_works()

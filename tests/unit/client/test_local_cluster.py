@@ -1,4 +1,4 @@
-"""`kera.local.cluster`: what it starts, in which order and how; with small programs in place of daemons."""
+"""`kera.local.cluster`: starts, order and flags of the daemons, with small programs in place of daemons."""
 
 import json
 import sys
@@ -37,7 +37,7 @@ while True:
 
 
 class Journal:
-    """What the children have done."""
+    """A journal of the children's starts and stops."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -47,7 +47,7 @@ class Journal:
         return [(name, flags) for what, name, flags in lines if what == event]
 
     def flags_of(self, name: str) -> dict[str, str]:
-        """Of its last start."""
+        """The flags of the child's last start."""
         flags = [flags for one, flags in self.entries("start") if one == name][-1]
         return dict(zip(flags[::2], flags[1::2], strict=False))
 
@@ -77,7 +77,7 @@ async def test_backups_start_before_brokers_and_stop_after_them(journal: Journal
     assert stopped[4] == "coordinator"
 
 
-async def test_each_kind_has_its_flags(journal: Journal) -> None:
+async def test_each_kind_of_daemon_has_its_flags(journal: Journal) -> None:
     async with LocalCluster(
         backups=1,
         replication=1,
@@ -115,7 +115,7 @@ async def test_each_kind_has_its_flags(journal: Journal) -> None:
         assert [flags[-1] for one, flags in journal.entries("start") if one == name] == ["--ephemeral"]
 
 
-async def test_with_a_data_directory_nothing_is_ephemeral(journal: Journal, tmp_path: Path) -> None:
+async def test_daemons_are_not_ephemeral_with_a_data_directory(journal: Journal, tmp_path: Path) -> None:
     async with LocalCluster(backups=1, data_dir=tmp_path / "data"):
         pass
 
@@ -123,7 +123,7 @@ async def test_with_a_data_directory_nothing_is_ephemeral(journal: Journal, tmp_
     assert "--default-replication" not in journal.flags_of("coordinator")
 
 
-async def test_what_a_restart_sets_is_for_its_kind_alone(journal: Journal) -> None:
+async def test_settings_of_a_restart_last_and_are_for_its_kind_alone(journal: Journal) -> None:
     async with LocalCluster(brokers=2, backups=2) as cluster:
         await cluster.restart("broker-1", idle_close_ms=5)
         await cluster.restart("backup-1", rack="r1")
@@ -147,7 +147,7 @@ async def test_a_killed_backup_can_be_restarted(journal: Journal) -> None:
     assert [name for name, _ in journal.entries("start")].count("backup-1") == 2
 
 
-async def test_several_coordinators_share_a_zookeeper_and_all_are_known_to_the_others(
+async def test_several_coordinators_share_a_zookeeper_and_brokers_know_them_all(
     journal: Journal, tmp_path: Path
 ) -> None:
     async with LocalCluster(
@@ -173,7 +173,7 @@ async def test_several_coordinators_share_a_zookeeper_and_all_are_known_to_the_o
     assert {name for name, _ in journal.entries("stop")[-2:]} == {"coordinator-1", "coordinator-2"}
 
 
-async def test_a_child_can_be_paused_and_stopped_as_it_is(journal: Journal) -> None:
+async def test_a_paused_child_can_be_resumed_and_stopped(journal: Journal) -> None:
     async with LocalCluster() as cluster:
         for _ in range(2):
             await cluster.pause("broker-1")
@@ -197,6 +197,6 @@ async def test_a_child_can_be_paused_and_stopped_as_it_is(journal: Journal) -> N
         ({"log_dir": ""}, "log_dir is empty"),
     ],
 )
-def test_a_cluster_that_cannot_be_is_refused(arguments: dict[str, Any], text: str) -> None:
+def test_an_impossible_cluster_is_refused(arguments: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidArgument, match=text):
         LocalCluster(**arguments)

@@ -1,4 +1,4 @@
-"""Places and segments over several brokers: who is asked what, and what becomes of errors."""
+"""Places and segments over several brokers: the requests, and the handling of errors."""
 
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -43,7 +43,7 @@ async def client(two_engines: list[Engine]) -> AsyncIterator[RealBrokers]:
 
 
 def send(client: RealBrokers, *times_us: int) -> None:
-    """A chunk of ten records for each of these times."""
+    """Send a chunk of ten records for each of these times."""
     for time_us in times_us:
         number = client.map.sequences[1]
         (status,) = client.map.owner.append(
@@ -70,7 +70,7 @@ async def find(
 
 
 def located(client: RealBrokers) -> list[int]:
-    """Which brokers were asked for places, one after the other."""
+    """The brokers that were asked for places, in order."""
     return [broker for broker, request in client.asked if isinstance(request, broker_pb2.LocateChunksRequest)]
 
 
@@ -100,7 +100,7 @@ async def test_records_and_bytes_are_counted_over_brokers(
     assert await find(client, bytes_max=records_max * CHUNK_BYTES // 10) == wanted
 
 
-async def test_counting_begins_in_the_middle_of_a_broker_and_ends_in_another(client: RealBrokers) -> None:
+async def test_counting_may_begin_within_one_broker_and_end_within_another(client: RealBrokers) -> None:
     await spread(client)
     start = Position(1, 1, 2048)
 
@@ -115,7 +115,7 @@ async def test_counting_begins_in_the_middle_of_a_broker_and_ends_in_another(cli
     assert located(client) == [1], "the end is where the other broker begins: it has nothing to say"
 
 
-async def test_a_time_is_looked_for_from_broker_to_broker(client: RealBrokers) -> None:
+async def test_a_time_is_searched_for_over_brokers(client: RealBrokers) -> None:
     await spread(client)
 
     assert [(await find(client, timestamp_us=100 + number)).record for number in range(8)] == [*range(0, 80, 10)]
@@ -123,7 +123,7 @@ async def test_a_time_is_looked_for_from_broker_to_broker(client: RealBrokers) -
     assert await positions_at(client, STREAM, 104) == {0: [ChunkPlace(Position(2, 1, 1024), 40, 4 * CHUNK_BYTES)]}
 
 
-async def test_all_queries_for_a_broker_are_one_request(client: RealBrokers) -> None:
+async def test_queries_for_the_same_broker_share_a_request(client: RealBrokers) -> None:
     await spread(client)
     queries = [ChunkQuery(0, 0, Position(group, 1, 0), bytes_max=1) for group in (1, 2, 3, 2, 1)]
     places = await locate(client, STREAM, queries)
@@ -133,7 +133,9 @@ async def test_all_queries_for_a_broker_are_one_request(client: RealBrokers) -> 
     assert await locate(client, STREAM, []) == []
 
 
-async def test_long_ways_and_many_queries_take_several_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_several_limited_requests_give_the_same_answer_as_few_unlimited_ones(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
     queries = [
         *(ChunkQuery(0, 0, EARLIEST, records_max=number) for number in range(0, 210, 15)),
         *(ChunkQuery(0, 0, Position(1, 1, 2048), bytes_max=1000 * number) for number in range(21)),
@@ -158,7 +160,7 @@ async def test_long_ways_and_many_queries_take_several_requests(monkeypatch: pyt
     assert requests > len(queries) / 5
 
 
-async def test_segments_are_told_with_their_brokers(client: RealBrokers) -> None:
+async def test_segments_are_listed_with_their_brokers(client: RealBrokers) -> None:
     await spread(client)
     wanted = [
         SegmentBounds(Position(1, 1, 0), Position(1, 1, 3072), 0, 30, 3072, 1, resident=True),
@@ -183,16 +185,16 @@ async def test_a_stream_without_records_has_places(client: RealBrokers) -> None:
     assert len(await segments(client, STREAM, 0, 0, EARLIEST, None)) == 1
 
 
-# --- what is lost ------------------------------------------------------------------------------------------
+# --- lost records ------------------------------------------------------------------------------------------
 
 
 async def lose(client: RealBrokers, broker_id: int, to: Position, record: int) -> None:
-    """What a broker has before a position is gone."""
+    """Delete all chunks of a broker before a position."""
     streams = client.map.brokers[broker_id].streams
     streams.move_start(streams.get(STREAM_ID).streamlet(0).entries[0], to, record)
 
 
-async def test_what_was_lost_between_brokers_is_passed_over(client: RealBrokers) -> None:
+async def test_records_lost_between_brokers_are_passed_over(client: RealBrokers) -> None:
     await spread(client)
     await lose(client, 2, Position(2, 1, 1024), 40)
 
@@ -202,7 +204,7 @@ async def test_what_was_lost_between_brokers_is_passed_over(client: RealBrokers)
         Position(2, 1, 1024), 40, 3 * CHUNK_BYTES, lost_from=lost_from
     )
     assert (await find(client, timestamp_us=105)).lost_from is None
-    for records_max, lost in ((35, lost_from), (40, None), (50, None)):  # what is looked for is behind the last two
+    for records_max, lost in ((35, lost_from), (40, None), (50, None)):  # the last two places are behind the loss
         assert (await find(client, records_max=records_max)).lost_from == lost
     found = await segments(client, STREAM, 0, 0, EARLIEST, None)
     assert [each[:2] for each in found[:2]] == [
@@ -216,8 +218,8 @@ async def test_what_was_lost_between_brokers_is_passed_over(client: RealBrokers)
         await segments(client, STREAM, 0, 0, Position(2, 1, 0), None)
 
 
-async def test_the_earliest_is_what_is_there_whoever_has_it(client: RealBrokers) -> None:
-    """The first broker has lost all, the second a part: records count from what is left."""
+async def test_earliest_is_the_oldest_remaining_record_at_any_broker(client: RealBrokers) -> None:
+    """The first broker has lost all records, the second a part: records count from the remaining ones."""
     await spread(client)
     await lose(client, 2, Position(2, 1, 1024), 40)
     await lose(client, 1, Position(3, 1, 0), 50)
@@ -227,7 +229,7 @@ async def test_the_earliest_is_what_is_there_whoever_has_it(client: RealBrokers)
     assert (await segments(client, STREAM, 0, 0, EARLIEST, None))[0].start == Position(2, 1, 1024)
 
 
-async def test_an_end_that_is_not_there_is_refused_for_segments_and_none_for_places(client: RealBrokers) -> None:
+async def test_an_end_beyond_the_stream_is_refused_for_segments_and_ignored_for_places(client: RealBrokers) -> None:
     await spread(client)
     beyond = Position(3, 2, 0)
 
@@ -241,7 +243,7 @@ async def test_an_end_that_is_not_there_is_refused_for_segments_and_none_for_pla
 # --- errors ------------------------------------------------------------------------------------------------
 
 
-async def test_who_goes_by_an_old_map_asks_for_a_new_one(client: RealBrokers) -> None:
+async def test_a_stale_map_is_refreshed(client: RealBrokers) -> None:
     send(client, 100, 101)
     await client.stream(STREAM)
     await client.map.move(2)
@@ -257,7 +259,7 @@ async def test_who_goes_by_an_old_map_asks_for_a_new_one(client: RealBrokers) ->
 
 
 @pytest.mark.parametrize("error", [Unavailable("away"), NotOwner("elsewhere"), Recovering("wait"), UnknownStream("?")])
-async def test_what_passes_is_tried_again(client: RealBrokers, error: KeraError) -> None:
+async def test_temporary_errors_are_retried(client: RealBrokers, error: KeraError) -> None:
     await spread(client)
     failures: list[KeraError | None] = []
     client.failure = lambda _: failures.pop() if failures else None
@@ -269,7 +271,7 @@ async def test_what_passes_is_tried_again(client: RealBrokers, error: KeraError)
     assert failures == []
 
 
-async def test_patience_ends(two_engines: list[Engine]) -> None:
+async def test_an_unreachable_broker_fails_after_the_retry_timeout(two_engines: list[Engine]) -> None:
     client = RealBrokers(Map(*two_engines), retry_timeout_ms=20)
     await spread(client)
     client.failure = lambda broker: Unavailable("away") if broker == 2 else None
@@ -282,7 +284,7 @@ async def test_patience_ends(two_engines: list[Engine]) -> None:
     client.stop()
 
 
-async def test_one_query_that_waits_does_not_hold_up_the_others_and_all_are_answered(client: RealBrokers) -> None:
+async def test_a_query_that_is_retried_does_not_repeat_the_answered_ones(client: RealBrokers) -> None:
     await spread(client)
     asked = 0
 
@@ -297,7 +299,7 @@ async def test_one_query_that_waits_does_not_hold_up_the_others_and_all_are_answ
     assert located(client).count(1) == 1, "who has an answer is not asked again"
 
 
-async def test_another_stream_of_the_name_is_not_asked_for_these_places(client: RealBrokers) -> None:
+async def test_places_in_a_stream_that_was_created_again_are_refused(client: RealBrokers) -> None:
     send(client, 100)
     await client.stream(STREAM)
 
@@ -320,20 +322,20 @@ async def test_another_stream_of_the_name_is_not_asked_for_these_places(client: 
         {"timestamp_us": 1 << 63},
     ],
 )
-async def test_queries_that_make_no_sense_are_refused(client: RealBrokers, query: dict[str, Any]) -> None:
+async def test_invalid_queries_are_refused_before_any_request(client: RealBrokers, query: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument):
         await locate(client, STREAM, [ChunkQuery(0, 0, EARLIEST, **query)])
     assert client.asked == []
 
 
-async def test_what_the_stream_does_not_have_is_refused(client: RealBrokers) -> None:
+async def test_queries_for_a_missing_streamlet_or_entry_are_refused(client: RealBrokers) -> None:
     with pytest.raises(StreamletOutOfRange):
         await locate(client, STREAM, [ChunkQuery(1, 0, EARLIEST, records_max=1)])
     with pytest.raises(InvalidArgument):
         await segments(client, STREAM, 0, 1, EARLIEST, None)
 
 
-# --- answers that make no sense ----------------------------------------------------------------------------
+# --- invalid answers ---------------------------------------------------------------------------------------
 
 
 def answering(monkeypatch: pytest.MonkeyPatch, answer: broker_pb2.LocateChunksResponse) -> None:
@@ -344,7 +346,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, answer: broker_pb2.LocateChunksRe
 
 
 @pytest.mark.parametrize("places", [0, 3])
-async def test_more_places_or_fewer_than_were_asked_for_are_no_answer(
+async def test_an_answer_with_the_wrong_number_of_places_is_rejected(
     client: RealBrokers, monkeypatch: pytest.MonkeyPatch, places: int
 ) -> None:
     answering(monkeypatch, broker_pb2.LocateChunksResponse(places=[broker_pb2.ChunkPlace()] * places))
@@ -353,7 +355,7 @@ async def test_more_places_or_fewer_than_were_asked_for_are_no_answer(
 
 
 @pytest.mark.parametrize("attributes", [{}, {"available_from": [1, 2]}, {"available_from": "far"}])
-async def test_a_gap_of_which_nobody_says_where_it_ends_is_no_answer(
+async def test_a_gap_without_a_known_end_is_rejected(
     client: RealBrokers, monkeypatch: pytest.MonkeyPatch, attributes: dict[str, Any]
 ) -> None:
     lost = error_to_message(DataLost("it is gone", **attributes))

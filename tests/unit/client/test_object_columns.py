@@ -1,4 +1,4 @@
-"""Columns of pandas that are made of Python's objects: a value is taken as it is, or the batch is refused."""
+"""Pandas columns of Python objects: values are taken unchanged, or the batch is refused."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ def test_objects_of_several_types_are_refused(values: list[Any]) -> None:
         [2**63 - 1, -(2**63)],
     ],
 )
-def test_objects_of_one_type_are_taken_as_they_are(values: list[Any]) -> None:
+def test_objects_of_one_type_are_taken_unchanged(values: list[Any]) -> None:
     (batch,) = record_batches(frame(values))
     assert batch.column("x").to_pylist() == values
 
 
 @pytest.mark.parametrize("value", [DAY, NOON, datetime.time(1), datetime.timedelta(1)])
-def test_all_that_is_null_for_pandas_is_null(value: Any) -> None:
+def test_every_null_of_pandas_becomes_a_null(value: Any) -> None:
     (batch,) = record_batches(frame([pd.NA, value, None, float("nan"), pd.NaT]))
     assert batch.column("x").to_pylist() == [None, value, None, None, None]

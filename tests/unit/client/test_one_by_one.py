@@ -1,4 +1,4 @@
-"""Records one by one."""
+"""`OneByOne`: an asynchronous iterator over records that are ready and then over more of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def nothing_more() -> Any:
     raise StopAsyncIteration
 
 
-async def test_what_is_at_hand_comes_first_and_then_what_more_brings(kind: Any) -> None:
+async def test_ready_records_come_first_and_then_more_are_requested(kind: Any) -> None:
     asked: list[int] = []
 
     async def more() -> Any:
@@ -37,7 +37,7 @@ async def test_what_is_at_hand_comes_first_and_then_what_more_brings(kind: Any) 
     assert [each async for each in found] == [(1, 2), ("more",), ("again 1",), ("more",), ("again 2",)]
 
 
-async def test_what_was_taken_before_is_not_at_hand_any_more(kind: Any) -> None:
+async def test_new_records_replace_the_ready_ones(kind: Any) -> None:
     found = kind(nothing_more)
     found.take(iter([1, 2]))
     async for each in found:
@@ -45,7 +45,7 @@ async def test_what_was_taken_before_is_not_at_hand_any_more(kind: Any) -> None:
         found.take(iter(()))
 
 
-async def test_who_leaves_a_loop_goes_on_in_another(kind: Any) -> None:
+async def test_a_new_loop_goes_on_where_the_last_one_stopped(kind: Any) -> None:
     found = kind(nothing_more)
     found.take(iter(range(5)))
     async for each in found:
@@ -54,7 +54,7 @@ async def test_who_leaves_a_loop_goes_on_in_another(kind: Any) -> None:
     assert [each async for each in found] == [3, 4]
 
 
-async def test_a_task_may_take_one_and_exceptions_are_values_like_others(kind: Any) -> None:
+async def test_exceptions_are_plain_values_also_when_taken_by_tasks(kind: Any) -> None:
     values: list[Any] = [StopIteration(7), ValueError(8), (9, 10), StopAsyncIteration()]
     found = kind(nothing_more)
     found.take(iter(values))
@@ -67,7 +67,7 @@ async def test_a_task_may_take_one_and_exceptions_are_values_like_others(kind: A
     assert await asyncio.gather(*[anext(found, "end") for _ in range(2)]) == [values[3], "end"]
 
 
-async def test_several_that_are_asked_for_at_once_are_different_ones(kind: Any) -> None:
+async def test_concurrent_requests_get_different_records(kind: Any) -> None:
     found = kind(nothing_more)
     found.take(iter("abc"))
     asked = [anext(found) for _ in range(3)]
@@ -77,7 +77,7 @@ async def test_several_that_are_asked_for_at_once_are_different_ones(kind: Any) 
 
 
 @pytest.mark.parametrize("kind_of_error", [ValueError, RuntimeError])
-async def test_what_goes_wrong_is_raised_each_time(kind: Any, kind_of_error: type[Exception]) -> None:
+async def test_an_error_is_raised_each_time(kind: Any, kind_of_error: type[Exception]) -> None:
     def wrong() -> Iterator[Any]:
         yield 1
         raise kind_of_error("at hand")
@@ -95,7 +95,7 @@ async def test_what_goes_wrong_is_raised_each_time(kind: Any, kind_of_error: typ
             await anext(found)
 
 
-async def test_a_wait_that_is_given_up_loses_nothing(kind: Any) -> None:
+async def test_a_cancelled_wait_loses_no_record(kind: Any) -> None:
     coming: asyncio.Queue[int] = asyncio.Queue()
     found = kind(coming.get)
     waiting = asyncio.ensure_future(anext(found))
@@ -107,7 +107,7 @@ async def test_a_wait_that_is_given_up_loses_nothing(kind: Any) -> None:
     assert await anext(found) == 1
 
 
-async def test_a_wait_that_never_begins_loses_nothing(kind: Any) -> None:
+async def test_a_wait_that_never_begins_loses_no_record(kind: Any) -> None:
     found = kind(nothing_more)
     found.take(iter([1, 2, 3]))
     with pytest.raises(TimeoutError):
@@ -120,7 +120,7 @@ async def test_a_wait_that_never_begins_loses_nothing(kind: Any) -> None:
     assert [each async for each in found] == [1, 2, 3]
 
 
-async def test_it_goes_with_whom_it_asks_for_more(kind: Any) -> None:
+async def test_the_iterator_does_not_keep_its_owner_alive(kind: Any) -> None:
     class Owner:
         def __init__(self) -> None:
             self.found = kind(self.more)

@@ -1,4 +1,4 @@
-"""`kera.client.OrderedConsumer` over epochs that are given; with daemons it is tested in tests/integration."""
+"""`kera.client.OrderedConsumer` over given epochs. Tests with daemons are in tests/integration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.client.epoch_support import ENTRY, STREAM, chunk
 
 
 class Given(AsyncIterator[Epoch]):
-    """Epochs, each of which ends at the position of its number, and errors between them."""
+    """Epochs, each ending at the position of its number, and errors between them."""
 
     def __init__(self, *epochs: Epoch | Exception) -> None:
         self._left = list(epochs)
@@ -52,11 +52,11 @@ def consumer_of(*epochs: Epoch | Exception) -> tuple[OrderedConsumer, Given]:
 def epoch(number: int, *times: int) -> Epoch:
     made = chunk(list(times) or [1])
     if not times:
-        made = made._replace(batch=made.batch.slice(0, 0))  # as one that cannot be read and is skipped
+        made = made._replace(batch=made.batch.slice(0, 0))  # like an unreadable chunk that is skipped
     return Epoch(number, 0, 100, (made,), {7: STREAM})
 
 
-async def test_an_epoch_of_which_nothing_can_be_read_is_passed_over() -> None:
+async def test_an_epoch_without_readable_records_is_passed_over() -> None:
     for face in ("batches", "records"):
         consumer, given = consumer_of(epoch(0), epoch(1, 5, 3), epoch(2))
         if face == "batches":
@@ -77,7 +77,7 @@ async def test_an_epoch_counts_as_delivered_with_its_last_record() -> None:
     assert await consumer.next_records() == []
 
 
-async def test_records_that_come_together_end_before_the_last_one_of_an_epoch() -> None:
+async def test_next_records_ends_before_the_last_record_of_an_epoch() -> None:
     consumer, given = consumer_of(epoch(0, 4, 2, 3))
     assert [record.timestamp_us for record in await consumer.next_records()] == [2, 3]
     await consumer.commit()
@@ -86,7 +86,7 @@ async def test_records_that_come_together_end_before_the_last_one_of_an_epoch() 
     assert given.committed == [0, 1]
 
 
-async def test_the_epochs_of_a_table_that_fails_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_epochs_of_a_failed_table_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ordered_consumer, "BATCH_ROWS_MAX", 2)
     for face in ("batches", "records", "table"):
         consumer, given = consumer_of(

@@ -1,4 +1,4 @@
-"""Rows of an epoch in total order, held against a list that is sorted."""
+"""Rows of an epoch in total order, compared with a sorted list."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def described(name: str, stream_id: int, *, typed: bool = False) -> StreamDescri
 
 STREAMS = {7: described("a", 7), 8: described("b", 8), 9: described("t", 9, typed=True)}
 ORDER = {8: 0, 7: 1, 9: 2}
-"""As somebody has named them."""
+"""The caller's order of the streams."""
 
 
 def written(log: dict[EntryId, list[list[int]]]) -> Epoch:
@@ -76,7 +76,7 @@ CHUNKS = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4), min_size=
 
 
 @given(log=st.dictionaries(ENTRIES, CHUNKS, min_size=1, max_size=5), rows_max=st.integers(1, 20))
-def test_rows_come_as_a_list_of_them_is_sorted(log: dict[EntryId, list[list[int]]], rows_max: int) -> None:
+def test_rows_come_in_the_order_of_a_sorted_list(log: dict[EntryId, list[list[int]]], rows_max: int) -> None:
     rows = OrderedRows(written(log))
     found = batches(rows, rows_max)
     records = [record for each in found for record in each.records()]
@@ -94,7 +94,7 @@ def test_rows_come_as_a_list_of_them_is_sorted(log: dict[EntryId, list[list[int]
     assert all(record.key == b"%d" % record.timestamp_us for record in records if record.row is not None)
 
 
-def test_a_batch_ends_where_rows_with_other_columns_come() -> None:
+def test_a_batch_ends_before_rows_with_other_columns() -> None:
     log = {EntryId(7, 0, 0): [[1, 2, 5]], EntryId(8, 0, 0): [[3]], EntryId(9, 0, 0): [[4, 6]]}
     found = batches(OrderedRows(written(log)), 100)
     assert [(each.stream.name, each.batch.num_rows, each.ends_epoch) for each in found] == [

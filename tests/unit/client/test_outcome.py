@@ -1,4 +1,4 @@
-"""What became of a chunk, for one who asks, for many, and for nobody."""
+"""The outcome of a chunk, for one waiter, for many, and for none."""
 
 import asyncio
 
@@ -26,7 +26,7 @@ def stored() -> Stored:
 
 
 @pytest.mark.parametrize("records", [1, 10])
-async def test_of_a_repeat_whose_place_the_broker_does_not_know_neither_place_nor_record_is_told(records: int) -> None:
+async def test_a_repeat_with_an_unknown_place_has_neither_position_nor_record(records: int) -> None:
     status = broker_pb2.ChunkStatus(entry=1, durability=common_pb2.DURABILITY_LEADER, duplicate=True)
     accumulator = Accumulator("s", 4, 0.0)
     pending = [accumulator.append(b"x", 0.0, 1) for _ in range(records)]
@@ -37,7 +37,7 @@ async def test_of_a_repeat_whose_place_the_broker_does_not_know_neither_place_no
         assert (delivery.entry, delivery.duplicate) == (EntryId(7, 4, 1), True)
 
 
-async def test_a_delivery_says_what_the_broker_has_said() -> None:
+async def test_a_delivery_carries_the_fields_of_the_brokers_answer() -> None:
     outcome = Outcome()
     outcome.settle(stored())
     delivery = await outcome
@@ -47,7 +47,7 @@ async def test_a_delivery_says_what_the_broker_has_said() -> None:
     assert await outcome is delivery
 
 
-async def test_who_waits_is_woken_and_who_gave_up_is_not() -> None:
+async def test_settling_wakes_waiters_and_leaves_cancelled_ones() -> None:
     outcome = Outcome()
     waiting = [asyncio.ensure_future(outcome.settled()) for _ in range(3)]
     await asyncio.sleep(0)
@@ -59,7 +59,7 @@ async def test_who_waits_is_woken_and_who_gave_up_is_not() -> None:
     assert waiting[1].cancelled()
 
 
-async def test_the_first_word_counts() -> None:
+async def test_the_first_outcome_counts() -> None:
     outcome = Outcome()
     outcome.settle(ClosedError("closed"))
     outcome.settle(stored())
@@ -67,7 +67,7 @@ async def test_the_first_word_counts() -> None:
         outcome.result()
 
 
-async def test_an_error_is_raised_to_all_and_does_not_grow() -> None:
+async def test_an_error_is_raised_to_every_waiter_and_its_traceback_does_not_grow() -> None:
     outcome = Outcome()
     outcome.settle(Unavailable("away"))
     depths = []
@@ -79,6 +79,6 @@ async def test_an_error_is_raised_to_all_and_does_not_grow() -> None:
     await outcome.settled()
 
 
-def test_what_is_not_known_has_no_result() -> None:
+def test_the_result_of_an_unsettled_outcome_raises() -> None:
     with pytest.raises(asyncio.InvalidStateError):
         Outcome().result()

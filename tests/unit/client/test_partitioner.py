@@ -1,4 +1,4 @@
-"""Which streamlet a record goes to."""
+"""Partitioners: which streamlet a record goes to."""
 
 import datetime
 from typing import Any
@@ -30,14 +30,14 @@ def split(keys: pa.Array, streamlets: int = 4, partitioner: Partitioner = CRC32C
     return {streamlet: rows.column("row").to_pylist() for streamlet, rows in parts}
 
 
-def test_the_hash_is_part_of_the_contract_between_all_producers() -> None:
+def test_a_streamlet_is_the_crc32c_of_the_key_modulo_the_streamlets() -> None:
     assert [streamlet_of(key, 8) for key in (b"", b"a", b"key", b"\0\xff")] == [
         crc32c(key) % 8 for key in (b"", b"a", b"key", b"\0\xff")
     ]
     assert [crc32c(b"123456789"), streamlet_of(b"123456789", 1000)] == [0xE3069283, 0xE3069283 % 1000]
 
 
-def test_rows_keep_their_order_and_none_is_lost() -> None:
+def test_partitioned_rows_keep_their_order_and_none_is_lost() -> None:
     keys = [b"%d" % (number % 7) for number in range(1000)]
     parts = split(pa.array(keys))
     assert all(rows == sorted(rows) for rows in parts.values())
@@ -45,13 +45,13 @@ def test_rows_keep_their_order_and_none_is_lost() -> None:
     assert all(streamlet_of(keys[row], 4) == streamlet for streamlet, rows in parts.items() for row in rows)
 
 
-def test_rows_without_a_key_stay_together() -> None:
+def test_rows_without_a_key_go_to_one_streamlet() -> None:
     assert split(pa.array([None, None], pa.binary())) == {KEYLESS: [0, 1]}
     keys = pa.array([b"a", None, b"b", None], pa.binary())
     assert {1, 3} <= set(split(keys)[KEYLESS])
 
 
-def test_one_streamlet_takes_all_without_a_look_at_the_keys() -> None:
+def test_a_single_streamlet_takes_all_rows() -> None:
     assert split(pa.array([None, b"a"], pa.binary()), streamlets=1) == {0: [0, 1]}
 
 
@@ -79,20 +79,20 @@ def test_a_nested_key_is_refused() -> None:
         split(pa.array([[b"a"]], KEYS))
 
 
-def test_dictionary_and_sliced_columns_are_as_good_as_others() -> None:
+def test_a_sliced_column_is_partitioned_like_a_whole_one() -> None:
     keys = pa.array([b"x", b"a", b"b", None, b"a"], pa.binary())
     assert split(keys.slice(1)) == split(pa.array([b"a", b"b", None, b"a"], pa.binary()))
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.string(), pa.large_binary(), pa.int64()])
 @pytest.mark.parametrize("length", [0, 3])
-def test_a_column_of_nulls_only_and_an_empty_one(kind: pa.DataType, length: int) -> None:
+def test_a_column_of_nulls_goes_to_one_streamlet_and_an_empty_one_to_none(kind: pa.DataType, length: int) -> None:
     empty = partition_by_key(pa.record_batch({"row": pa.array(range(length))}), pa.nulls(length, kind), 4, KEYLESS)
     assert [*map(int, empty.streamlets)] == [KEYLESS] * (length > 0)
     assert [*empty.ends] == [3] * (length > 0)
 
 
-def test_of_many_streamlets_the_highest_is_found() -> None:
+def test_keys_reach_their_streamlets_among_billions() -> None:
     keys = [b"%d" % number for number in range(300)]
     for streamlets in (1 << 16, (1 << 16) + 1, 1 << 31):
         assert split(pa.array(keys), streamlets) == {
@@ -118,13 +118,13 @@ def test_the_primary_key_is_the_first_of_the_list(lists: list[Any], first: list[
     assert primary_keys(pa.chunked_array([keys, keys])).to_pylist() == first * 2
 
 
-# --- as Kafka's clients do it ------------------------------------------------------------------------------
+# --- the partitioners of Kafka's clients -------------------------------------------------------------------
 
 MURMUR2, CONSISTENT = PARTITIONERS["murmur2_random"], PARTITIONERS["consistent_random"]
 
 
-def test_murmur2_places_keys_as_kafka_s_client_in_java() -> None:
-    """The sign is cut off, not taken away: ``Utils.toPositive(Utils.murmur2(key)) % partitions``."""
+def test_murmur2_random_places_keys_as_kafka_s_java_client() -> None:
+    """The sign bit is masked, not negated: ``Utils.toPositive(Utils.murmur2(key)) % partitions``."""
     signed = {b"21": -973932308, b"foobar": -790332482, b"abc": 479470107}
     for partitions in (1, 7, 100):
         expected = {key: (number & 0x7FFFFFFF) % partitions for key, number in signed.items()}
@@ -137,7 +137,7 @@ def test_consistent_random_places_keys_by_their_crc32() -> None:
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.string(), pa.large_binary(), pa.large_string()])
 @pytest.mark.parametrize("partitioner", PARTITIONERS.values(), ids=PARTITIONERS)
-def test_a_column_goes_where_each_of_its_keys_goes(partitioner: Partitioner, kind: pa.DataType) -> None:
+def test_a_column_is_partitioned_like_its_single_keys(partitioner: Partitioner, kind: pa.DataType) -> None:
     texts = [None if number % 7 == 3 else "" if number % 7 == 5 else f"key {number}" for number in range(500)]
     column = pa.array([None if text is None else text.encode() for text in texts], pa.binary()).cast(kind)
     expected: dict[int, list[int]] = {}
@@ -149,7 +149,7 @@ def test_a_column_goes_where_each_of_its_keys_goes(partitioner: Partitioner, kin
     assert split(column.slice(10), 5, partitioner) == expected
 
 
-def test_an_empty_key_decides_unless_it_counts_as_none() -> None:
+def test_an_empty_key_decides_unless_the_partitioner_takes_it_as_none() -> None:
     empty = pa.array([b"", b""], pa.binary())
     assert split(empty, 5, CRC32C) == {0: [0, 1]}
     assert split(empty, 5, MURMUR2) == {0x106E08D9 % 5: [0, 1]}
@@ -158,7 +158,7 @@ def test_an_empty_key_decides_unless_it_counts_as_none() -> None:
 
 
 @pytest.mark.parametrize("partitioner", PARTITIONERS.values(), ids=PARTITIONERS)
-def test_numbers_as_keys_are_their_text_for_each_partitioner(partitioner: Partitioner) -> None:
+def test_every_partitioner_hashes_a_number_as_its_text(partitioner: Partitioner) -> None:
     assert split(pa.array([12, None], pa.int64()), 1000, partitioner) == {
         streamlet_of(b"12", 1000, partitioner): [0],
         KEYLESS: [1],

@@ -1,4 +1,4 @@
-"""Readers of a broker that pushes: windows, leases, slots that are used again, the ends of lanes, lost connections."""
+"""Readers of a broker that pushes: windows, leases, reused slots, the ends of lanes, lost connections."""
 
 import asyncio
 import gc
@@ -86,7 +86,7 @@ def log_of(fleet: PushFleet, streamlet: int = 0) -> list[StoredChunk]:
     return fleet.s.streamlets[streamlet].log
 
 
-async def test_what_is_pushed_comes_in_order_and_is_told_to_be_taken_and_let_go(
+async def test_pushed_chunks_come_in_order_and_are_acknowledged_and_released(
     fleet: PushFleet, make_consumer: MakeConsumer
 ) -> None:
     consumer, log = make_consumer(consumer_group="app"), log_of(fleet)
@@ -102,7 +102,9 @@ async def test_what_is_pushed_comes_in_order_and_is_told_to_be_taken_and_let_go(
     await until(lambda: reader.taken_bytes == sum(len(chunk.data) for chunk in log) and reader.held == 0)
 
 
-async def test_a_batch_lies_in_the_brokers_memory_and_holds_it(fleet: PushFleet, make_consumer: MakeConsumer) -> None:
+async def test_a_batch_lies_in_the_brokers_memory_and_holds_its_lease(
+    fleet: PushFleet, make_consumer: MakeConsumer
+) -> None:
     consumer = make_consumer()
     taking = asyncio.ensure_future(anext(consumer.batches()))
     lane, reader = await opened(fleet), fleet.pushing.reader
@@ -122,7 +124,7 @@ async def test_a_batch_lies_in_the_brokers_memory_and_holds_it(fleet: PushFleet,
     await until(lambda: reader.held == 0)
 
 
-async def test_a_run_is_let_go_by_whatever_thread_drops_it(fleet: PushFleet, make_consumer: MakeConsumer) -> None:
+async def test_a_run_may_be_released_by_another_thread(fleet: PushFleet, make_consumer: MakeConsumer) -> None:
     consumer = make_consumer()
     taking = asyncio.ensure_future(anext(consumer.batches()))
     lane, reader = await opened(fleet), fleet.pushing.reader
@@ -136,10 +138,10 @@ async def test_a_run_is_let_go_by_whatever_thread_drops_it(fleet: PushFleet, mak
     await until(lambda: reader.held == 0)
 
 
-# --- a broker that stands still ------------------------------------------------------------------------------
+# --- a stuck broker ------------------------------------------------------------------------------------------
 
 
-async def test_a_broker_that_says_nothing_is_left_and_read_from_where_it_has_stopped(
+async def test_a_reader_reconnects_to_a_silent_broker_and_goes_on_where_it_stopped(
     fleet: PushFleet, make_consumer: MakeConsumer
 ) -> None:
     fleet.pushing.hello.alive_interval_ms = 10
@@ -155,7 +157,7 @@ async def test_a_broker_that_says_nothing_is_left_and_read_from_where_it_has_sto
     assert await taking == VALUES
 
 
-async def test_a_broker_that_stands_still_is_not_pulled_from_either_as_long_as_it_does_not_greet(
+async def test_a_reader_does_not_pull_from_a_broker_that_sends_no_greeting(
     fleet: PushFleet, make_consumer: MakeConsumer
 ) -> None:
     fleet.pushing.hello.alive_interval_ms = 10
@@ -170,23 +172,25 @@ async def test_a_broker_that_stands_still_is_not_pulled_from_either_as_long_as_i
     assert (await taking).pushed
 
 
-async def test_a_broker_that_says_that_it_is_there_is_not_left(fleet: PushFleet, make_consumer: MakeConsumer) -> None:
+async def test_a_reader_stays_with_a_broker_that_says_it_is_alive(
+    fleet: PushFleet, make_consumer: MakeConsumer
+) -> None:
     fleet.pushing.hello.alive_interval_ms = 10
     consumer, log = make_consumer(), log_of(fleet)
     taking = asyncio.ensure_future(anext(consumer.batches()))
     lane, reader = await opened(fleet), fleet.pushing.reader
     for _ in range(200):
         reader.say_alive()
-        await asyncio.sleep(0.001)  # sleep: all of it is several times what a silent broker gets
+        await asyncio.sleep(0.001)  # sleep: in total several times as long as a silent broker gets
     assert not reader.closed
     reader.push(lane, log[:1], 0)
     assert (await taking).pushed
 
 
-# --- slots that are used again -------------------------------------------------------------------------------
+# --- reused slots --------------------------------------------------------------------------------------------
 
 
-async def test_a_run_whose_slot_was_used_again_before_it_came_is_read_again(
+async def test_a_run_whose_slot_was_reused_before_it_came_is_requested_again(
     fleet: PushFleet, make_consumer: MakeConsumer
 ) -> None:
     consumer, log = make_consumer(), log_of(fleet)
@@ -194,7 +198,7 @@ async def test_a_run_whose_slot_was_used_again_before_it_came_is_read_again(
     lane, reader = await opened(fleet), fleet.pushing.reader
     reader.push(lane, log[:2], 0)
     reader.push(lane, log[2:3], 1, generation=fleet.pushing.generations[1] - 1)
-    reader.push(lane, log[3:4], 2)  # must not be taken for what comes next
+    reader.push(lane, log[3:4], 2)  # the reader must not take this run for the next one
     again = await opened(fleet, 2)
     assert position_of(reader.subscribed[-1].start) == log[2].start
     assert reader.cancelled == [lane]
@@ -206,7 +210,7 @@ async def test_a_run_whose_slot_was_used_again_before_it_came_is_read_again(
 
 
 async def lose_slot(fleet: PushFleet, slot: int) -> None:
-    """The broker goes on with another segment in it, though nobody has let go of it: the connection is gone."""
+    """The broker puts another segment into the slot without a release, as the connection is gone."""
     fleet.pushing.refusing = True
     fleet.pushing.reader.lose()
     fleet.pushing.reuse(slot)
@@ -214,10 +218,10 @@ async def lose_slot(fleet: PushFleet, slot: int) -> None:
 
 @pytest.mark.parametrize("verify", [True, False])
 @pytest.mark.parametrize("way", ["batches", "records"])
-async def test_chunks_whose_slot_was_used_again_before_they_were_opened_are_read_again(
+async def test_chunks_whose_slot_was_reused_before_they_were_opened_are_read_again(
     fleet: PushFleet, make_consumer: MakeConsumer, way: str, verify: bool
 ) -> None:
-    """The bytes that are there now are never given out, whether checksums are looked at or not."""
+    """The reader never delivers the new bytes, with or without checksums."""
     consumer, log = make_consumer(verify_checksums=verify), log_of(fleet)
     chunks: Any = consumer.batches() if way == "batches" else consumer.records()
     taken: list[Any] = []
@@ -228,7 +232,7 @@ async def test_chunks_whose_slot_was_used_again_before_they_were_opened_are_read
     reader.push(lane, log[4:], 2)
     taken.append(await taking)
     await until(lambda: consumer.fetched_ahead == 2)
-    await lose_slot(fleet, 0)  # of which two chunks are not open yet
+    await lose_slot(fleet, 0)  # two of its chunks are not open yet
     fleet.pushing.reuse(2)
     async with asyncio.timeout(WAIT_S):
         taken += [await anext(chunks) for _ in range(5)]
@@ -242,7 +246,7 @@ async def test_chunks_whose_slot_was_used_again_before_they_were_opened_are_read
     assert consumer.positions() == {0: [log[-1].end]}
 
 
-async def test_who_gives_up_while_chunks_are_read_again_skips_none(
+async def test_cancelling_a_read_while_chunks_are_read_again_skips_none(
     fleet: PushFleet, make_consumer: MakeConsumer
 ) -> None:
     asked: list[int] = []
@@ -273,10 +277,10 @@ async def test_who_gives_up_while_chunks_are_read_again_skips_none(
     assert len(asked) >= 2, "what nobody has waited for is begun again"
 
 
-async def test_records_are_made_of_copies(
+async def test_records_are_made_from_copies_of_pushed_chunks(
     fleet: PushFleet, make_consumer: MakeConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Values are made one after the other, and each offset of them is trusted."""
+    """Values are made one by one from trusted offsets, so the memory must not change meanwhile."""
     in_place: list[bool] = []
 
     def noted(chunk: ChunkBatch, stream: StreamDescription) -> Iterator[Record]:
@@ -295,7 +299,7 @@ async def test_records_are_made_of_copies(
     assert (chunk.pushed, chunk.start) == (True, log[1].start)
 
 
-async def test_read_range_reads_again_what_was_overwritten(fleet: PushFleet) -> None:
+async def test_read_range_reads_overwritten_chunks_again(fleet: PushFleet) -> None:
     client, log = Client(fleet.cluster), log_of(fleet)
     chunks = client.read_range("s", 0, 0, EARLIEST, log[-1].end)
     taking = asyncio.ensure_future(anext(chunks))
@@ -310,7 +314,7 @@ async def test_read_range_reads_again_what_was_overwritten(fleet: PushFleet) -> 
     assert [chunk.batch["value"][0].as_py() for chunk in taken[1:]] == VALUES[1:]
 
 
-async def test_what_is_wrong_in_a_slot_that_is_intact_is_told_as_it_is() -> None:
+async def test_a_bad_chunk_counts_as_overwritten_only_if_its_slot_was_reused() -> None:
     buffer = pa.py_buffer(bytes(256))
     for intact, expected in ((True, KeraError), (False, Overwritten)):
         slot = PushedSlot([1 if intact else 2], 0, 1)
@@ -323,7 +327,7 @@ async def test_what_is_wrong_in_a_slot_that_is_intact_is_told_as_it_is() -> None
 # --- the window ----------------------------------------------------------------------------------------------
 
 
-async def test_the_window_is_what_a_consumer_may_hold(fleet: PushFleet, make_consumer: MakeConsumer) -> None:
+async def test_the_window_is_the_prefetch_limit_of_the_consumer(fleet: PushFleet, make_consumer: MakeConsumer) -> None:
     fleet.pushing.serving = True
     size = len(log_of(fleet)[0].data)
     consumer = make_consumer(prefetch_bytes_max=2 * size)
@@ -336,8 +340,8 @@ async def test_the_window_is_what_a_consumer_may_hold(fleet: PushFleet, make_con
     await until(lambda: reader.outstanding_bytes == 0)
 
 
-async def test_who_takes_nothing_stops_nobody_else(fleet: PushFleet, make_consumer: MakeConsumer) -> None:
-    """Several consumers share a connection, and its window."""
+async def test_an_idle_consumer_does_not_stop_the_others(fleet: PushFleet, make_consumer: MakeConsumer) -> None:
+    """Several consumers share a connection and its window."""
     put(fleet, *[b"more %d" % number + bytes(1000) for number in range(100)])
     fleet.pushing.serving = True
     expected = fleet.s.values()
@@ -358,7 +362,7 @@ async def test_who_takes_nothing_stops_nobody_else(fleet: PushFleet, make_consum
     assert fleet.pulled == 0
 
 
-async def test_a_window_is_no_larger_than_brokers_allow(fleet: PushFleet, make_consumer: MakeConsumer) -> None:
+async def test_a_window_is_limited_to_an_eighth_of_the_arena(fleet: PushFleet, make_consumer: MakeConsumer) -> None:
     await make_consumer(prefetch_bytes_max=1 << 40).start()
     await opened(fleet)
     assert fleet.pushing.reader.window_bytes == SLOTS * SLOT_BYTES // 8
@@ -367,7 +371,7 @@ async def test_a_window_is_no_larger_than_brokers_allow(fleet: PushFleet, make_c
 # --- ends of lanes -------------------------------------------------------------------------------------------
 
 
-async def test_a_range_ends_where_it_was_to(fleet: PushFleet, make_consumer: MakeConsumer) -> None:
+async def test_a_pushed_range_ends_at_its_end_position(fleet: PushFleet, make_consumer: MakeConsumer) -> None:
     fleet.pushing.serving = True
     log = log_of(fleet)
     consumer = make_consumer(start={0: [log[1].start]}, end={0: [log[4].start]})
@@ -377,7 +381,7 @@ async def test_a_range_ends_where_it_was_to(fleet: PushFleet, make_consumer: Mak
     assert fleet.pulled == 0
 
 
-async def test_a_range_goes_on_where_the_streamlet_went(fleet: PushFleet, make_consumer: MakeConsumer) -> None:
+async def test_a_range_follows_a_moved_streamlet(fleet: PushFleet, make_consumer: MakeConsumer) -> None:
     fleet.s.move(0, 2)
     put(fleet, b"moved")
     log = log_of(fleet)
@@ -389,7 +393,7 @@ async def test_a_range_goes_on_where_the_streamlet_went(fleet: PushFleet, make_c
     assert (fleet.pulled, fleet.fake.brokers[2].calls.count("MultiReadChunks") > 0) == (0, True)
 
 
-async def test_who_is_told_to_pull_pulls_and_has_it_pushed_again_later(
+async def test_a_reader_told_to_pull_pulls_and_later_opens_a_lane_again(
     fleet: PushFleet, make_consumer: MakeConsumer
 ) -> None:
     consumer, log = make_consumer(fetch_bytes_max=1), log_of(fleet)
@@ -400,7 +404,7 @@ async def test_who_is_told_to_pull_pulls_and_has_it_pushed_again_later(
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     await until(lambda: fleet.pulled >= 1 and loop.time() > began_s + 0.05)
-    put(fleet, b"6")  # and with this answer it is time
+    put(fleet, b"6")  # this answer is the occasion to open a lane again
     again = await opened(fleet, 2)
     start = position_of(reader.subscribed[-1].start)
     rest = [chunk for chunk in log if chunk.start >= start]
@@ -412,7 +416,7 @@ async def test_who_is_told_to_pull_pulls_and_has_it_pushed_again_later(
 
 
 @pytest.mark.parametrize("error", [Unavailable("no room"), NotOwner("not here"), InvalidCursor("no boundary")])
-async def test_a_lane_that_fails_for_a_passing_reason_is_tried_again(
+async def test_a_lane_that_fails_with_a_temporary_error_is_opened_again(
     fleet: PushFleet, make_consumer: MakeConsumer, error: KeraError
 ) -> None:
     consumer, log = make_consumer(), log_of(fleet)
@@ -424,7 +428,7 @@ async def test_a_lane_that_fails_for_a_passing_reason_is_tried_again(
     assert await taking == VALUES
 
 
-async def test_an_error_that_no_retry_helps_against_is_told_behind_what_came(
+async def test_a_permanent_error_is_raised_after_the_pushed_chunks(
     fleet: PushFleet, make_consumer: MakeConsumer
 ) -> None:
     consumer, log = make_consumer(), log_of(fleet)
@@ -438,8 +442,8 @@ async def test_an_error_that_no_retry_helps_against_is_told_behind_what_came(
 
 
 @pytest.mark.parametrize("taken", [0, 2])
-async def test_read_range_refuses_an_end_that_is_not_there(fleet: PushFleet, taken: int) -> None:
-    """A broker that pushes refuses such a lane at once; what the error is, is as when it is pulled."""
+async def test_read_range_refuses_an_end_beyond_the_stream(fleet: PushFleet, taken: int) -> None:
+    """A broker that pushes refuses such a lane at once; the error is the same as with pulling."""
     client, log = Client(fleet.cluster), log_of(fleet)
     chunks = client.read_range("s", 0, 0, log[6 - taken].start if taken else log[-1].end, Position(9, 1, 0))
     got: list[bytes] = []
@@ -460,14 +464,16 @@ async def test_read_range_refuses_an_end_that_is_not_there(fleet: PushFleet, tak
     assert got == VALUES[6 - taken :]
 
 
-async def test_closing_a_consumer_gives_everything_back(fleet: PushFleet, make_consumer: MakeConsumer) -> None:
+async def test_closing_a_consumer_releases_all_leases_and_window_bytes(
+    fleet: PushFleet, make_consumer: MakeConsumer
+) -> None:
     consumer, log = make_consumer(), log_of(fleet)
     await consumer.start()
     lane, reader = await opened(fleet), fleet.pushing.reader
     reader.push(lane, log[:2], 0)
     await until(lambda: consumer.fetched_ahead == 1)
     await consumer.close()
-    reader.push(lane, log[2:], 1)  # on its way when it was closed
+    reader.push(lane, log[2:], 1)  # on its way when the consumer closed
     await until(lambda: reader.cancelled == [lane] and reader.held == 0 and reader.outstanding_bytes == 0)
     assert not reader.closed, "other consumers of the client may use it"
 
@@ -483,7 +489,7 @@ async def test_all_consumers_of_a_client_share_a_connection(fleet: PushFleet, ma
     assert len(fleet.pushing.readers) == 1
 
 
-async def test_a_lost_connection_is_made_again_and_nothing_comes_twice(
+async def test_a_lost_connection_is_reopened_and_no_chunk_comes_twice(
     fleet: PushFleet, make_consumer: MakeConsumer
 ) -> None:
     consumer, log = make_consumer(), log_of(fleet)
@@ -497,7 +503,7 @@ async def test_a_lost_connection_is_made_again_and_nothing_comes_twice(
     assert position_of(fleet.pushing.reader.subscribed[0].start) == log[1].end
 
 
-async def test_a_lane_over_a_connection_that_is_gone_ends_at_once(fleet: PushFleet) -> None:
+async def test_a_lane_over_a_closed_connection_ends_at_once(fleet: PushFleet) -> None:
     connection = await connect(fleet.info.push_unix_path, timeout_s=WAIT_S)
     subscriber = connection.subscriber("", 1000)
     await connection.close()
@@ -507,7 +513,7 @@ async def test_a_lane_over_a_connection_that_is_gone_ends_at_once(fleet: PushFle
     assert (ends[0].next, type(ends[0].error)) == (EARLIEST, Unavailable)
 
 
-async def test_a_broker_that_died_is_followed_to_where_its_data_went(
+async def test_a_reader_goes_on_at_the_broker_that_took_over_from_a_crashed_one(
     fleet: PushFleet, make_consumer: MakeConsumer
 ) -> None:
     consumer, log = make_consumer(), log_of(fleet)
@@ -535,7 +541,7 @@ async def test_a_broker_that_died_is_followed_to_where_its_data_went(
         {"offset": (1 << 32) - 1},
     ],
 )
-async def test_a_run_that_makes_no_sense_ends_the_connection_and_nothing_of_it_is_given_out(
+async def test_an_invalid_run_ends_the_connection_and_is_not_delivered(
     fleet: PushFleet, make_consumer: MakeConsumer, changes: dict[str, int]
 ) -> None:
     consumer, log = make_consumer(), log_of(fleet)
@@ -549,8 +555,8 @@ async def test_a_run_that_makes_no_sense_ends_the_connection_and_nothing_of_it_i
     assert fleet.pulled > 0
 
 
-async def test_a_connection_that_has_failed_is_forgotten_with_what_came_over_it() -> None:
-    """What Arrow refers to is out of the sight of the collector of garbage: it must not be part of a cycle."""
+async def test_a_failed_connection_is_garbage_collected_with_its_runs() -> None:
+    """The garbage collector does not see Arrow's references, so they must not be part of a cycle."""
 
     def fail() -> "weakref.ref[PushChannel]":
         hello = push_pb2.PushHello(slots=1, slot_bytes=64, slots_at=64, rows_at=0, row_bytes=8, arena_bytes=128)
@@ -560,26 +566,28 @@ async def test_a_connection_that_has_failed_is_forgotten_with_what_came_over_it(
         wanted = fetch.Wanted(EntryId(STREAM_ID, 0, 0), Position(1, 1, 0), None)
         channel.subscriber("", 1 << 20).open(wanted, arrived.append, lambda _: None)
         good = Run(1, 0, 0, 64, 32, 1, 1, 0, 0)
-        channel.data_received(encode_runs([good, good]))  # the same again makes no sense
+        channel.data_received(encode_runs([good, good]))  # a repeated run is invalid
         assert len(arrived) == 1
         assert channel.failure is not None
         channel.connection_lost(None)
         return weakref.ref(channel)
 
     failed = fail()
-    await until(lambda: gc.collect() >= 0 and failed() is None)  # a timer holds it for a moment
+    await until(lambda: gc.collect() >= 0 and failed() is None)  # a timer holds the channel for a moment
 
 
-# --- when there is no way ------------------------------------------------------------------------------------
+# --- readers that cannot use the channel ---------------------------------------------------------------------
 
 
-async def test_never_means_never(fleet: PushFleet, make_consumer: MakeConsumer) -> None:
+async def test_a_consumer_with_shared_memory_never_opens_no_push_connection(
+    fleet: PushFleet, make_consumer: MakeConsumer
+) -> None:
     consumer = make_consumer(shared_memory="never")
     assert await take(consumer, 6) == VALUES
     assert fleet.pushing.readers == []
 
 
-async def test_who_reaches_brokers_by_tcp_gets_copies(
+async def test_a_client_over_tcp_gets_copies_and_refuses_shared_memory_always(
     make_fleet: MakeFleet, tmp_path: Path, make_consumer: MakeConsumer
 ) -> None:
     fleet = PushFleet(await make_fleet(transport="tcp"), tmp_path)
@@ -590,7 +598,7 @@ async def test_who_reaches_brokers_by_tcp_gets_copies(
     await fleet.pushing.close()
 
 
-async def test_a_later_launch_of_a_broker_that_could_not_push_is_tried(
+async def test_push_is_tried_again_with_the_next_launch_of_a_broker_that_could_not_push(
     fleet: PushFleet, make_consumer: MakeConsumer
 ) -> None:
     async def pushed() -> bool:

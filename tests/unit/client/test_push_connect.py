@@ -1,4 +1,4 @@
-"""Connecting to a broker that pushes: what can be in the way, and what a reader does then."""
+"""Connecting to a broker that pushes: obstacles, and what a reader does about them."""
 
 import asyncio
 import errno
@@ -67,10 +67,10 @@ def odd_arena(fleet: PushFleet) -> None:
     fleet.pushing.hello.slots += 1
 
 
-async def test_a_broker_whose_memory_comes_with_its_greeting_need_not_say_who_it_is(
+async def test_a_broker_that_sends_its_memory_with_its_greeting_needs_no_user_check(
     fleet: PushFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If that failed, nobody would close the descriptor of the memory."""
+    """A failure there would leave the descriptor of the memory open."""
 
     def gone(_: Any) -> int:
         raise OSError(errno.ENOTCONN, "not connected")
@@ -93,7 +93,7 @@ async def test_a_broker_whose_memory_comes_with_its_greeting_need_not_say_who_it
         (odd_arena, "not as it says"),
     ],
 )
-async def test_a_broker_that_cannot_push_is_pulled_from_unless_it_has_to(
+async def test_a_reader_pulls_from_a_broker_that_cannot_push_unless_pushing_is_required(
     fleet: PushFleet, obstacle: Callable[[PushFleet], None], text: str
 ) -> None:
     obstacle(fleet)
@@ -104,7 +104,7 @@ async def test_a_broker_that_cannot_push_is_pulled_from_unless_it_has_to(
         await read(fleet, "always")
 
 
-async def test_a_socket_that_is_not_for_us_is_an_error_that_says_so(
+async def test_a_socket_of_another_user_fails_only_if_pushing_is_required(
     fleet: PushFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refused(*_: Any) -> Any:
@@ -116,7 +116,7 @@ async def test_a_socket_that_is_not_for_us_is_an_error_that_says_so(
         await read(fleet, "always")
 
 
-async def test_without_a_descriptor_the_file_is_opened(fleet: PushFleet) -> None:
+async def test_the_arena_file_is_opened_when_no_descriptor_comes(fleet: PushFleet) -> None:
     fleet.pushing.send_fd = False
     fleet.pushing.serving = True
     assert await read(fleet, "always") == VALUES

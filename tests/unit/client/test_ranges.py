@@ -1,4 +1,4 @@
-"""Groups of segments that a broker pushes: where they end, and what comes of them when it is told to stop."""
+"""Groups of segments that a broker pushes: their ends, cancellation, and faults."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -37,7 +37,7 @@ async def fleet(make_fleet: MakeFleet, tmp_path: Path) -> AsyncIterator[PushFlee
 
 @dataclass
 class Groups:
-    """What fetches group 1."""
+    """A fetcher, and group 1 as its range."""
 
     fetcher: Fetcher
     group: Range
@@ -82,8 +82,8 @@ async def test_a_group_ends_where_the_next_one_of_its_entry_begins(fleet: PushFl
     assert fleet.pulled == 0
 
 
-async def test_of_a_group_that_is_open_what_follows_tells_the_end(fleet: PushFleet, groups: Groups) -> None:
-    """Nobody knows where it will end, so the broker takes no lane that ends there."""
+async def test_an_open_group_ends_with_the_first_chunk_of_the_next_group(fleet: PushFleet, groups: Groups) -> None:
+    """The end of an open group is unknown, so the broker refuses a lane with that end."""
     lane, log = await opened(fleet), log_of(fleet)
     reader = fleet.pushing.reader
     reader.push(lane, log[:1], 0)
@@ -92,7 +92,7 @@ async def test_of_a_group_that_is_open_what_follows_tells_the_end(fleet: PushFle
     assert not reader.subscribed[-1].HasField("end")
     assert position_of(reader.subscribed[-1].start) == log[0].end
     reader.push(lane, log[1:3], 0)
-    reader.push(lane, log[3:4], 1)  # the entry's next group: another consumer's
+    reader.push(lane, log[3:4], 1)  # the entry's next group, which belongs to another consumer
     reader.push(lane, log[4:5], 1)
     assert place(await taken(groups)) == (START, log[0].end)
     assert place(await taken(groups)) == (log[0].end, log[2].end)
@@ -101,17 +101,17 @@ async def test_of_a_group_that_is_open_what_follows_tells_the_end(fleet: PushFle
     assert fleet.pulled == 0
 
 
-async def test_a_group_that_is_taken_away_is_pushed_no_more(fleet: PushFleet, groups: Groups) -> None:
+async def test_removing_a_group_cancels_its_lane_and_frees_late_chunks(fleet: PushFleet, groups: Groups) -> None:
     lane, log = await opened(fleet), log_of(fleet)
     reader = fleet.pushing.reader
     reader.push(lane, log[:1], 0)
     assert place(await taken(groups)) == (START, log[0].end)
     groups.fetcher.remove(groups.group)
-    reader.push(lane, log[1:2], 0)  # on its way
+    reader.push(lane, log[1:2], 0)  # still on its way
     await until(lambda: reader.cancelled == [lane] and reader.held == 0 and reader.outstanding_bytes == 0)
 
 
-async def test_a_group_is_pulled_when_the_broker_wants_it_to_be(fleet: PushFleet, groups: Groups) -> None:
+async def test_a_group_is_pulled_when_the_broker_says_so(fleet: PushFleet, groups: Groups) -> None:
     lane, log = await opened(fleet), log_of(fleet)
     reader = fleet.pushing.reader
     reader.push(lane, log[:1], 0)

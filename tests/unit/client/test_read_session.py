@@ -1,4 +1,4 @@
-"""Read sessions as a client keeps them, against a real broker service: whatever is lost, each chunk comes once."""
+"""Read sessions of a client against a real broker service: each chunk comes once, whatever is lost."""
 
 import random
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ FAULTS = [Fault.NOT_SENT, Fault.LOST, Fault.ANSWER_LOST]
 
 @dataclass(eq=False)
 class Part:
-    """A range, and what has come of it."""
+    """A range and the values read from it."""
 
     wanted: Wanted
     values: list[bytes]
@@ -47,7 +47,7 @@ async def read(session: ReadSession[Part], **options: Any) -> list[Told[Part]]:
 
 @pytest.fixture
 def limits() -> ServingLimits:
-    """Of the broker."""
+    """The limits of the broker."""
     return ServingLimits()
 
 
@@ -58,7 +58,7 @@ async def wide(make_cluster: Any, limits: ServingLimits) -> FakeCluster:
 
 
 @pytest.mark.parametrize("seed", range(25))
-async def test_whatever_is_lost_each_chunk_comes_once_and_in_order(
+async def test_each_chunk_comes_once_and_in_order_despite_faults(
     wide: FakeCluster, make_producer: MakeProducer, seed: int
 ) -> None:
     choices = random.Random(seed)
@@ -98,23 +98,21 @@ async def test_whatever_is_lost_each_chunk_comes_once_and_in_order(
     assert {"fault", "kept"} <= happened
 
 
-async def test_a_session_that_the_broker_has_lost_begins_anew_by_itself(
-    wide: FakeCluster, make_producer: MakeProducer
-) -> None:
+async def test_a_session_that_the_broker_has_lost_begins_anew(wide: FakeCluster, make_producer: MakeProducer) -> None:
     producer = make_producer(wide)
     await producer.prepare("s")
     await producer.send("s", b"a", streamlet=0)
     first, second = part(0), part(1)
     session = ReadSession(wide.loopback, "", [first, second])
     take(await read(session))
-    wide.loopback.peer.closed()  # and all that it kept for us
+    wide.loopback.peer.closed()  # the broker also forgets the session
     await producer.send("s", b"b", streamlet=0)
     await producer.send("s", b"c", streamlet=1)
     take(await read(session))
     assert (first.values, second.values) == ([b"a", b"b"], [b"c"])
 
 
-async def test_what_has_ended_is_not_in_it_any_more(wide: FakeCluster, make_producer: MakeProducer) -> None:
+async def test_a_range_that_failed_leaves_the_session(wide: FakeCluster, make_producer: MakeProducer) -> None:
     producer = make_producer(wide)
     await producer.prepare("s")
     await producer.send("s", b"a", streamlet=0)
@@ -127,7 +125,7 @@ async def test_what_has_ended_is_not_in_it_any_more(wide: FakeCluster, make_prod
 
 
 class Other:
-    """A broker that answers as no broker does."""
+    """A broker that gives an invalid answer."""
 
     transport = "tcp"
 
@@ -141,14 +139,14 @@ class Other:
         return self.answer()
 
 
-async def test_an_answer_about_something_else_is_no_answer() -> None:
+async def test_an_answer_with_an_unknown_handle_is_rejected() -> None:
     reply = Reply(broker_pb2.MultiReadChunksResponse(results=[broker_pb2.ReadResult(handle=77)]))
     session = ReadSession(Other(reply), "", [part(0)])  # type: ignore[arg-type]
     with pytest.raises(ProtocolError, match="77"):
         await read(session)
 
 
-async def test_an_answer_that_tells_of_more_bytes_than_have_come_is_no_answer() -> None:
+async def test_an_answer_with_fewer_bytes_than_it_claims_is_rejected() -> None:
     results = [broker_pb2.ReadResult(handle=1, length_bytes=65)]
     reply = Reply(broker_pb2.MultiReadChunksResponse(results=results), [memoryview(bytes(64))])
     session = ReadSession(Other(reply), "", [part(0)])  # type: ignore[arg-type]
@@ -156,7 +154,7 @@ async def test_an_answer_that_tells_of_more_bytes_than_have_come_is_no_answer() 
         await read(session)
 
 
-async def test_a_range_that_was_removed_and_came_again_goes_on_where_it_is_now(
+async def test_a_range_removed_and_added_again_goes_on_at_its_position(
     wide: FakeCluster, make_producer: MakeProducer
 ) -> None:
     producer = make_producer(wide)
@@ -179,10 +177,10 @@ async def test_a_range_that_was_removed_and_came_again_goes_on_where_it_is_now(
 
 
 @pytest.mark.parametrize("limits", [ServingLimits(), ServingLimits(connection_ranges_max=1)], ids=["kept", "not kept"])
-async def test_more_ranges_than_a_request_takes_are_told_in_several(
+async def test_more_ranges_than_a_request_takes_go_in_several_requests(
     wide: FakeCluster, make_producer: MakeProducer
 ) -> None:
-    """Also when the broker keeps no session: then each begin has others."""
+    """This also holds when the broker keeps no session: then each request has other ranges."""
     producer = make_producer(wide, chunk_bytes_max=1024)
     await producer.prepare("s")
     parts = [part(number) for number in range(STREAMLETS)]

@@ -1,4 +1,4 @@
-"""What consumers of groups measure of streams with a latency constraint, and tell their brokers."""
+"""Latency reports of consumers in groups: they measure streams with a latency constraint and report to brokers."""
 
 import asyncio
 from collections.abc import Sequence
@@ -65,7 +65,7 @@ def told(meter: ReaderMeter) -> dict[Hop, tuple[int, int]]:
 
 
 class TestMeter:
-    def test_nothing_is_measured_without_a_constraint(self) -> None:
+    def test_a_report_without_a_constraint_has_no_measurements(self) -> None:
         meter = ReaderMeter("app")
         taken(meter, fetched(), 1.0, 1.1, 1.2)
         meter.look(9.0, 1.0)
@@ -73,14 +73,14 @@ class TestMeter:
         report = meter.report(BROKER_ID, [STREAM_ID])
         assert [(sample.stream_id, sample.count) for sample in report.samples] == [(STREAM_ID, 0)]
 
-    def test_records_that_are_years_old_are_told_of_like_others(self) -> None:
-        """A broker refuses reports of longer times, and with them all that else is in there."""
+    def test_the_hand_over_of_very_old_records_is_capped(self) -> None:
+        """A broker refuses a whole report with a longer time in it."""
         meter = ReaderMeter("app")
         meter.answered(BROKER_ID, answer(1_700_000_000_000_000), -0.001, 0.001)
         taken(meter, fetched(created_us=0), 1.0, 1.25, 1.5)
         assert told(meter) == {Hop.HAND_OVER: (1, TIME_US_MAX), Hop.PREFETCH: (1, 250_000), Hop.WORK: (1, 250_000)}
 
-    def test_where_a_writer_is_ahead_chunks_do_not_come_before_they_were_made(self) -> None:
+    def test_a_writers_clock_that_is_ahead_does_not_make_hand_overs_negative(self) -> None:
         meter = ReaderMeter("app")
         meter.answered(BROKER_ID, answer(5_000_000_000), -0.001, 0.001)
         taken(meter, fetched(created_us=5_001_000_000), 1.0, 1.25, 1.5)
@@ -90,8 +90,8 @@ class TestMeter:
         (found,) = [sample for of, sample in checked(report) if of.hop is Hop.HAND_OVER]
         assert (report.clock_ahead_us, found.count, found.sum_us) == (4_990_000, 2, 20_000)
 
-    def test_each_hop(self) -> None:
-        """The broker's clock is 5,000 s ahead of ours, as an answer says that took 2 ms."""
+    def test_hand_over_prefetch_and_work_are_measured(self) -> None:
+        """According to an answer that took 2 ms, the broker's clock is 5,000 s ahead of ours."""
         meter = ReaderMeter("app")
         meter.answered(BROKER_ID, answer(5_000_000_000), -0.001, 0.001)
         what = fetched(created_us=5_000_900_000)
@@ -103,8 +103,8 @@ class TestMeter:
         assert hops == {Hop.HAND_OVER: (1, 100_000), Hop.PREFETCH: (1, 250_000), Hop.WORK: (1, 250_000)}
         assert told(meter) == {}
 
-    def test_work_ends_with_the_first_record_that_is_made_of_it(self) -> None:
-        """Whether it is accepted before the application asks for more, or after; but before it takes something else."""
+    def test_work_ends_with_the_first_record_sent_on(self) -> None:
+        """That record may come before or after the application asks for more, but before it takes another chunk."""
         for accepted_s, us in ((1.25, 250_000), (1.75, 750_000), (None, 500_000)):
             at_work = AtWork(FakeClock(0))
             meter = ReaderMeter("app", at_work)
@@ -123,7 +123,7 @@ class TestMeter:
             assert told(meter)[Hop.WORK] == (1, 250_000)
             assert not at_work.pending
 
-    def test_what_is_not_measured_ends_work_as_well(self) -> None:
+    def test_taking_an_unmeasured_chunk_ends_the_work_too(self) -> None:
         at_work = AtWork(FakeClock(0))
         meter = ReaderMeter("app", at_work)
         meter.answered(BROKER_ID, answer(next_stream_ids=[STREAM_ID + 1]), 0.0, 0.0)
@@ -134,13 +134,13 @@ class TestMeter:
         meter.asks(4.0)
         assert told(meter)[Hop.WORK] == (1, 500_000)
 
-    def test_without_the_brokers_time_there_is_no_hand_over(self) -> None:
+    def test_hand_over_is_not_measured_without_the_brokers_time(self) -> None:
         meter = ReaderMeter("app")
         meter.answered(BROKER_ID, answer(), 0.0, 0.001)
         taken(meter, fetched(), 1.0, 1.25, 1.5)
         assert told(meter).keys() == {Hop.PREFETCH, Hop.WORK}
 
-    def test_advice_counts_for_a_while(self) -> None:
+    def test_measuring_ends_when_the_advice_expires(self) -> None:
         meter = ReaderMeter("app")
         meter.answered(BROKER_ID, answer(valid_ms=(1 << 32) - 1), 0.0, 0.0)
         taken(meter, fetched(), VALID_S_MAX - 1, VALID_S_MAX - 1, VALID_S_MAX - 1)
@@ -162,7 +162,7 @@ class TestMeter:
         assert meter.pause_s(STREAM_ID, 1, 6.1) == 0.0
         assert meter.pause_s(STREAM_ID + 1, 1, 2.0) == 0.0
 
-    def test_what_does_not_fit_is_told_the_next_time(self) -> None:
+    def test_samples_beyond_the_limit_go_into_the_next_report(self) -> None:
         meter = ReaderMeter("app")
         meter.answered(BROKER_ID, answer(), 0.0, 0.0)
         for streamlet in range(SAMPLES_MAX):
@@ -171,7 +171,7 @@ class TestMeter:
         assert [len(report) for report in reports] == [SAMPLES_MAX - 1, SAMPLES_MAX - 1, 2, 0]
         assert len({of for report in reports for of, _ in report}) == 2 * SAMPLES_MAX
 
-    def test_of_brokers_that_nothing_comes_from_any_more_nothing_is_kept(self) -> None:
+    def test_samples_of_brokers_no_longer_in_use_are_dropped(self) -> None:
         meter = ReaderMeter("app")
         meter.answered(BROKER_ID, answer(1), 0.0, 0.0)
         taken(meter, fetched(), 1.0, 1.0, 1.0)
@@ -181,9 +181,9 @@ class TestMeter:
 
 
 class TestWhatWaits:
-    """An application that hangs is done with nothing: the time so far counts."""
+    """A hanging application finishes no work, so the time so far counts."""
 
-    def test_what_is_worked_at_and_what_waits_longest_count_with_the_time_so_far(self) -> None:
+    def test_current_work_and_the_longest_wait_count_with_the_time_so_far(self) -> None:
         waiting = [came(0.5), came(0.5, streamlet=1), came(1.0)]
         meter = watching(waiting)
         meter.taken(fetched(), Came(BROKER_ID, 0.25), 0.5)
@@ -198,7 +198,7 @@ class TestWhatWaits:
         meter.look(9.0, 1.0)
         assert told(meter) == {Hop.PREFETCH: (1, 8_500_000), Hop.WORK: (1, 3_000_000)}
 
-    def test_what_came_before_the_constraint_was_heard_of_counts_since_it_came(self) -> None:
+    def test_chunks_from_before_the_constraint_count_from_their_arrival(self) -> None:
         meter = ReaderMeter("app", waiting=lambda: [came(1.0)])
         here = meter.came(fetched(), BROKER_ID, 0.5)
         meter.taken(fetched(), here, 0.75)
@@ -209,7 +209,7 @@ class TestWhatWaits:
         meter.taken(fetched(), Came(BROKER_ID, 1.0), 7.0)
         assert told(meter) == {Hop.PREFETCH: (1, 6_000_000), Hop.WORK: (1, 6_250_000)}
 
-    def test_work_is_over_with_the_first_record_that_was_made_of_it(self) -> None:
+    def test_unfinished_work_stops_counting_after_the_first_record_sent_on(self) -> None:
         at_work = AtWork(FakeClock(0))
         meter = ReaderMeter("app", at_work)
         meter.answered(BROKER_ID, answer(valid_ms=60_000, next_stream_ids=[STREAM_ID + 1]), 0.0, 0.0)
@@ -220,7 +220,7 @@ class TestWhatWaits:
         meter.look(9.0, 1.0)
         assert told(meter) == {}
 
-    def test_what_others_have_by_now_does_not_wait_here(self) -> None:
+    def test_chunks_of_dropped_ranges_do_not_count_as_waiting(self) -> None:
         waiting = [came(0.0)]
         meter = watching(waiting)
         meter.taken(fetched(), Came(BROKER_ID, 0.0), 0.0, waiting[0].range)
@@ -233,15 +233,15 @@ class TestWhatWaits:
         st.lists(st.tuples(*[st.integers(0, 1_000)] * 3), max_size=30),
         st.integers(0, 999),
     )
-    def test_of_an_application_that_goes_on_figures_are_as_they_would_be_without(
+    def test_looking_does_not_change_the_figures_of_an_application_that_goes_on(
         self, steps: list[tuple[int, int, int]], phase_ms: int
     ) -> None:
-        """Whatever comes, waits and is worked at for no longer than the time between two reports, all looked at."""
+        """This holds while each wait and each piece of work is shorter than the time between two looks."""
         assert run(steps, phase_ms) == run(steps, None)
 
     @pytest.mark.parametrize("work_ms", [1_500, 3_000, 20_000])
-    def test_nor_are_they_other_for_work_that_always_takes_long(self, work_ms: int) -> None:
-        """Once that is known: before, the first one is taken to hang."""
+    def test_looking_does_not_change_the_figures_of_work_that_always_takes_long(self, work_ms: int) -> None:
+        """This holds once the meter knows the usual time: before, the first piece of work counts as hanging."""
         steps = [(100, 50, work_ms)] * 5
         meters = [watching([]), watching([])]
         for meter in meters:
@@ -254,7 +254,7 @@ class TestWhatWaits:
 def watching(waiting: list[Waiting]) -> ReaderMeter:
     meter = ReaderMeter("app", waiting=lambda: waiting)
     meter.answered(BROKER_ID, answer(valid_ms=(1 << 32) - 1), 0.0, 0.0)
-    meter.answered(BROKER_ID, answer(valid_ms=(1 << 32) - 1), 0.0, 1e6)  # it counts for long
+    meter.answered(BROKER_ID, answer(valid_ms=(1 << 32) - 1), 0.0, 1e6)  # this advice counts for long
     return meter
 
 
@@ -271,7 +271,7 @@ def run(steps: list[tuple[int, int, int]], phase_ms: int | None) -> dict[Hop, tu
 
 
 def play(meter: ReaderMeter, steps: list[tuple[int, int, int]], phase_ms: int | None, begin_ms: int = 0) -> None:
-    """Chunks come one after the other, each after an idle time; `phase_ms`: of what looks once a second, if it does."""
+    """Chunks come one by one, each after an idle time; with `phase_ms`, the meter looks once a second at that phase."""
     waiting: list[Waiting] = []
     meter._waiting = lambda: waiting
 
@@ -321,8 +321,8 @@ async def test_a_group_measures_a_stream_with_a_constraint(quick: FakeCluster, m
     assert all(figures.mean_us < 60_000_000 for figures in quick.plugins.latency.figures())
 
 
-async def test_an_application_that_hangs_is_told_of(quick: FakeCluster, make_producer: MakeProducer) -> None:
-    """Also of what came before the consumer had heard of the constraint."""
+async def test_a_hanging_application_is_reported(quick: FakeCluster, make_producer: MakeProducer) -> None:
+    """This includes chunks that came before the consumer had heard of the constraint."""
     producer = make_producer(quick)
     async with Client(quick).consumer("s", consumer_group="app", start="earliest") as consumer:  # type: ignore[arg-type]
         await producer.prepare("s")
@@ -339,10 +339,10 @@ async def test_an_application_that_hangs_is_told_of(quick: FakeCluster, make_pro
         await until(told_of)
 
 
-async def test_others_measure_nothing(
+async def test_readers_outside_of_a_group_do_not_measure(
     quick: FakeCluster, make_producer: MakeProducer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Consumers without a group, and those that read what is there already."""
+    """Consumers without a group, and reads of a range, do not measure."""
     made: list[str] = []
 
     class Noted(ReaderLatency):
@@ -363,7 +363,9 @@ async def test_others_measure_nothing(
         assert made == ["app"]
 
 
-async def test_a_broker_that_does_not_answer_is_asked_again(quick: FakeCluster, make_producer: MakeProducer) -> None:
+async def test_read_requests_go_on_after_the_connection_to_the_broker_closes(
+    quick: FakeCluster, make_producer: MakeProducer
+) -> None:
     producer = make_producer(quick)
     await producer.prepare("s")
     async with Client(quick).consumer("s", consumer_group="app", start="earliest") as consumer:  # type: ignore[arg-type]
@@ -374,8 +376,8 @@ async def test_a_broker_that_does_not_answer_is_asked_again(quick: FakeCluster, 
         await until(lambda: quick.counters.read_requests > before + 2)
 
 
-async def test_a_reader_that_pulls_puts_requests_off(quick: FakeCluster, make_producer: MakeProducer) -> None:
-    """As soon as it has been advised to: a chunk that comes right behind another one waits for that."""
+async def test_a_reader_that_pulls_delays_requests_as_advised(quick: FakeCluster, make_producer: MakeProducer) -> None:
+    """With such advice, a chunk right behind another one waits for the delayed request."""
     wait_s = 0.05
     budget = latency_pb2.StreamBudget(stream_id=STREAM_ID, window_ms=60_000, hand_over_us=round(wait_s * 1e6))
     quick.plugins.latency.set_budgets(1, [budget])

@@ -1,4 +1,4 @@
-"""Chunks as records."""
+"""Records made from chunks, and chunks cut at an ordinal."""
 
 import datetime
 import gc
@@ -33,7 +33,7 @@ def chunk_of(batch: pa.RecordBatch, stream: StreamDescription) -> ChunkBatch:
     return ChunkBatch(batch, header, Position(1, 1, 0), Position(1, 1, 64), EntryId(stream.stream_id, 3, 1))
 
 
-def test_records_of_the_default_schema() -> None:
+def test_records_of_the_default_schema_have_all_fields() -> None:
     rows: list[dict[str, Any]] = [
         {"timestamp": 5, "keys": [b"k", b"l"], "value": b"v", "headers": [("h", b"x"), ("h", b"y")]},
         {"timestamp": -1, "keys": [], "value": None, "headers": None},
@@ -68,7 +68,7 @@ def test_records_of_the_default_schema() -> None:
     ],
 )
 @pytest.mark.parametrize("begin", [0, 1])
-def test_the_keys_of_a_record_are_its_own_however_many_the_others_have(keys: list[Any], begin: int) -> None:
+def test_each_record_has_its_own_keys(keys: list[Any], begin: int) -> None:
     columns = {"timestamp": [0] * 3, "keys": keys, "value": [b"v"] * 3, "headers": [None] * 3}
     arrays = [pa.array(columns[field.name], field.type) for field in DEFAULT_SCHEMA]
     batch = pa.RecordBatch.from_arrays(arrays, schema=DEFAULT_SCHEMA).slice(begin)
@@ -80,7 +80,7 @@ def test_the_keys_of_a_record_are_its_own_however_many_the_others_have(keys: lis
     assert [record.key for record in found] == [row[0] if row else None for row in keys[begin:]]
 
 
-def test_a_batch_is_kept_as_long_as_there_are_records_to_come() -> None:
+def test_a_batch_is_freed_after_its_last_record() -> None:
     held = bytearray(b"abc")
     values = pa.Array.from_buffers(pa.binary(), 3, [None, pa.py_buffer(array("i", range(4))), pa.py_buffer(held)])
     arrays = [pa.array([0] * 3, DEFAULT_SCHEMA[0].type), pa.nulls(3, DEFAULT_SCHEMA[1].type), values]
@@ -96,8 +96,8 @@ def test_a_batch_is_kept_as_long_as_there_are_records_to_come() -> None:
     held.extend(b"nobody looks at it any more")
 
 
-def test_a_record_that_was_given_out_is_like_any_other() -> None:
-    """Garbage collection knows it and what is in it, and its type has one reference of each."""
+def test_a_delivered_record_is_tracked_and_counted_like_any_object() -> None:
+    """The garbage collector tracks it, and it holds one reference to its type."""
     row = {"timestamp": 1, "keys": [b"k"], "value": b"v", "headers": None}
     batch, stream = pa.RecordBatch.from_pylist([row], DEFAULT_SCHEMA), description()
     references = sys.getrefcount(Record)
@@ -120,21 +120,21 @@ def test_records_of_a_typed_stream_are_rows() -> None:
     assert (second.key, second.keys, second.timestamp_us, second.value) == (None, (), MIN_TIMESTAMP_US, None)
 
 
-def test_a_typed_stream_without_key_and_time() -> None:
+def test_records_of_a_typed_stream_without_key_and_time_have_the_time_of_the_chunk() -> None:
     schema = pa.schema([("name", pa.string())])
     stream = description(schema=schema)
     (record,) = records_of(chunk_of(pa.record_batch({"name": ["a"]}), stream), stream)
     assert (record.key, record.timestamp_us, record.row) == (None, MIN_TIMESTAMP_US, {"name": "a"})
 
 
-def test_a_binary_key_is_itself() -> None:
+def test_a_binary_key_is_taken_unchanged() -> None:
     stream = description(schema=pa.schema([("k", pa.binary())]), key_column="k")
     (record,) = records_of(chunk_of(pa.record_batch({"k": [b"\xff"]}), stream), stream)
     assert record.key == b"\xff"
 
 
 def joined_of(*counts: int) -> ChunkBatch:
-    """Chunks with so many records each that have come together; the first record has ordinal 100."""
+    """Joined chunks with these numbers of records; the first record has ordinal 100."""
     encoded = [
         encode_chunk(
             b"x" * 8, record_count=count, stream_id=1, streamlet_id=0, schema_id=1, producer_id=1, producer_epoch=1,
@@ -150,7 +150,7 @@ def joined_of(*counts: int) -> ChunkBatch:
 
 
 @pytest.mark.parametrize("record", range(98, 112))
-def test_the_records_before_an_ordinal_are_left_out_of_chunks_that_came_together(record: int) -> None:
+def test_since_leaves_out_earlier_records_of_joined_chunks(record: int) -> None:
     chunks = joined_of(3, 4, 3)
     parts = list(chunks.since(record))
     first = max(record, 100)
@@ -165,7 +165,7 @@ def test_the_records_before_an_ordinal_are_left_out_of_chunks_that_came_together
     assert parts[0].start == starts[max((at for at in starts if at <= record), default=100)] or record >= 110
 
 
-def test_the_records_before_an_ordinal_are_left_out_of_a_chunk() -> None:
+def test_since_leaves_out_earlier_records_of_a_single_chunk() -> None:
     chunk = joined_of(5)._replace(joined=b"")
     (part,) = chunk.since(102)
     assert (part.batch["n"].to_pylist(), part.header.first_record) == ([102, 103, 104], 102)

@@ -1,4 +1,4 @@
-"""What a reset reads again and skips."""
+"""The plan of a reset: how many records a group reads again, and how many it skips."""
 
 import pytest
 from hypothesis import given
@@ -21,14 +21,14 @@ from kera.client.admin.reset_plan import OffsetSpan, compare
         ([(20, 30), (60, 100)], 80, 0, 30),
     ],
 )
-def test_a_reset_counts_what_is_read_again_and_what_is_skipped(
+def test_a_reset_counts_records_read_again_and_records_skipped(
     unread: list[OffsetSpan], new_offset: int, again: int, skipped: int
 ) -> None:
     assert compare(unread, new_offset, 100) == (again, skipped)
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=40), st.data())
-def test_counts_are_those_of_the_records_one_by_one(was_read: list[bool], data: st.DataObject) -> None:
+def test_the_counts_equal_a_count_record_by_record(was_read: list[bool], data: st.DataObject) -> None:
     end = len(was_read)
     new_offset = data.draw(st.integers(0, end))
     spans = [(number, number + 1) for number, read in enumerate(was_read) if not read]

@@ -1,4 +1,4 @@
-"""What a member of a consumer group and the coordinator tell each other, and what is told again."""
+"""Rounds between a member of a consumer group and the coordinator: retries, limits, and invalid answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.client.group_support import ROWS, GroupCluster, take, take_batch
 from tests.unit.client.support import Fault, until
 
 
-async def test_what_goes_wrong_for_a_while_is_tried_again(
+async def test_a_member_reads_every_record_despite_temporary_errors(
     groups: GroupCluster, make_member: MakeMember, fill_groups: Any
 ) -> None:
     await fill_groups()
@@ -31,7 +31,7 @@ async def test_what_goes_wrong_for_a_while_is_tried_again(
 @pytest.mark.parametrize(
     "strange", [{"stream_id": 1 << 40}, {"stream_id": 7, "streamlet_id": 99}], ids=["stream", "streamlet"]
 )
-async def test_a_group_of_what_there_is_not_is_an_error_of_who_gave_it(
+async def test_an_assigned_group_of_an_unknown_streamlet_is_a_protocol_error(
     groups: GroupCluster, make_member: MakeMember, fill_groups: Any, strange: dict[str, int]
 ) -> None:
     await fill_groups(5)
@@ -40,7 +40,7 @@ async def test_a_group_of_what_there_is_not_is_an_error_of_who_gave_it(
         await take(make_member(), 5)
 
 
-async def test_a_look_at_what_there_is_not_is_an_error_of_who_wants_it(
+async def test_a_requested_look_at_an_unknown_streamlet_is_a_protocol_error(
     groups: GroupCluster, make_member: MakeMember, fill_groups: Any
 ) -> None:
     await fill_groups(5)
@@ -49,7 +49,7 @@ async def test_a_look_at_what_there_is_not_is_an_error_of_who_wants_it(
         await take(make_member(), 50)
 
 
-async def test_a_new_coordinator_changes_nothing(
+async def test_a_member_goes_on_after_a_restart_of_the_coordinator(
     groups: GroupCluster, make_member: MakeMember, fill_groups: Any
 ) -> None:
     await fill_groups()
@@ -61,7 +61,7 @@ async def test_a_new_coordinator_changes_nothing(
     assert sorted(taken) == list(range(ROWS))
 
 
-async def test_what_is_much_to_commit_is_told_in_several_rounds(
+async def test_a_large_commit_takes_several_rounds(
     groups: GroupCluster, make_member: MakeMember, fill_groups: Any
 ) -> None:
     await fill_groups()
@@ -78,7 +78,7 @@ async def test_what_is_much_to_commit_is_told_in_several_rounds(
 
 
 @pytest.mark.parametrize("groups", [5], indirect=True)
-async def test_who_leaves_with_much_to_tell_does_so_in_several_requests(
+async def test_leaving_with_many_steps_takes_several_requests(
     groups: GroupCluster, make_member: MakeMember, fill_groups: Any
 ) -> None:
     for _ in range(10):
@@ -87,7 +87,7 @@ async def test_who_leaves_with_much_to_tell_does_so_in_several_requests(
     taken = await take_batches(consumer, 50)
     before = len(groups.steps)
     await consumer.close()
-    told = [steps for steps in groups.steps[before:] if steps]  # a round may have nothing to tell
+    told = [steps for steps in groups.steps[before:] if steps]  # a round may have no steps
     assert told in ([1] * 4, [1] * 5), "of each streamlet, but for one whose only chunk came last"
     again = await take_batches(make_member(), 1)
     assert again == taken[-len(again) :], "nothing else is left than the chunk that was taken last"
@@ -106,7 +106,7 @@ async def test_a_commit_while_the_coordinator_is_away_fails(
     await consumer.commit()
 
 
-async def test_nothing_is_handed_out_when_nobody_has_heard_of_us_for_too_long(
+async def test_a_member_delivers_no_records_while_its_session_may_have_expired(
     groups: GroupCluster, make_member: MakeMember, fill_groups: Any
 ) -> None:
     await fill_groups(40)
@@ -126,10 +126,10 @@ async def test_nothing_is_handed_out_when_nobody_has_heard_of_us_for_too_long(
     assert len(set(await take(consumer, 36))) == 36
 
 
-async def test_who_comes_back_too_late_is_handed_nothing_before_the_coordinator_has_answered(
+async def test_a_caller_back_too_late_gets_no_records_before_the_coordinator_answers(
     groups: GroupCluster, make_member: MakeMember, fill_groups: Any
 ) -> None:
-    """Others may have its groups by then, and read what was fetched ahead."""
+    """Other members may have its groups by then, and read the prefetched records."""
     await fill_groups(40)
     for taking in (take, take_batches):
         consumer = make_member(progress_timeout_ms=100)

@@ -1,4 +1,4 @@
-"""A producer follows streamlets over brokers; and a named one is the successor of those before it."""
+"""Routes of a producer: it follows streamlets over brokers, and a named one fences its predecessors."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
@@ -34,7 +34,7 @@ from tests.unit.client.fake_support import NEVER_S, Fleet, MakeFleet
 from tests.unit.client.support import WAIT_S, until
 
 CHUNK_BYTES_MAX = 48
-"""So small that no batch is gathered, and that a record waits in its open chunk."""
+"""So small that batches are not gathered, and that a record waits in its open chunk."""
 
 MakeProducer = Callable[..., Producer]
 MakeWriting = Callable[..., Awaitable["Writing"]]
@@ -59,7 +59,7 @@ async def give(work: Any) -> Any:
 
 
 class Only(Awaitable[Delivery]):
-    """Of a batch of one chunk."""
+    """The single delivery of a batch of one chunk."""
 
     def __init__(self, batch: BatchDelivery) -> None:
         self.batch = batch
@@ -76,7 +76,7 @@ async def send(producer: Producer, *values: bytes, streamlet: int = 0) -> list[A
 
 
 class Writing:
-    """What a producer writes one stream of one streamlet with."""
+    """The parts of a producer for one stream of one streamlet."""
 
     def __init__(self, fleet: Fleet, stream: StreamDescription, **settings: Any) -> None:
         options = ProducerSettings(**settings)
@@ -129,7 +129,9 @@ async def make_writing() -> AsyncIterator[MakeWriting]:
 
 
 class TestMoves:
-    async def test_chunks_go_where_the_streamlet_went(self, make_fleet: MakeFleet, make_producer: MakeProducer) -> None:
+    async def test_chunks_follow_a_moved_streamlet_and_idle_senders_end(
+        self, make_fleet: MakeFleet, make_producer: MakeProducer
+    ) -> None:
         fleet = await make_fleet(streamlets=2)
         producer = make_producer(fleet)
         await send(producer, b"a", streamlet=0)
@@ -145,7 +147,7 @@ class TestMoves:
         assert fleet.s.values(1) == [b"b", b"d"]
         assert producer.routes.broker_ids == [2, 3], "a sender that serves nothing ends"
 
-    async def test_a_sealed_streamlet_is_asked_for_again_and_others_go_on(
+    async def test_writes_to_a_sealed_streamlet_are_retried_while_others_go_on(
         self, make_fleet: MakeFleet, make_producer: MakeProducer
     ) -> None:
         fleet = await make_fleet(brokers=1, streamlets=2, retry_backoff_ms=50)
@@ -163,7 +165,7 @@ class TestMoves:
         fleet.s.unseal(0)
         assert (await waiting).record == 1
 
-    async def test_what_is_in_flight_comes_back_before_anything_goes_to_the_new_owner(
+    async def test_requests_in_flight_end_before_chunks_go_to_the_new_owner(
         self, make_fleet: MakeFleet, make_writing: MakeWriting
     ) -> None:
         fleet = await make_fleet(brokers=2)
@@ -186,7 +188,7 @@ class TestMoves:
         assert fleet.s.values() == [b"a", *(b"%d" % number for number in range(8))]
         assert [broker for _, broker, _ in fleet.s.attempts] == [1] * 4 + [2] * 8
 
-    async def test_a_streamlet_that_moves_all_the_time_gets_everything_once_and_in_order(
+    async def test_a_constantly_moving_streamlet_gets_each_record_once_and_in_order(
         self, make_fleet: MakeFleet, make_producer: MakeProducer
     ) -> None:
         fleet = await make_fleet(brokers=3, streamlets=2)
@@ -196,7 +198,7 @@ class TestMoves:
         async def move() -> None:
             for number in range(40):
                 fleet.s.seal(0)
-                await asyncio.sleep(0.001)  # sleep: the pace of the moves is what is varied
+                await asyncio.sleep(0.001)  # sleep: the test varies the pace of the moves
                 fleet.s.move(0, 1 + number % 3, opened=bool(number % 2))
                 await asyncio.sleep(0.002)  # sleep: likewise
                 fleet.s.open(0)
@@ -210,7 +212,9 @@ class TestMoves:
         await give(producer.flush())
         assert fleet.s.values(0) == fleet.s.values(1) == values
 
-    async def test_a_crash_is_outlasted(self, make_fleet: MakeFleet, make_producer: MakeProducer) -> None:
+    async def test_a_chunk_in_flight_survives_a_crash_and_goes_to_the_successor(
+        self, make_fleet: MakeFleet, make_producer: MakeProducer
+    ) -> None:
         fleet = await make_fleet(brokers=2)
         producer = make_producer(fleet)
         await send(producer, b"a")
@@ -239,7 +243,7 @@ class TestMoves:
         assert (await give(gathering)).record == 1
         assert [broker for _, broker, _ in fleet.s.attempts] == [1, 2]
 
-    async def test_nobody_takes_it_and_it_fails_in_time(
+    async def test_a_chunk_that_no_broker_takes_fails_after_the_delivery_timeout(
         self, make_fleet: MakeFleet, make_producer: MakeProducer
     ) -> None:
         fleet = await make_fleet()
@@ -252,7 +256,7 @@ class TestMoves:
         await give((await send(producer, b"b"))[0])
         assert fleet.s.values() == [b"b"]
 
-    async def test_a_coordinator_that_is_away_stops_nobody(
+    async def test_a_write_succeeds_after_the_coordinator_was_away(
         self, make_fleet: MakeFleet, make_producer: MakeProducer
     ) -> None:
         fleet = await make_fleet(brokers=1)
@@ -265,7 +269,7 @@ class TestMoves:
         fleet.s.unseal(0)
         await give(pending)
 
-    async def test_a_stream_that_is_gone_is_told_at_once(
+    async def test_writes_to_a_deleted_stream_fail_at_once(
         self, make_fleet: MakeFleet, make_producer: MakeProducer
     ) -> None:
         fleet = await make_fleet(streamlets=2)
@@ -279,7 +283,9 @@ class TestMoves:
             with pytest.raises(UnknownStream):
                 await give(pending)
 
-    async def test_closing_ends_the_search(self, make_fleet: MakeFleet, make_producer: MakeProducer) -> None:
+    async def test_closing_a_producer_ends_its_search_for_a_broker(
+        self, make_fleet: MakeFleet, make_producer: MakeProducer
+    ) -> None:
         fleet = await make_fleet()
         fleet.s.seal(0)
         producer = make_producer(fleet)
@@ -292,7 +298,7 @@ class TestMoves:
 
 
 class TestNames:
-    async def test_a_successor_goes_on_with_the_id_and_shuts_out_the_one_before(
+    async def test_a_successor_takes_over_the_producer_id_and_fences_its_predecessor(
         self, make_fleet: MakeFleet, make_producer: MakeProducer
     ) -> None:
         fleet = await make_fleet(streamlets=2)
@@ -319,7 +325,7 @@ class TestNames:
         assert fleet.s.values(1) == []
         assert list(fleet.s.streamlets[0].producers) == [1]
 
-    async def test_what_is_in_flight_elsewhere_is_still_told(
+    async def test_a_fenced_producer_still_gets_answers_from_other_brokers(
         self, make_fleet: MakeFleet, make_producer: MakeProducer
     ) -> None:
         fleet = await make_fleet(streamlets=2)
@@ -335,7 +341,9 @@ class TestNames:
         fleet.fake.brokers[2].resume()
         assert (await give(in_flight)).record == 0
 
-    async def test_who_waits_for_room_is_told(self, make_fleet: MakeFleet, make_producer: MakeProducer) -> None:
+    async def test_drain_ends_when_the_producer_is_fenced(
+        self, make_fleet: MakeFleet, make_producer: MakeProducer
+    ) -> None:
         fleet = await make_fleet()
         first, second = make_producer(fleet, name="x", buffer_bytes_max=1024), make_producer(fleet, name="x")
         await give((await send(first, b"a"))[0])
@@ -355,14 +363,14 @@ class TestNames:
         fleet = await make_fleet()
         first = make_producer(fleet, name="loader")
         await give((await send(first, b"a"))[0])
-        fleet.s.streamlets[0].producers.clear()  # the broker has lost it: the lane takes a new epoch
+        fleet.s.streamlets[0].producers.clear()  # the broker has lost the producer: the lane takes a new epoch
         await give((await send(first, b"b"))[0])
         assert fleet.s.streamlets[0].producers[1][0] == 2
         second = make_producer(fleet, name="loader")
         await give((await send(second, b"c"))[0])
         assert fleet.s.streamlets[0].producers[1][0] == 1 + PRODUCER_EPOCHS
 
-    async def test_a_producer_whose_epochs_are_used_up_says_so(
+    async def test_a_producer_closes_when_its_epochs_are_used_up(
         self, make_fleet: MakeFleet, make_producer: MakeProducer
     ) -> None:
         fleet = await make_fleet()
@@ -374,7 +382,7 @@ class TestNames:
         with pytest.raises(ClosedError):
             producer.send("s", b"c")
 
-    async def test_a_fenced_producer_whose_outcome_is_open_says_that(
+    async def test_flush_of_a_fenced_producer_with_an_uncertain_chunk_raises_fenced(
         self, make_fleet: MakeFleet, make_producer: MakeProducer
     ) -> None:
         fleet = await make_fleet()
@@ -391,5 +399,5 @@ class TestNames:
         assert isinstance(chunk_errors[0], Uncertain)
         with pytest.raises(ProducerFenced):
             first.send("s", b"d")
-        with pytest.raises(ProducerFenced):  # final, so it comes before the chunk's error, which says "try again"
+        with pytest.raises(ProducerFenced):  # final, so it wins over the chunk's error, which says "try again"
             await give(first.flush())

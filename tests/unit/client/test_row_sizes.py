@@ -1,4 +1,4 @@
-"""How many bytes rows will take, and where rows without keys go."""
+"""Estimated sizes of rows, the cuts into chunks, and the spread of rows without keys."""
 
 from typing import Any
 
@@ -32,9 +32,7 @@ def rows_of(columns: dict[str, Any]) -> pa.RecordBatch:
 
 @pytest.mark.parametrize("columns", COLUMNS)
 @pytest.mark.parametrize(("start", "end"), [(0, 50), (3, 40), (7, 8)])
-def test_a_payload_is_no_larger_than_estimated_and_not_much_smaller(
-    columns: dict[str, Any], start: int, end: int
-) -> None:
+def test_the_estimate_of_a_payload_is_an_upper_bound_and_close(columns: dict[str, Any], start: int, end: int) -> None:
     batch = rows_of(columns).slice(start, end - start)
     payload = encode_lean(batch, Codec.NONE)
     assert payload is not None
@@ -58,7 +56,7 @@ def test_rows_are_cut_where_a_chunk_is_full() -> None:
 
 
 @pytest.mark.parametrize("room", [1, 9, 10, 25, 80, 1000])
-def test_rows_of_one_size_are_cut_where_others_would_be(room: int) -> None:
+def test_rows_of_equal_size_are_cut_like_rows_of_mixed_sizes(room: int) -> None:
     values = [b"x" * 8] * 8
     same = RowSizes(pa.record_batch({"value": pa.array(values, pa.binary())}))
     other = RowSizes(pa.record_batch({"value": pa.array([*values, b""], pa.binary())}))
@@ -67,7 +65,7 @@ def test_rows_of_one_size_are_cut_where_others_would_be(room: int) -> None:
 
 
 @pytest.mark.parametrize("lean", [True, False])
-def test_rows_that_may_go_anywhere_go_to_all_streamlets_in_turn(lean: bool) -> None:
+def test_rows_without_keys_go_to_the_streamlets_in_turn(lean: bool) -> None:
     batch = rows_of({"value": [b"x" * 100] * 100})
     size = HEADER_BYTES + OVERHEAD_BYTES + lean_bytes_of(batch)
     partition = spread(batch, size, 6, 8, 1024, lean=lean)

@@ -1,4 +1,4 @@
-"""`Producer.send` in C: what it takes by itself, what it asks Python about, and that nothing is kept of either."""
+"""`Producer.send` in C: records that it takes itself, calls that it leaves to its Python twin, and its references."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ VALUE, KEY = b"v" * 10, b"k"
 
 
 class Open:
-    """What a producer has, with an open chunk for each of two streams."""
+    """The state of a producer with an open chunk for each of two streams."""
 
     def __init__(self) -> None:
         self.plain, self.keyed = Accumulator("s", 0, 0.0), Accumulator("t", 1, 0.0)
@@ -55,7 +55,7 @@ def refuse(*_: Any, **__: Any) -> None:
     raise Refused
 
 
-def test_a_value_goes_to_the_chunk_that_is_filling() -> None:
+def test_a_value_without_a_key_goes_to_the_filling_chunk() -> None:
     there = Open()
     before_s = time.time()
     pending = [there.sender()("s", value) for value in (VALUE, b"")]
@@ -67,7 +67,7 @@ def test_a_value_goes_to_the_chunk_that_is_filling() -> None:
     assert there.buffer.left_bytes == 1000 - 74
 
 
-def test_a_key_decides_the_chunk() -> None:
+def test_a_key_decides_the_open_chunk() -> None:
     there = Open()
     pending = there.sender()("t", VALUE, keys=KEY)
     assert (there.keyed.values, there.keyed.keys, pending._index) == ([VALUE], [(KEY,)], 0)
@@ -75,7 +75,7 @@ def test_a_key_decides_the_chunk() -> None:
 
 
 @pytest.mark.parametrize("partitioner", PARTITIONERS.values(), ids=PARTITIONERS)
-def test_the_core_places_keys_as_each_partitioner_does(partitioner: Partitioner) -> None:
+def test_the_core_places_keys_like_each_python_partitioner(partitioner: Partitioner) -> None:
     there = Open()
     open_chunks = {streamlet: Accumulator("t", streamlet, 0.0) for streamlet in range(7)}
     for chunk in open_chunks.values():
@@ -99,7 +99,7 @@ def test_an_unknown_partitioner_is_refused() -> None:
         Open().sender(partitioner="murmur3")
 
 
-def test_a_record_of_a_later_epoch_is_the_twin_s() -> None:
+def test_a_record_of_a_later_epoch_goes_to_the_twin() -> None:
     there = Open()
     there.plain.epoch_end_s = there.keyed.epoch_end_s = time.time() - 1
     sender = there.sender()
@@ -131,7 +131,7 @@ def test_a_record_of_a_later_epoch_is_the_twin_s() -> None:
         (("t", b"v" * 459), {"keys": KEY}),
     ],
 )
-def test_all_else_is_the_twin_s_and_changes_nothing(arguments: Any, named: Any) -> None:
+def test_other_calls_go_to_the_twin_and_change_no_state(arguments: Any, named: Any) -> None:
     there, asked = Open(), []
     sender = there.sender(lambda *given, **by_name: asked.append((given, by_name)))
     assert sender(*arguments, **named) is None
@@ -155,7 +155,7 @@ def test_all_else_is_the_twin_s_and_changes_nothing(arguments: Any, named: Any) 
         lambda there: there.filling.clear(),
     ],
 )
-def test_a_chunk_that_cannot_take_it_is_the_twin_s(change: Any) -> None:
+def test_a_record_that_the_chunk_cannot_take_goes_to_the_twin(change: Any) -> None:
     there = Open()
     sender = there.sender()
     change(there)
@@ -164,7 +164,7 @@ def test_a_chunk_that_cannot_take_it_is_the_twin_s(change: Any) -> None:
 
 
 @pytest.mark.parametrize("chunks", [{}, {"t": 1}, {"t": (2,)}, {"t": (0, {})}, {"t": (-1, {})}, {"t": ("x", {})}])
-def test_a_key_without_a_chunk_is_the_twin_s(chunks: Any) -> None:
+def test_a_key_without_an_open_chunk_goes_to_the_twin(chunks: Any) -> None:
     there = Open()
     sender = there.sender()
     there.chunks.clear()
@@ -174,12 +174,12 @@ def test_a_key_without_a_chunk_is_the_twin_s(chunks: Any) -> None:
 
 
 @pytest.mark.parametrize("accepted", [object, Buffer, 7])
-def test_what_is_no_type_of_what_is_accepted_is_refused(accepted: Any) -> None:
+def test_a_wrong_type_for_accepted_records_is_refused(accepted: Any) -> None:
     with pytest.raises(TypeError, match="is not the type of an accepted record"):
         Open().sender(accepted=accepted)
 
 
-def test_nothing_is_kept_of_a_call() -> None:
+def test_calls_leak_no_references() -> None:
     there = Open()
     held = (VALUE, KEY, there.plain, there.keyed, there.buffer, Pending)
     sender = there.sender(chunk_bytes_max=1 << 30)
@@ -204,7 +204,9 @@ def test_nothing_is_kept_of_a_call() -> None:
     assert [sys.getrefcount(each) for each in held] == references
 
 
-async def test_a_producer_s_send_is_it_and_goes_with_it(cluster: FakeCluster, make_producer: MakeProducer) -> None:
+async def test_a_producer_uses_the_core_send_and_its_records_are_delivered(
+    cluster: FakeCluster, make_producer: MakeProducer
+) -> None:
     producer = make_producer(cluster, linger_ms=60_000)
     assert vars(producer)["send"] == producer.send
     await producer.prepare("s")
@@ -217,7 +219,7 @@ async def test_a_producer_s_send_is_it_and_goes_with_it(cluster: FakeCluster, ma
     assert cluster.values() == [b"0", b"1", b"2"]
 
 
-def test_it_is_collected_with_whom_it_asks() -> None:
+def test_the_sender_and_its_owner_are_garbage_collected() -> None:
     class Owner:
         def send(self, *_: Any) -> None:
             """Never called."""
@@ -232,7 +234,9 @@ def test_it_is_collected_with_whom_it_asks() -> None:
 
 @pytest.mark.parametrize("has_clock", [False, True])
 @pytest.mark.parametrize("has_serializer", [False, True])
-async def test_a_producers_send_is_chosen_once(cluster: FakeCluster, *, has_clock: bool, has_serializer: bool) -> None:
+async def test_clock_and_serializer_decide_which_send_a_producer_has(
+    cluster: FakeCluster, *, has_clock: bool, has_serializer: bool
+) -> None:
     serialization = Serialization(lambda value, _: value.encode(), None, None) if has_serializer else None
     clock = FakeClock() if has_clock else None
     async with Producer(cluster, ProducerSettings(), clock, serialization=serialization) as producer:  # type: ignore[arg-type]
@@ -241,12 +245,12 @@ async def test_a_producers_send_is_chosen_once(cluster: FakeCluster, *, has_cloc
         assert (producer.send == producer.send_bytes) is not has_serializer
         await producer.prepare("s")
         async with asyncio.timeout(WAIT_S):
-            for send in (producer.send, Producer.send.__get__(producer)):  # the class's does what the instance's does
+            for send in (producer.send, Producer.send.__get__(producer)):  # the class's method does the same
                 await send("s", "text" if has_serializer else b"text")
     assert cluster.values() == [b"text", b"text"]
 
 
-async def test_an_argument_that_is_none_is_an_error_of_the_producers(
+async def test_an_unknown_argument_is_reported_in_the_producers_name(
     cluster: FakeCluster, make_producer: MakeProducer
 ) -> None:
     producer: Any = make_producer(cluster)

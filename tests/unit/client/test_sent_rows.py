@@ -1,4 +1,4 @@
-"""Models and data frames that are sent as rows, against a fake cluster."""
+"""`send_rows` and `send_frame`: models and data frames as rows, against a fake cluster."""
 
 import asyncio
 import dataclasses
@@ -64,7 +64,7 @@ def client(fake: FakeCluster) -> Client:
 
 
 @pytest.mark.parametrize("sent", [ORDERS, ITEMS])
-async def test_instances_go_in_and_come_out(client: Client, sent: list[Any]) -> None:
+async def test_sent_instances_are_read_back_equal(client: Client, sent: list[Any]) -> None:
     model = type(sent[0])
     described = await client.admin.create_stream("typed", schema=model, key_column="id")
     assert described.schema.equals(arrow_schema_of(model))
@@ -78,7 +78,7 @@ async def test_instances_go_in_and_come_out(client: Client, sent: list[Any]) -> 
     assert records[0].row is not None
 
 
-async def test_nothing_is_sent_of_rows_of_which_one_has_no_place(client: Client, fake: FakeCluster) -> None:
+async def test_rows_with_a_bad_one_are_refused_as_a_whole(client: Client, fake: FakeCluster) -> None:
     await client.admin.create_stream("typed", schema=Order)
     async with client.producer() as producer:
         with pytest.raises(CannotEncode, match="field id of row 1: it is str, not int"):
@@ -92,7 +92,7 @@ async def test_nothing_is_sent_of_rows_of_which_one_has_no_place(client: Client,
     assert fake.stream("typed").table().num_rows == 0
 
 
-async def test_a_row_that_is_no_instance_is_told_and_passed(client: Client) -> None:
+async def test_a_row_that_does_not_fit_the_model_is_an_error_of_that_record(client: Client) -> None:
     class Small(pydantic.BaseModel):
         id: int = pydantic.Field(lt=2)
 
@@ -112,7 +112,7 @@ FRAME = {"id": [1, 2], "who": ["a", None], "at": [NOON, NOON], "note": ["x", "y"
 
 
 @pytest.mark.parametrize("make", [pd.DataFrame, pl.DataFrame, pa.table])
-async def test_a_frame_is_keys_times_and_json(client: Client, make: Any) -> None:
+async def test_the_other_columns_of_a_frame_become_json(client: Client, make: Any) -> None:
     async with client.producer() as producer:
         await (await producer.send_frame("plain", make(FRAME), key_column="who", timestamp_column="at"))
     async with client.consumer("plain", start="earliest", end="latest", deserializer=JsonDeserializer()) as consumer:
@@ -123,7 +123,7 @@ async def test_a_frame_is_keys_times_and_json(client: Client, make: Any) -> None
 
 
 @pytest.mark.parametrize("make", [pd.DataFrame, pl.DataFrame, pa.table])
-async def test_a_frame_has_its_values_in_a_column(client: Client, fake: FakeCluster, make: Any) -> None:
+async def test_a_frame_may_have_its_values_in_a_column(client: Client, fake: FakeCluster, make: Any) -> None:
     async with client.producer() as producer:
         frame = make({"k": [7, 8], "v": ["ä", "b"]})
         await (await producer.send_frame("plain", frame, value_column="v", key_column="k"))
@@ -132,7 +132,7 @@ async def test_a_frame_has_its_values_in_a_column(client: Client, fake: FakeClus
 
 
 @pytest.mark.parametrize("make", [pd.DataFrame, pl.DataFrame, pa.table])
-async def test_a_frame_goes_to_columns_by_their_names(client: Client, fake: FakeCluster, make: Any) -> None:
+async def test_columns_of_a_frame_match_a_typed_stream_by_name(client: Client, fake: FakeCluster, make: Any) -> None:
     await client.admin.create_stream("typed", schema=Named)
     async with client.producer() as producer:
         await (await producer.send_frame("typed", make({"name": ["a"], "id": [1]})))
@@ -153,7 +153,7 @@ async def test_a_frame_goes_to_columns_by_their_names(client: Client, fake: Fake
         ({"t": [1], "v": [1]}, {"timestamp_column": "t"}, "'t' is int64, not a time"),
     ],
 )
-async def test_a_frame_that_does_not_say_what_is_what_is_refused(
+async def test_a_frame_with_ambiguous_or_unfit_columns_is_refused(
     client: Client, fake: FakeCluster, columns: Any, options: Any, words: str
 ) -> None:
     async with client.producer() as producer:
@@ -165,7 +165,9 @@ async def test_a_frame_that_does_not_say_what_is_what_is_refused(
     assert fake.stream("plain").values() == []
 
 
-async def test_json_of_a_frame_has_what_json_has(client: Client, fake: FakeCluster, monkeypatch: Any) -> None:
+async def test_values_of_a_frame_that_json_lacks_are_converted(
+    client: Client, fake: FakeCluster, monkeypatch: Any
+) -> None:
     monkeypatch.setattr(rows, "JSON_ROWS", 2)
     frame = pa.table(
         {
@@ -186,7 +188,7 @@ async def test_json_of_a_frame_has_what_json_has(client: Client, fake: FakeClust
     ]
 
 
-async def test_it_is_the_same_without_asyncio(fake: FakeCluster) -> None:
+async def test_the_synchronous_client_sends_rows_and_frames_too(fake: FakeCluster) -> None:
     def use() -> None:
         with SyncClient(fake.bootstrap) as client:
             client.admin.create_stream("typed", schema=Order)

@@ -77,7 +77,7 @@ async def read(client: Client, **options: Any) -> list[Record]:
         return [record async for record in consumer]
 
 
-async def test_values_and_keys_go_in_and_come_out(client: Client, fake: FakeCluster) -> None:
+async def test_serialized_values_and_keys_are_read_back(client: Client, fake: FakeCluster) -> None:
     await sent(client, {"id": 1}, None, serializer=JsonSerializer(), keys="a", key_serializer=str)
     assert fake.stream("orders").values() == [b'{"id":1}', None]
     first, second = await read(client, deserializer=JsonDeserializer(), key_deserializer=str)
@@ -95,7 +95,7 @@ async def test_a_function_is_a_serializer_too(client: Client) -> None:
     assert [record.value for record in await read(client, deserializer=reversed_bytes)] == [b"abc"]
 
 
-async def test_only_lists_are_several_keys(client: Client) -> None:
+async def test_only_a_list_gives_several_keys(client: Client) -> None:
     await sent(client, b"v", keys=[1, 2], key_serializer=int)
     await sent(client, b"v", keys=None, key_serializer=int)
     first, second = await read(client, key_deserializer=int)
@@ -111,7 +111,7 @@ async def test_a_schema_is_registered_once_and_looked_up_once(client: Client, re
     assert registry.asked == ["register orders-value", "by_id 1"]
 
 
-async def test_a_serializer_may_serve_two_clusters_in_which_its_schema_has_two_ids(client: Client) -> None:
+async def test_a_serializer_may_serve_two_clusters_with_different_schema_ids(client: Client) -> None:
     serializer = AvroSerializer(SCHEMA)
     await sent(client, {"id": 1}, serializer=serializer)
     async with FakeCluster() as other:
@@ -123,20 +123,20 @@ async def test_a_serializer_may_serve_two_clusters_in_which_its_schema_has_two_i
         assert other.stream("orders").values() == [frame(2, b"\x02")]
 
 
-async def test_a_schema_is_not_registered_against_the_setting(client: Client, registry: FakeRegistry) -> None:
+async def test_a_schema_is_not_registered_if_the_setting_forbids_it(client: Client, registry: FakeRegistry) -> None:
     async with client.producer(serializer=AvroSerializer(SCHEMA), register_schemas=False) as producer:
         with pytest.raises(UnknownSchema, match="register_schemas"):
             await producer.prepare("orders")
     assert registry.schemas == []
 
 
-async def test_one_that_is_not_prepared_says_so(client: Client) -> None:
+async def test_sending_before_prepare_says_what_to_call(client: Client) -> None:
     async with client.producer(serializer=JsonSerializer()) as producer:
         with pytest.raises(CannotEncode, match=r"not ready: await producer\.prepare\('orders'\)"):
             producer.send("orders", {})
 
 
-async def test_nothing_is_sent_of_what_cannot_be_serialized(client: Client, fake: FakeCluster) -> None:
+async def test_a_value_or_key_that_cannot_be_serialized_is_not_sent(client: Client, fake: FakeCluster) -> None:
     def bad(_value: Any, _context: Context) -> Any:
         return "text"
 
@@ -156,7 +156,7 @@ async def test_nothing_is_sent_of_what_cannot_be_serialized(client: Client, fake
     assert fake.stream("orders").values() == [b'{"id":1}']
 
 
-async def test_a_producer_without_serializers_sends_as_it_did(client: Client) -> None:
+async def test_a_producer_without_serializers_has_no_extra_layer(client: Client) -> None:
     async with client.producer() as producer:
         assert producer.serialization is None
         assert producer.send_bytes == producer.send
@@ -166,7 +166,7 @@ BAD = [b'{"id":1}', b"nonsense", b'{"id":2}', b"[" * 10_000, b'{"a":1,"a":2}', b
 
 
 async def values_and_gaps(consumer: Any, count: int = 1 << 20) -> list[Any]:
-    """What the records are, and the ordinals of those that cannot be read, of so many of them."""
+    """The values of up to `count` records; an unreadable record gives its ordinal."""
     found: list[Any] = []
     while len(found) < count:
         try:
@@ -181,7 +181,7 @@ async def values_and_gaps(consumer: Any, count: int = 1 << 20) -> list[Any]:
     return found
 
 
-async def test_a_consumer_goes_on_behind_what_it_cannot_read(client: Client) -> None:
+async def test_a_consumer_goes_on_after_undecodable_records(client: Client) -> None:
     await sent(client, *BAD)
     async with reading(client, deserializer=JsonDeserializer()) as consumer:
         found = await values_and_gaps(consumer)
@@ -191,7 +191,7 @@ async def test_a_consumer_goes_on_behind_what_it_cannot_read(client: Client) -> 
     assert ends == {0: [bounds.end]}
 
 
-async def test_an_error_says_where_it_is(client: Client) -> None:
+async def test_the_error_for_an_undecodable_record_names_its_place(client: Client) -> None:
     await sent(client, b"nonsense")
     with pytest.raises(CannotDecode, match="the value of record 0 of stream 'orders', streamlet 0, entry 0") as caught:
         await read(client, deserializer=JsonDeserializer())
@@ -201,7 +201,7 @@ async def test_an_error_says_where_it_is(client: Client) -> None:
     assert not caught.value.retriable
 
 
-async def test_a_consumer_leaves_out_what_it_cannot_read_if_it_is_told_so(
+async def test_a_consumer_skips_undecodable_records_with_the_setting(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[dict[str, Any]] = []
@@ -211,27 +211,27 @@ async def test_a_consumer_leaves_out_what_it_cannot_read_if_it_is_told_so(
         assert [record.value async for record in consumer] == [{"id": 1}, {"id": 2}, {"id": 3}]
         assert consumer.skipped_records == 4
     assert told[0]["records"] == 1
-    assert len(told) == 1  # and no line for each
+    assert len(told) == 1  # not one line for each
 
 
-async def test_keys_that_cannot_be_read_are_named_so(client: Client) -> None:
+async def test_the_error_for_an_undecodable_key_names_the_key(client: Client) -> None:
     await sent(client, b"v", keys=b"\xff")
     with pytest.raises(CannotDecode, match="the key of record 0") as caught:
         await read(client, key_deserializer=str)
     assert caught.value.attributes["part"] == "key"
 
 
-async def test_batches_are_not_touched(client: Client) -> None:
+async def test_batches_are_not_decoded(client: Client) -> None:
     await sent(client, *BAD)
     async with reading(client, deserializer=JsonDeserializer()) as consumer:
         with pytest.raises(CannotDecode):
             async for _ in consumer:
                 pass
         rest = [value async for batch in consumer.batches() for value in batch.batch["value"].to_pylist()]
-    assert rest == BAD  # the chunk comes whole: its last record was not given out
+    assert rest == BAD  # the chunk comes whole: its last record was not delivered
 
 
-async def test_schemas_that_nobody_knows_are_asked_for_in_bounds(client: Client, registry: FakeRegistry) -> None:
+async def test_lookups_of_unknown_schemas_are_bounded(client: Client, registry: FakeRegistry) -> None:
     await sent(client, {"id": 1}, serializer=AvroSerializer(SCHEMA))
     await sent(client, *[frame(number, b"\x02") for number in range(2, 1000)], frame(1, b"\x04"))
     registry.asked.clear()
@@ -243,7 +243,7 @@ async def test_schemas_that_nobody_knows_are_asked_for_in_bounds(client: Client,
         await read(client, deserializer=AvroDeserializer())
 
 
-async def test_schemas_that_no_chunk_names_any_more_are_asked_for_again(
+async def test_schemas_dropped_from_the_cache_are_looked_up_again(
     client: Client, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decoding, "READERS_MAX", 2)
@@ -255,7 +255,7 @@ async def test_schemas_that_no_chunk_names_any_more_are_asked_for_again(
     assert registry.asked == ["by_id 1", "by_id 2", "by_id 3", "by_id 2"]
 
 
-async def test_who_cannot_ask_for_a_schema_reads_its_values_later(client: Client, registry: FakeRegistry) -> None:
+async def test_values_are_read_after_failed_schema_lookups(client: Client, registry: FakeRegistry) -> None:
     await sent(client, {"id": 1}, {"id": 2}, serializer=AvroSerializer(SCHEMA))
     registry.failures = [Unavailable("no coordinator"), asyncio.CancelledError()]  # type: ignore[list-item]
     async with reading(client, deserializer=AvroDeserializer()) as consumer:
@@ -267,7 +267,7 @@ async def test_who_cannot_ask_for_a_schema_reads_its_values_later(client: Client
         assert [record.value async for record in records] == [{"id": 1}, {"id": 2}]
 
 
-async def test_who_cannot_ask_for_a_schema_may_have_the_batch(client: Client, registry: FakeRegistry) -> None:
+async def test_a_batch_can_be_read_after_a_failed_schema_lookup(client: Client, registry: FakeRegistry) -> None:
     await sent(client, {"id": 1}, {"id": 2}, serializer=AvroSerializer(SCHEMA))
     registry.failures = [Unavailable("no coordinator")]
     async with reading(client, deserializer=AvroDeserializer()) as consumer:
@@ -276,7 +276,7 @@ async def test_who_cannot_ask_for_a_schema_may_have_the_batch(client: Client, re
         assert [batch.batch.num_rows async for batch in consumer.batches()] == [2]
 
 
-async def test_records_that_come_together_come_up_to_the_bad_one_first(client: Client) -> None:
+async def test_next_records_returns_the_records_before_an_undecodable_one(client: Client) -> None:
     await sent(client, *BAD)
     found: list[Any] = []
     async with reading(client, deserializer=JsonDeserializer()) as consumer:
@@ -297,7 +297,7 @@ async def test_records_that_come_together_come_up_to_the_bad_one_first(client: C
     assert found == [{"id": 1}, {"id": 2}, {"id": 3}]
 
 
-async def test_a_stream_with_columns_has_no_values_to_serialize(client: Client) -> None:
+async def test_serializers_are_refused_for_streams_with_columns(client: Client) -> None:
     await client.admin.create_stream("columns", schema=pa.schema([pa.field("id", pa.int64())]))
     async with client.producer(serializer=AvroSerializer(SCHEMA)) as producer:
         await producer.prepare("columns")
@@ -314,7 +314,7 @@ def number_of(data: bytes, _context: Context) -> str:
     return f"n{int(data[:6])}"
 
 
-async def test_a_consumer_of_a_group_goes_on_behind_what_it_cannot_read(
+async def test_a_consumer_in_a_group_goes_on_after_undecodable_records(
     make_member: MakeMember, fill_groups: Any
 ) -> None:
     await fill_groups()
@@ -328,7 +328,7 @@ async def test_a_consumer_of_a_group_goes_on_behind_what_it_cannot_read(
 
 
 @pytest.mark.parametrize("undecodable", ["fail", "skip"])
-async def test_of_a_group_records_come_together_up_to_the_bad_one_first(
+async def test_next_records_in_a_group_returns_every_decodable_record(
     make_member: MakeMember, fill_groups: Any, undecodable: Any
 ) -> None:
     await fill_groups()
@@ -346,7 +346,7 @@ async def test_of_a_group_records_come_together_up_to_the_bad_one_first(
     assert (bad == 0) == (undecodable == "skip")
 
 
-async def test_a_group_asks_again_for_a_schema_that_it_could_not_get(
+async def test_a_group_retries_a_failed_schema_lookup(
     make_member: MakeMember, make_producer: MakeProducer, groups: GroupCluster
 ) -> None:
     registry = FakeRegistry()
@@ -363,7 +363,7 @@ async def test_a_group_asks_again_for_a_schema_that_it_could_not_get(
         assert (await anext(consumer.records())).value == {"id": 1}
 
 
-async def test_a_stream_that_is_made_again_is_prepared_again(client: Client, fake: FakeCluster) -> None:
+async def test_a_recreated_stream_can_be_prepared_again(client: Client, fake: FakeCluster) -> None:
     async with client.producer(serializer=JsonSerializer()) as producer:
         await client.admin.create_stream("again", schema=Order)
         await producer.prepare("again")
@@ -374,12 +374,12 @@ async def test_a_stream_that_is_made_again_is_prepared_again(client: Client, fak
                 await (await producer.send_rows("again", [Order(1)]))
             await producer.prepare("again")
             await producer.send("again", {"id": 1})
-        with pytest.raises(UnknownStream):  # of what was sent before
+        with pytest.raises(UnknownStream):  # the error of the earlier rows
             await producer.flush()
     assert fake.stream("again").values() == [b'{"id":1}']
 
 
-async def test_a_batch_for_a_stream_that_is_made_again_prepares_it_as_well(client: Client, fake: FakeCluster) -> None:
+async def test_a_batch_for_a_recreated_stream_prepares_it(client: Client, fake: FakeCluster) -> None:
     async with client.producer(serializer=JsonSerializer()) as producer:
         await client.admin.create_stream("again", schema=Order)
         await producer.prepare("again")
@@ -390,19 +390,19 @@ async def test_a_batch_for_a_stream_that_is_made_again_prepares_it_as_well(clien
                 await (await producer.send_rows("again", [Order(1)]))
             await (await producer.send_batch("again", pa.record_batch({"value": [b"a"]})))
             await producer.send("again", {"id": 1})
-        with pytest.raises(UnknownStream):  # of what was sent before
+        with pytest.raises(UnknownStream):  # the error of the earlier rows
             await producer.flush()
     assert fake.stream("again").values() == [b"a", b'{"id":1}']
 
 
 @pytest.mark.parametrize("serialized_before", [False, True])
-async def test_what_is_serialized_is_traced(fake: FakeCluster, *, serialized_before: bool) -> None:
+async def test_sending_a_serialized_value_is_traced(fake: FakeCluster, *, serialized_before: bool) -> None:
     with recorded() as found:
         cluster = Cluster(fake.bootstrap, fake.settings())
         serialization = Serialization(JsonSerializer(), None, None)
         producer = Producer(cluster, ProducerSettings(), serialization=serialization, tracing=found.tracing)
         await producer.prepare("orders")
-        if serialized_before:  # as without asyncio
+        if serialized_before:  # like the synchronous client
             value, _ = serialization.encoded("orders", {"id": 1}, ())
             await producer.send_bytes("orders", value)
         else:
@@ -418,7 +418,9 @@ async def test_a_framed_deserializer_without_a_registry_is_refused() -> None:
         decoding.Decoding(AvroDeserializer(), None, None)
 
 
-async def test_it_is_the_same_without_asyncio(fake: FakeCluster, registry: FakeRegistry) -> None:
+async def test_the_synchronous_client_serializes_and_deserializes_too(
+    fake: FakeCluster, registry: FakeRegistry
+) -> None:
     def use() -> list[Any]:
         found: list[Any] = []
         with SyncClient(fake.bootstrap) as client:
@@ -426,7 +428,7 @@ async def test_it_is_the_same_without_asyncio(fake: FakeCluster, registry: FakeR
             with client.producer(serializer=AvroSerializer(SCHEMA), key_serializer=str) as producer:
                 changing = {"id": 1}
                 producer.send("orders", changing, keys="a")
-                changing["id"] = 2  # what was sent is what it was then
+                changing["id"] = 2  # the sent value does not change any more
                 producer.send("orders", changing)
                 with pytest.raises(CannotEncode, match="field id"):
                     producer.send("orders", {"id": "x"})

@@ -1,4 +1,4 @@
-"""Settings of the SDK, and how a client merges them."""
+"""Settings of the SDK, and how a client combines them."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from kera.core.base.settings import MIB, InvalidSettings
 from kera.core.errors import InvalidArgument
 
 
-def test_the_environment_counts_and_a_flag_counts_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_argument_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERA_PRODUCER_CHUNK_BYTES_MAX", "1MiB")
     monkeypatch.setenv("KERA_PRODUCER_LINGER_MS", "2.5")
     settings = ProducerSettings.load(linger_ms=7)
@@ -29,12 +29,12 @@ def test_a_file_has_a_section_for_each_part(tmp_path: Path) -> None:
     "wrong",
     [{"transport": "pigeon"}, {"request_timeout_ms": 0}, {"retry_timeout_ms": -1}, {"no_such": 1}],
 )
-def test_a_wrong_setting_is_named(wrong: dict[str, Any]) -> None:
+def test_the_error_names_a_wrong_setting(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidSettings, match=next(iter(wrong))):
         ClientSettings.load(**wrong)
 
 
-async def test_a_producer_takes_settings_and_overrides() -> None:
+async def test_a_producer_combines_settings_and_overrides() -> None:
     async with await Client.connect("127.0.0.1:1") as client:
         assert client.producer(linger_ms=3).settings.linger_ms == 3
         assert client.producer().settings.durability is None
@@ -50,7 +50,7 @@ async def test_a_producer_takes_settings_and_overrides() -> None:
 
 
 @pytest.mark.parametrize("bootstrap", ["", ",", "localhost", ":7400", "localhost:", "localhost:port", "a:1,b"])
-async def test_a_bootstrap_address_is_host_and_port(bootstrap: str) -> None:
+async def test_a_bootstrap_address_without_host_or_port_is_refused(bootstrap: str) -> None:
     with pytest.raises(InvalidArgument, match="host:port"):
         await Client.connect(bootstrap)
 
@@ -58,7 +58,7 @@ async def test_a_bootstrap_address_is_host_and_port(bootstrap: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "name"), [(ConsumerSettings, "prefetch_bytes_max"), (ProducerSettings, "buffer_bytes_max")]
 )
-def test_no_room_at_all_is_refused(settings: Any, name: str) -> None:
-    """Nothing would ever be read, or be sent."""
+def test_a_buffer_of_0_bytes_is_refused(settings: Any, name: str) -> None:
+    """Such a client could never read or send a record."""
     with pytest.raises(InvalidSettings, match=name):
         settings.load(**{name: 0})

@@ -1,4 +1,4 @@
-"""How far entries are settled, as people look at it: which one the next epoch waits for."""
+"""Settled entries for display: how far each entry is, and which one holds up the next epoch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def bounds(settled_us: int | None, watermark_us: int | None = None) -> EntryBoun
 @pytest.mark.parametrize(
     ("punctuation", "by", "holds_up"), [("clock", BY_NOBODY, True), ("producers", NO_MATTER, False)]
 )
-def test_the_one_that_holds_up_the_next_epoch_comes_first(punctuation: str, by: str, *, holds_up: bool) -> None:
+def test_the_entry_that_holds_up_the_next_epoch_comes_first(punctuation: str, by: str, *, holds_up: bool) -> None:
     config = replace(CONFIG, epoch_ms=10, punctuation=punctuation)
     found = settled_entries(config, {0: [bounds(7000, 7000), bounds(None)], 1: [bounds(7000, 5000), bounds(-3, -3)]})
     silent = Settled(0, 1, None, by, holds_up)
@@ -35,5 +35,5 @@ def test_the_one_that_holds_up_the_next_epoch_comes_first(punctuation: str, by: 
     assert (silent.behind_ms(8999), known[1].behind_ms(5)) == (None, 0)
 
 
-def test_of_no_entries_none_holds_up_anything() -> None:
+def test_a_stream_without_entries_has_no_settled_entries() -> None:
     assert settled_entries(CONFIG, {}) == []

@@ -1,4 +1,4 @@
-"""Consumers that share one group of segments, each another part of it; and entries that are read in order."""
+"""Consumers that share one group of segments in parts, and entries that are read in order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.client.group_support import ROWS, GroupCluster, take
 from tests.unit.client.support import until
 
 COUNT = 24
-"""Of 4 KB each: less than a group."""
+"""Records of 4 KB each: less than a group."""
 
 
 @pytest.fixture(autouse=True)
@@ -27,12 +27,12 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Readers:
-    """Several consumers, each in a task, that let the others have their turn after each record."""
+    """Several consumers, each in a task that lets the others run after each record."""
 
     def __init__(self, consumers: list[GroupConsumer]) -> None:
         self.taken: list[list[int]] = [[] for _ in consumers]
         self.in_turn: list[int] = []
-        """What all of them took."""
+        """The records of all consumers, in order."""
         self._tasks = [asyncio.create_task(self._read(*each)) for each in zip(consumers, self.taken, strict=True)]
 
     async def _read(self, consumer: GroupConsumer, taken: list[int]) -> None:
@@ -84,7 +84,7 @@ async def test_consumers_share_one_group_while_it_is_written(make_member: MakeMe
 async def test_slow_consumers_share_a_stream_that_is_smaller_than_the_usual_part(
     make_member: MakeMember, fill_groups: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A part takes 20 ms here instead of a second."""
+    """Here a part takes 20 ms instead of a second."""
     monkeypatch.setattr(members, "SPLIT_BYTES", 1 << 20)
     monkeypatch.setattr(work_pace, "PART_MAX_S", 0.02)
     monkeypatch.setattr(work_pace, "PART_MIN_S", 0.0)
@@ -95,7 +95,7 @@ async def test_slow_consumers_share_a_stream_that_is_smaller_than_the_usual_part
     assert min(map(len, readers.taken)) > 0
 
 
-async def test_answers_that_are_lost_split_nothing_twice(
+async def test_lost_answers_do_not_split_a_group_twice(
     groups: GroupCluster, make_member: MakeMember, fill_groups: Any
 ) -> None:
     await fill_groups(COUNT)
@@ -105,7 +105,7 @@ async def test_answers_that_are_lost_split_nothing_twice(
     assert sorted(readers.in_turn) == list(range(COUNT))
 
 
-async def test_who_comes_next_goes_on_in_all_parts(make_member: MakeMember, fill_groups: Any) -> None:
+async def test_the_next_member_goes_on_in_all_parts(make_member: MakeMember, fill_groups: Any) -> None:
     await fill_groups(COUNT)
     consumers = await started(make_member, 3, commit_interval_ms=0)
     async with Readers(consumers) as readers:
@@ -118,7 +118,7 @@ async def test_who_comes_next_goes_on_in_all_parts(make_member: MakeMember, fill
     assert len(set(readers.in_turn) & set(last.in_turn)) <= 3, "of a chunk that was begun, and no others"
 
 
-async def test_a_group_is_read_on_when_the_coordinator_does_not_split_it(
+async def test_a_group_is_read_to_its_end_when_the_coordinator_refuses_a_split(
     make_member: MakeMember, fill_groups: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = 0
@@ -136,10 +136,10 @@ async def test_a_group_is_read_on_when_the_coordinator_does_not_split_it(
     assert asked
 
 
-async def test_a_consumer_drops_a_lease_that_the_coordinator_has_split_late(
+async def test_a_consumer_drops_a_lease_that_the_coordinator_split_late(
     make_member: MakeMember, fill_groups: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first split is refused, and carried out with the next request, when its consumer has gone on reading."""
+    """The first split is refused, and made with the next request, when its consumer has gone on reading."""
     split, late = StreamletProgress.split, list[Any]()
 
     def split_late(*request: Any) -> bool:
@@ -158,14 +158,14 @@ async def test_a_consumer_drops_a_lease_that_the_coordinator_has_split_late(
     assert [(each.streamlet, each.entry) for each in lost] == [(0, 0)]
 
 
-async def test_in_order_an_entry_is_read_from_its_start_to_its_end(make_member: MakeMember, fill_groups: Any) -> None:
+async def test_an_entry_is_read_from_start_to_end_with_in_order(make_member: MakeMember, fill_groups: Any) -> None:
     await fill_groups()
     async with Readers(await started(make_member, 3, in_order=True)) as readers:
         await readers.have(ROWS)
     assert readers.in_turn == list(range(ROWS))
 
 
-async def test_a_coordinator_that_keeps_no_order_is_no_secret(
+async def test_in_order_is_refused_when_the_coordinator_does_not_support_it(
     groups: GroupCluster, make_member: MakeMember, fill_groups: Any
 ) -> None:
     def older(answer: Any) -> None:

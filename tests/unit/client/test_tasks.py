@@ -1,4 +1,4 @@
-"""Background work of an owner: heard when it fails, ended with it."""
+"""Background tasks of an owner: their errors reach the owner, and all tasks end together with the owner."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from kera.client.tasks import Tasks
 from tests.unit.client.support import until
 
 
-async def test_what_goes_wrong_is_told_to_the_owner() -> None:
+async def test_the_error_of_a_task_reaches_the_owner() -> None:
     errors: list[BaseException] = []
     tasks = Tasks(errors.append)
 
@@ -18,7 +18,7 @@ async def test_what_goes_wrong_is_told_to_the_owner() -> None:
     assert [str(error) for error in errors] == ["so be it"]
 
 
-async def test_all_ends_with_the_owner_also_what_has_not_begun() -> None:
+async def test_ending_the_owner_ends_all_tasks_including_unstarted_ones() -> None:
     errors: list[BaseException] = []
     tasks = Tasks(errors.append)
     tasks.start(asyncio.Event().wait())

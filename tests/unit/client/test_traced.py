@@ -1,4 +1,4 @@
-"""What producers and consumers are traced by."""
+"""Tracing of producers and consumers: contexts in headers, spans, and links."""
 
 import asyncio
 import contextlib
@@ -43,7 +43,7 @@ class Sent:
         return self.accumulator.append(value, 0.0, 1)
 
 
-def test_a_record_that_is_sampled_has_its_context_in_its_headers() -> None:
+def test_a_sampled_record_carries_its_context_in_its_headers() -> None:
     sent = Sent()
     with recorded() as found:
         send = ProducerTraces(found.tracing).sending(sent)
@@ -65,7 +65,7 @@ def test_a_record_that_is_sampled_has_its_context_in_its_headers() -> None:
     assert "secret" not in span.to_json()
 
 
-def test_what_is_not_sampled_is_sent_as_it_is() -> None:
+def test_an_unsampled_record_is_sent_unchanged() -> None:
     sent = Sent()
     with recorded(0.0) as found:
         ProducerTraces(found.tracing).sending(sent)("s", b"1")
@@ -73,7 +73,7 @@ def test_what_is_not_sampled_is_sent_as_it_is() -> None:
     assert sent.headers == [None]
 
 
-def test_a_context_comes_behind_headers_whose_names_repeat() -> None:
+def test_a_context_is_added_after_headers_with_repeated_names() -> None:
     sent = Sent()
     with recorded() as found:
         ProducerTraces(found.tracing).sending(sent)("s", b"1", headers=[("a", b"1"), ("a", None)])
@@ -82,7 +82,7 @@ def test_a_context_comes_behind_headers_whose_names_repeat() -> None:
     assert [name for name, _ in headers.pairs[2:]] == ["traceparent"]
 
 
-def test_a_context_of_the_records_own_stays() -> None:
+def test_a_context_in_the_records_own_headers_is_kept() -> None:
     sent, own = Sent(), {"traceparent": context(7).traceparent.encode()}
     with recorded() as found:
         traces = ProducerTraces(found.tracing)
@@ -93,7 +93,7 @@ def test_a_context_of_the_records_own_stays() -> None:
 
 
 @pytest.mark.parametrize("header", [b"nonsense", b"", context(7, sampled=False).traceparent.encode()])
-def test_a_header_that_says_nothing_is_left_alone(header: bytes) -> None:
+def test_an_invalid_or_unsampled_traceparent_header_is_left_alone(header: bytes) -> None:
     sent = Sent()
     with recorded() as found:
         traces = ProducerTraces(found.tracing)
@@ -102,7 +102,7 @@ def test_a_header_that_says_nothing_is_left_alone(header: bytes) -> None:
     assert sent.headers == [{"traceparent": header}]
 
 
-def test_a_record_that_is_refused_is_a_span_that_failed() -> None:
+def test_a_refused_record_gives_a_failed_span() -> None:
     sent = Sent()
     sent.error = BufferFull("full")
     with recorded() as found:
@@ -111,7 +111,7 @@ def test_a_record_that_is_refused_is_a_span_that_failed() -> None:
         assert found.named("create s").attributes["error.type"] == "buffer_full"
 
 
-def test_of_a_chunk_with_many_records_a_bounded_number_is_kept_and_goes_with_it() -> None:
+def test_the_contexts_kept_for_a_chunk_are_bounded_and_freed_with_it() -> None:
     sent = Sent()
     with recorded() as found:
         traces = ProducerTraces(found.tracing)
@@ -123,7 +123,7 @@ def test_of_a_chunk_with_many_records_a_bounded_number_is_kept_and_goes_with_it(
         assert not traces._of_chunks
 
 
-def test_a_batch_has_the_context_in_its_first_record_unless_it_has_headers() -> None:
+def test_a_batch_without_headers_gets_the_context_in_its_first_record() -> None:
     values = pa.array([b"1", b"2", b"3"])
     for batch in (
         pa.record_batch({"value": values}),
@@ -162,7 +162,7 @@ async def typed(_: str) -> Any:
     return SimpleNamespace(typed=True)
 
 
-async def test_a_batch_is_a_span_until_it_is_delivered() -> None:
+async def test_the_span_of_a_batch_ends_with_its_delivery() -> None:
     sent, batch = Batches(), pa.record_batch({"value": pa.array([b"1"])})
     with recorded() as found:
         traces = ProducerTraces(found.tracing)
@@ -179,7 +179,7 @@ async def test_a_batch_is_a_span_until_it_is_delivered() -> None:
     assert contexts_of(sent.given.column("headers"))[0].span_id == span.context.span_id
 
 
-async def test_a_batch_of_a_typed_stream_stays_as_it_is_and_one_that_is_refused_is_a_span_that_failed() -> None:
+async def test_a_typed_batch_is_sent_unchanged_and_a_refused_one_gives_a_failed_span() -> None:
     sent, batch = Batches(), pa.record_batch({"value": pa.array([b"1"])})
     with recorded() as found:
         send_batch = ProducerTraces(found.tracing).sending_batches(sent, typed)
@@ -191,7 +191,7 @@ async def test_a_batch_of_a_typed_stream_stays_as_it_is_and_one_that_is_refused_
         assert found.named("send_batch s").attributes["error.type"] == "buffer_full"
 
 
-async def test_a_batch_that_is_not_sampled_is_sent_as_it_is() -> None:
+async def test_an_unsampled_batch_is_sent_unchanged() -> None:
     sent, batch = Batches(), pa.record_batch({"value": pa.array([b"1"])})
     with recorded(0.0) as found:
         await ProducerTraces(found.tracing).sending_batches(sent, untyped)("s", batch)
@@ -209,7 +209,7 @@ def traced(number: int, **more: bytes) -> dict[str, bytes]:
     return {"a": b"b", "traceparent": context(number).traceparent.encode(), **more}
 
 
-def test_contexts_are_found_in_columns() -> None:
+def test_contexts_are_found_in_columns_of_headers() -> None:
     column = headers(
         None, {"x": b"y"}, traced(1, tracestate=b"v=1"), traced(2, other=b""), {"traceparent": b"bad"}, {},
         {"traceparent": context(9, sampled=False).traceparent.encode()},
@@ -222,7 +222,7 @@ def test_contexts_are_found_in_columns() -> None:
     assert len(contexts_of(headers(*(traced(number) for number in range(1, 500))))) == LINKS_MAX
 
 
-def test_of_a_context_that_repeats_the_last_counts_as_in_records() -> None:
+def test_the_last_of_repeated_contexts_counts() -> None:
     own, other = context(1).traceparent.encode(), context(2).traceparent.encode()
     rows: list[list[Header]] = [
         [("traceparent", own), ("tracestate", b"v=1"), ("traceparent", other)],
@@ -235,7 +235,7 @@ def test_of_a_context_that_repeats_the_last_counts_as_in_records() -> None:
     assert contexts_of_headers(Headers(rows[1])) == []
 
 
-def test_a_value_that_is_null_is_no_context() -> None:
+def test_a_null_or_empty_header_is_not_a_context() -> None:
     assert contexts_of(pa.array([[("traceparent", None)]], HEADERS)) == []
     assert contexts_of_headers({"traceparent": b"", "tracestate": b"x"}) == []
 
@@ -251,7 +251,7 @@ def iteration(found: Recorded, items: list[Any]) -> TracedIteration[Any]:
     return TracedIteration(given(), ConsumerTraces(found.tracing, "billing", {}), look)
 
 
-async def test_what_is_received_and_processed_is_told_with_links() -> None:
+async def test_receiving_and_processing_give_spans_with_links() -> None:
     with recorded() as found:
         inside = []
         async for item in iteration(found, [[1, 2], [], [3]]):
@@ -269,7 +269,7 @@ async def test_what_is_received_and_processed_is_told_with_links() -> None:
     assert not otel.get_current_span().get_span_context().is_valid
 
 
-async def test_whoever_leaves_or_drops_it_ends_what_was_processed() -> None:
+async def test_closing_or_dropping_an_iteration_ends_its_process_span() -> None:
     with recorded() as found:
         left = iteration(found, [[1], [2]])
         await anext(left)
@@ -280,7 +280,7 @@ async def test_whoever_leaves_or_drops_it_ends_what_was_processed() -> None:
         assert found.names().count("process s") == 2
 
 
-async def test_a_loop_that_is_left_leaves_no_span_behind_as_the_current_one() -> None:
+async def test_no_span_stays_current_after_a_loop_is_left() -> None:
     with recorded() as found:
         async for _ in iteration(found, [[1], [2]]):
             assert otel.get_current_span().get_span_context().is_valid
@@ -293,7 +293,7 @@ async def test_a_loop_that_is_left_leaves_no_span_behind_as_the_current_one() ->
         assert found.names().count("process s") == 2
 
 
-async def test_of_several_records_at_a_time_it_is_told_that_they_were_received() -> None:
+async def test_next_records_gives_one_receive_span_for_all_records() -> None:
     given = [
         Record("s", streamlet, 0, 0, 0, None, (), b"1", Headers(context(streamlet + 1).headers), None)
         for streamlet in (0, 1)
@@ -312,7 +312,7 @@ async def test_of_several_records_at_a_time_it_is_told_that_they_were_received()
     assert "messaging.destination.partition.id" not in span.attributes
 
 
-async def test_another_task_may_go_on_with_it() -> None:
+async def test_another_task_may_continue_a_traced_iteration() -> None:
     with recorded() as found:
         shared = iteration(found, [[1], [2]])
         await asyncio.create_task(anext(shared))

@@ -1,4 +1,4 @@
-"""Values that Python's `datetime` does not have."""
+"""Values outside of the range of Python's `datetime`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ FAR = 1 << 62
 DAY_MS = 86_400_000
 
 
-def test_a_time_beyond_the_years_of_python_is_a_number_and_its_neighbours_are_times() -> None:
+def test_only_a_time_outside_of_pythons_years_becomes_a_number() -> None:
     column = pa.array([1, FAR, None], pa.timestamp("us", tz="UTC"))
     first, far, missing = values_of(column)
     assert first == datetime.datetime(1970, 1, 1, microsecond=1, tzinfo=datetime.UTC)
     assert (far, missing) == (FAR, None)
 
 
-def test_so_it_is_in_every_type_and_within_others() -> None:
+def test_times_outside_of_pythons_years_become_numbers_in_every_type_and_nested() -> None:
     batch = pa.RecordBatch.from_pydict(
         {
             "date64": pa.array([DAY_MS << 36], pa.date64()),
@@ -40,6 +40,6 @@ def test_so_it_is_in_every_type_and_within_others() -> None:
     ]
 
 
-def test_ordinary_batches_are_as_arrow_makes_them() -> None:
+def test_rows_of_ordinary_batches_are_those_of_arrow() -> None:
     batch = pa.RecordBatch.from_pydict({"a": [1, None], "b": ["x", "y"]})
     assert rows_of(batch) == batch.to_pylist()

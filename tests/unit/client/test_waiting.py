@@ -1,4 +1,4 @@
-"""What waits still, and whether it counts already."""
+"""Waiting chunks: which ones a latency report considers, and from when on they count."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def arrives(stream_id: int) -> Arrived:
     return Arrived(waiting.range, Fetched(waiting.entry, EARLIEST, EARLIEST, [], 0, None))
 
 
-def test_it_counts_when_it_is_longer_than_a_report_takes_and_than_others_did() -> None:
+def test_a_wait_counts_when_it_exceeds_the_interval_and_the_usual_time() -> None:
     usual = Usual()
     assert [usual.is_exceeded(WORK, us, 1_000) for us in (0, 1_000, 1_001)] == [False, False, True]
     usual.over(WORK, 8_000)
@@ -44,8 +44,8 @@ def test_it_counts_when_it_is_longer_than_a_report_takes_and_than_others_did() -
 
 
 @given(st.lists(st.integers(0, 10**9), min_size=1, max_size=60))
-def test_what_took_long_is_forgotten_little_by_little(took_us: list[int]) -> None:
-    """By a model that knows all of it: each counts for less by an eighth with each that came after it."""
+def test_long_times_fade_gradually(took_us: list[int]) -> None:
+    """Compared with an exact model: each time loses an eighth of its weight with each later one."""
     usual = Usual()
     for us in took_us:
         usual.over(WORK, us)
@@ -55,7 +55,9 @@ def test_what_took_long_is_forgotten_little_by_little(took_us: list[int]) -> Non
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.booleans(), st.booleans()), max_size=30), st.sets(st.integers(1, 3)))
-def test_the_first_of_each_stream_is_the_oldest(queue: list[tuple[int, bool, bool]], stream_ids: set[int]) -> None:
+def test_the_oldest_of_each_stream_is_its_first_measured_chunk(
+    queue: list[tuple[int, bool, bool]], stream_ids: set[int]
+) -> None:
     waiting = [waits(stream_id, measured=measured, dropped=dropped) for stream_id, measured, dropped in queue]
     found = oldest(waiting, stream_ids)
     for stream_id in stream_ids:
@@ -64,12 +66,12 @@ def test_the_first_of_each_stream_is_the_oldest(queue: list[tuple[int, bool, boo
     assert found.keys() <= stream_ids
 
 
-async def test_of_very_much_that_waits_only_the_first_is_looked_at() -> None:
+async def test_only_a_limited_number_of_waiting_chunks_is_examined() -> None:
     arrivals = Arrivals(1)
     arrivals.put(arrives(1))
     arrivals.put(ClosedError("it ends"))
     for _ in range(2 * LOOK_MAX):
         arrivals.put(arrives(2))
     found = list(arrivals.waiting())
-    assert len(found) == LOOK_MAX - 1  # what is not a chunk is left out
+    assert len(found) == LOOK_MAX - 1  # the error, which is not a chunk, is left out
     assert len(list(takewhile(lambda each: each.fetched is not None and each.fetched.entry.stream_id == 1, found))) == 1

@@ -1,10 +1,10 @@
-"""What a live view is told of streams in short."""
+"""Summaries of streams for a live view."""
 
 from kera.client.admin.watching import StreamSummary
 from kera.v1 import common_pb2
 
 
-def test_streamlets_are_spread_whose_older_records_are_elsewhere() -> None:
+def test_a_streamlet_with_older_records_at_another_broker_counts_as_spread() -> None:
     info = common_pb2.StreamInfo(name="s")
     info.config.durability = common_pb2.DURABILITY_LEADER
     for streamlet_id, owner, holders in ((0, 1, ()), (1, 1, (1,)), (2, 1, (2, 1)), (3, 2, (1, 2))):

@@ -1,4 +1,4 @@
-"""How much of a group of segments a consumer keeps for itself, by the pace of its caller."""
+"""The part of a group of segments that a consumer keeps, by the pace of its caller."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def test_a_fast_caller_keeps_more_and_a_slow_one_less(bytes_per_s: float, kept_b
     assert pace_of(bytes_per_s).part_bytes(MIB) == pytest.approx(kept_bytes, rel=0.01)
 
 
-def test_a_caller_of_unknown_pace_keeps_what_the_coordinator_asks_for() -> None:
+def test_a_caller_of_unknown_pace_keeps_the_part_that_the_coordinator_suggests() -> None:
     assert WorkPace().part_bytes(MIB) == MIB
 
 
-def test_a_caller_that_is_not_asked_to_split_keeps_all() -> None:
+def test_the_part_is_0_when_the_coordinator_asks_for_no_split() -> None:
     assert pace_of(MIB).part_bytes(0) == 0
 
 
@@ -42,7 +42,7 @@ def test_a_caller_that_does_no_work_keeps_the_largest_part() -> None:
     assert pace.part_bytes(MIB) == LARGEST * MIB
 
 
-def test_time_in_which_nothing_was_processed_does_not_count() -> None:
+def test_time_before_the_first_processed_bytes_does_not_count() -> None:
     pace = WorkPace()
     pace.processed(0, 3600.0)
     pace.processed(40 * MIB, 3601.0)

@@ -1,4 +1,4 @@
-"""A producer and its broker on a loop whose time is made up."""
+"""A producer and its broker on a loop with virtual time."""
 
 import asyncio
 import tempfile
@@ -14,7 +14,7 @@ from tests.virtual_loop import run_virtually
 
 
 class Ways:
-    """A broker that answers after a while, and when what was sent to it."""
+    """A broker that answers after a while, and the times when requests were sent to it."""
 
     def __init__(self, directory: Path, streamlets: int, answers_after_s: float) -> None:
         self.cluster = FakeCluster(directory, stream_info(streamlets=streamlets), slots=max(64, streamlets + 16))
@@ -46,7 +46,7 @@ def virtually(
     clock: Clock | None = None,
     **options: Any,
 ) -> tuple[Ways, Any]:
-    """What comes of `main`. `clock`: the producer's; None: the machine's. `options` are settings of the producer."""
+    """The result of `main`. `clock` is the producer's, None the machine's; `options` are settings of the producer."""
 
     async def run(directory: str) -> tuple[Ways, Any]:
         ways = Ways(Path(directory), streamlets, answers_after_s)

@@ -1,4 +1,4 @@
-"""A producer takes no more than its buffer has room for, and asks no more of a broker at once than that takes."""
+"""Back-pressure: a producer keeps to the limits of its buffer, of its requests in flight and of a request's size."""
 
 import asyncio
 import itertools
@@ -50,10 +50,10 @@ class TestBackPressure:
         await give(producer.flush())
         assert len(cluster.values()) == accepted + 1
 
-    async def test_a_record_of_more_than_half_the_buffer_gets_through(
+    async def test_a_record_larger_than_half_the_buffer_gets_through(
         self, cluster: FakeCluster, make_producer: MakeProducer
     ) -> None:
-        """`drain` that was content with half of the buffer would come back at once, for ever."""
+        """A `drain` that stops at half of the buffer would return at once, for ever."""
         cluster.loopback.default_fault = Fault.HELD
         producer = make_producer(cluster, buffer_bytes_max=32 << 10)
         await producer.prepare("s")
@@ -68,7 +68,7 @@ class TestBackPressure:
         await give(draining)
         await give(producer.send("s", b"y" * (24 << 10)))
 
-    async def test_a_record_larger_than_the_buffer_goes_when_it_is_empty(
+    async def test_a_record_larger_than_the_buffer_is_sent_when_the_buffer_is_empty(
         self, cluster: FakeCluster, make_producer: MakeProducer
     ) -> None:
         producer = make_producer(cluster, buffer_bytes_max=4 << 10)
@@ -88,7 +88,7 @@ class TestBackPressure:
         await give(await give(sending))
         assert len(cluster.values()) == 1000
 
-    async def test_nothing_lingers_while_somebody_waits_for_room(
+    async def test_chunks_do_not_linger_while_a_caller_waits_for_room(
         self, cluster: FakeCluster, make_producer: MakeProducer
     ) -> None:
         producer = make_producer(cluster, buffer_bytes_max=8 << 10, linger_ms=3_600_000)
@@ -98,7 +98,7 @@ class TestBackPressure:
         producer.send("s", b"x" * 100)
         await give(producer.send_batch("s", batch(b"y" * (7 << 10))))
 
-    async def test_so_many_requests_are_in_flight_and_no_more(
+    async def test_requests_in_flight_reach_their_limit_and_no_more(
         self, cluster: FakeCluster, make_producer: MakeProducer
     ) -> None:
         cluster.loopback.default_fault = Fault.HELD
@@ -111,7 +111,7 @@ class TestBackPressure:
         assert cluster.loopback.in_flight_max == 3
         assert all(len(write) <= 2 for write in cluster.loopback.writes)
 
-    async def test_a_request_has_no_more_chunks_than_a_broker_takes(
+    async def test_a_request_has_no_more_chunks_than_its_limit(
         self, cluster: FakeCluster, make_producer: MakeProducer
     ) -> None:
         limits = ProducerLimits(request_chunks_max=3)
@@ -123,7 +123,7 @@ class TestBackPressure:
         assert max(map(len, cluster.loopback.writes)) == 3
         assert sum(map(len, cluster.loopback.writes)) == len(list(cluster.chunks()))
 
-    async def test_a_request_is_no_larger_than_a_message_may_be(
+    async def test_a_request_is_no_larger_than_a_message(
         self, cluster: FakeCluster, make_producer: MakeProducer
     ) -> None:
         cluster.settings = cluster.settings.model_copy(update={"message_bytes_max": 8 << 10})
@@ -145,7 +145,9 @@ class TestBackPressure:
             await give(pending)
             assert cluster.values() == [b"a"]
 
-    async def test_a_chunk_lingers(self, cluster: FakeCluster, make_producer: MakeProducer) -> None:
+    async def test_a_chunk_lingers_for_the_time_of_the_setting(
+        self, cluster: FakeCluster, make_producer: MakeProducer
+    ) -> None:
         producer = make_producer(cluster, linger_ms=20)
         await producer.prepare("s")
         began_s = time.monotonic()
@@ -157,7 +159,7 @@ class TestBackPressure:
 
 
 class TestRequestLimit:
-    """Segments may be larger than what a request takes: then that bounds the chunks."""
+    """Segments may be larger than a request: then the request's limit bounds the chunks."""
 
     LIMIT = 8 << 10
 
@@ -176,7 +178,7 @@ class TestRequestLimit:
         assert len(narrow.values()) == 2200
         assert max(header.chunk_bytes for header, _ in narrow.chunks()) <= self.LIMIT
 
-    async def test_a_record_that_no_request_takes_is_refused_at_once(
+    async def test_a_record_too_large_for_a_request_is_refused_at_once(
         self, narrow: FakeCluster, make_producer: MakeProducer
     ) -> None:
         producer = make_producer(narrow, chunk_bytes_max=48 << 10)
@@ -187,7 +189,7 @@ class TestRequestLimit:
             await producer.send_batch("s", batch(b"x" * (self.LIMIT + 1)))
 
 
-async def test_room_that_is_made_by_closing_what_is_open_is_seen() -> None:
+async def test_waiting_for_room_ends_when_closing_a_chunk_frees_room_or_the_buffer_fails() -> None:
     buffer = Buffer(100)
     buffer.take(80)
     async with asyncio.timeout(WAIT_S):
@@ -201,10 +203,10 @@ async def test_room_that_is_made_by_closing_what_is_open_is_seen() -> None:
         await buffer.wait_for_room(50, fail)
 
 
-async def test_who_is_throttled_sends_nothing_in_advance_and_less_at_once(
+async def test_a_throttled_producer_sends_smaller_requests_one_at_a_time(
     cluster: FakeCluster, make_producer: MakeProducer
 ) -> None:
-    """What waits at the broker would only be given up there, as its time is up."""
+    """Requests that wait at the broker would only run out of time there."""
     channel, held_back_ms = cluster.loopback, 1500
 
     def hold_back(response: broker_pb2.MultiWriteChunksResponse) -> None:

@@ -1,4 +1,4 @@
-"""The end of a producer delivers what it took, or says of each record what has become of it."""
+"""Closing a producer delivers its records, or fails each delivery with the cause."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ class TestClose:
             pending = producer.send("s", b"a")
         assert (await give(pending)).record == 0
 
-    async def test_an_exception_in_the_context_is_not_kept_up(
+    async def test_an_exception_leaves_the_context_without_waiting_for_deliveries(
         self, cluster: FakeCluster, make_producer: MakeProducer
     ) -> None:
         cluster.loopback.default_fault = Fault.HELD
@@ -31,7 +31,9 @@ class TestClose:
         with pytest.raises(ZeroDivisionError):
             await give(fail())
 
-    async def test_a_closed_producer_takes_nothing(self, cluster: FakeCluster, make_producer: MakeProducer) -> None:
+    async def test_a_closed_producer_refuses_records_and_batches(
+        self, cluster: FakeCluster, make_producer: MakeProducer
+    ) -> None:
         producer = make_producer(cluster)
         await producer.prepare("s")
         await producer.close()
@@ -41,7 +43,7 @@ class TestClose:
         with pytest.raises(ClosedError):
             await producer.send_batch("s", batch(b"a"))
 
-    async def test_without_flushing_it_says_what_may_be_stored(
+    async def test_closing_without_a_flush_tells_uncertain_from_unsent_deliveries(
         self, cluster: FakeCluster, make_producer: MakeProducer
     ) -> None:
         cluster.loopback.default_fault = Fault.HELD
@@ -54,7 +56,7 @@ class TestClose:
         gathering = producer.send("s", b"gathering")
         await until(lambda: bool(cluster.loopback.held))
         await producer.close(flush=False)
-        cluster.loopback.release()  # the answer comes to nobody
+        cluster.loopback.release()  # the producer no longer waits for the answer
         with pytest.raises(Uncertain):
             await give(sent)
         for pending in (queued, gathering):
@@ -62,7 +64,9 @@ class TestClose:
                 await give(pending)
         assert cluster.values() == [b"sent"]
 
-    async def test_who_waits_for_room_is_told(self, cluster: FakeCluster, make_producer: MakeProducer) -> None:
+    async def test_send_batch_fails_when_the_producer_closes_while_it_waits_for_room(
+        self, cluster: FakeCluster, make_producer: MakeProducer
+    ) -> None:
         cluster.loopback.default_fault = Fault.HELD
         producer = make_producer(cluster, buffer_bytes_max=8 << 10, chunk_bytes_max=4096)
         sending = asyncio.ensure_future(producer.send_batch("s", batch(*[b"x" * 100] * 1000)))
@@ -71,8 +75,10 @@ class TestClose:
         with pytest.raises(ClosedError):
             await give(sending)
 
-    async def test_a_batch_that_is_being_sent_is_told(self, cluster: FakeCluster, make_producer: MakeProducer) -> None:
-        """What was queued after the end would wait for ever."""
+    async def test_send_batch_fails_when_the_producer_closes_while_it_queues_chunks(
+        self, cluster: FakeCluster, make_producer: MakeProducer
+    ) -> None:
+        """A chunk that was queued after the end would wait for ever."""
         producer = make_producer(cluster, chunk_bytes_max=1024, request_bytes_max=1024)
         await producer.prepare("s")
         sending = asyncio.ensure_future(producer.send_batch("s", batch(*[b"x" * 100] * 1000)))

@@ -1,4 +1,4 @@
-"""A delivery can be looked at, awaited and called back from, like a future."""
+"""A delivery works like a future: `done`, `result`, `exception`, `await` and callbacks."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from tests.unit.client.support import FakeCluster, until
 
 
 class TestFutureLike:
-    async def test_a_delivery_says_whether_it_is_there_and_calls_back_once(
+    async def test_a_delivery_is_done_after_the_flush_and_calls_back_once(
         self, cluster: FakeCluster, make_producer: MakeProducer
     ) -> None:
         producer = make_producer(cluster, linger_ms=60_000)
@@ -41,7 +41,7 @@ class TestFutureLike:
         assert called == [pending, whole], "never from within the call"
         await until(lambda: called[-1] is later)
 
-    async def test_a_callback_of_what_fails_comes_too_and_may_fail_itself(
+    async def test_a_failed_delivery_calls_back_and_a_callback_may_raise(
         self, cluster: FakeCluster, make_producer: MakeProducer
     ) -> None:
         producer = make_producer(cluster, linger_ms=60_000)
@@ -58,7 +58,7 @@ class TestFutureLike:
             pending.result()
         assert [type(error) for error in told] == [ZeroDivisionError]
 
-    async def test_of_a_chunk_that_is_split_each_record_has_its_own_part(self) -> None:
+    async def test_each_record_of_a_split_chunk_settles_with_its_own_part(self) -> None:
         outcomes = [Outcome(), Outcome()]
         accumulator = Accumulator("s", 0, 0.0)
         accumulator.delivered = outcomes[0]
@@ -75,7 +75,7 @@ class TestFutureLike:
 
 
 class _ThisLoop:
-    """In place of the client's thread: the loop of the test."""
+    """The loop of the test, in place of the client's thread."""
 
     call_soon = staticmethod(lambda call: asyncio.get_running_loop().call_soon(call))
     start = staticmethod(asyncio.create_task)
@@ -84,7 +84,7 @@ class _ThisLoop:
         pass
 
 
-async def test_without_asyncio_a_callback_of_what_is_refused_may_fail_as_well(
+async def test_a_callback_for_a_refused_record_may_raise_without_asyncio_too(
     cluster: FakeCluster, make_producer: MakeProducer
 ) -> None:
     told: list[object] = []

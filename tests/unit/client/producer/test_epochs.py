@@ -1,4 +1,4 @@
-"""Each chunk of a stream with epochs is of one of them, as far as times ascend, whichever way its records came."""
+"""Streams with epochs: each chunk is of one epoch as long as times ascend, for records and batches alike."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SETTINGS: dict[str, Any] = {"linger_ms": 60_000}
 
 @pytest.fixture
 async def epochs(make_cluster: MakeCluster) -> FakeCluster:
-    """One stream, ``s``, with two streamlets and epochs of 10 ms; ``plain`` has none, ``typed`` has columns."""
+    """Stream ``s`` has two streamlets and epochs of 10 ms; ``plain`` is without epochs, ``typed`` has columns."""
     config: dict[str, Any] = {"timestamp_ahead_max_ms": 0, "epoch_ms": 10, "punctuation": 1}
     return make_cluster(
         stream_info(streamlets=2, **config),
@@ -33,7 +33,7 @@ async def epochs(make_cluster: MakeCluster) -> FakeCluster:
 
 
 def times_of(cluster: FakeCluster) -> list[tuple[int, int, int]]:
-    """Of each chunk its streamlet, its first and its last time."""
+    """The streamlet, the first and the last time of each chunk."""
     return [
         (header.streamlet_id, header.min_timestamp_us, header.max_timestamp_us)
         for headers in cluster.loopback.writes
@@ -62,7 +62,7 @@ async def test_a_record_of_a_later_epoch_begins_a_chunk(epochs: FakeCluster, mak
     ], "what is older goes to the chunk that is there"
 
 
-async def test_each_streamlet_has_epochs_of_its_own(epochs: FakeCluster, make_producer: MakeProducer) -> None:
+async def test_each_streamlet_has_its_own_epochs(epochs: FakeCluster, make_producer: MakeProducer) -> None:
     producer = make_producer(epochs, **SETTINGS)
     await producer.prepare("s")
     for time_us, streamlet in ((5, 0), (2 * EPOCH_US, 1), (6, 0), (2 * EPOCH_US + 1, 1)):
@@ -84,7 +84,7 @@ async def test_without_keys_each_chunk_goes_to_the_next_streamlet(
 
 
 @pytest.mark.parametrize("named", [{}, {"keys": b"k"}], ids=["a value", "with a key"])
-async def test_as_time_goes_on_chunks_close(
+async def test_a_chunk_of_records_without_times_closes_when_the_epoch_ends(
     epochs: FakeCluster, make_producer: MakeProducer, named: dict[str, Any]
 ) -> None:
     producer = make_producer(epochs, **SETTINGS)
@@ -100,7 +100,7 @@ async def test_as_time_goes_on_chunks_close(
     assert epochs.counters.records_appended == sent
 
 
-async def test_a_stream_without_epochs_has_chunks_of_any_times(
+async def test_a_chunk_of_a_stream_without_epochs_may_have_any_times(
     epochs: FakeCluster, make_producer: MakeProducer
 ) -> None:
     producer = make_producer(epochs, **SETTINGS)
@@ -114,12 +114,12 @@ async def test_a_stream_without_epochs_has_chunks_of_any_times(
 @pytest.mark.parametrize("payload", ["auto", "arrow"])
 @pytest.mark.parametrize("linger_ms", [0, 60_000])
 @pytest.mark.parametrize("streamlet", [None, 1])
-async def test_a_batch_is_cut_where_its_epochs_end(
+async def test_a_batch_is_cut_where_an_epoch_ends(
     epochs: FakeCluster, make_producer: MakeProducer, payload: str, linger_ms: int, streamlet: int | None
 ) -> None:
     producer = make_producer(epochs, linger_ms=linger_ms, payload=payload)
     times = (5, 6, EPOCH_US - 1, EPOCH_US, 7 * EPOCH_US, 7 * EPOCH_US + 1)
-    for _ in range(2):  # the second one is like the one before, which is quicker
+    for _ in range(2):  # the second batch has the layout of the first, and takes a quicker path
         delivery = await producer.send_batch(
             "s", batch(*(b"%d" % each for each in times), **at(*times)), streamlet=streamlet
         )
@@ -144,14 +144,18 @@ async def test_a_batch_with_keys_is_cut_for_each_streamlet(epochs: FakeCluster, 
     assert sorted(epochs.values() + epochs.values(streamlet=1)) == sorted(values * 2)
 
 
-async def test_rows_that_are_older_stay_where_they_are(epochs: FakeCluster, make_producer: MakeProducer) -> None:
+async def test_older_rows_stay_in_the_chunk_of_the_rows_before_them(
+    epochs: FakeCluster, make_producer: MakeProducer
+) -> None:
     producer = make_producer(epochs)
     times = (EPOCH_US, 5, 2 * EPOCH_US, 7, 2 * EPOCH_US + 1)
     await give(await producer.send_batch("s", batch(*(b"x" for _ in times), **at(*times)), streamlet=0))
     assert times_of(epochs) == [(0, 5, EPOCH_US), (0, 7, 2 * EPOCH_US + 1)]
 
 
-async def test_small_batches_that_were_gathered_are_cut(epochs: FakeCluster, make_producer: MakeProducer) -> None:
+async def test_gathered_small_batches_are_cut_where_an_epoch_ends(
+    epochs: FakeCluster, make_producer: MakeProducer
+) -> None:
     producer = make_producer(epochs, **SETTINGS)
     for times in ((5,), (6, 7), (EPOCH_US,), (8, EPOCH_US + 1), (9,), (3 * EPOCH_US,)):
         await producer.send_batch("s", batch(*(b"x" for _ in times), **at(*times)), streamlet=0)
@@ -163,7 +167,7 @@ async def test_small_batches_that_were_gathered_are_cut(epochs: FakeCluster, mak
     ]
 
 
-async def test_small_batches_without_times_close_as_time_goes_on(
+async def test_a_chunk_of_small_batches_without_times_closes_when_the_epoch_ends(
     epochs: FakeCluster, make_producer: MakeProducer
 ) -> None:
     producer = make_producer(epochs, **SETTINGS)
@@ -177,7 +181,7 @@ async def test_small_batches_without_times_close_as_time_goes_on(
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, {}])
-async def test_columns_with_a_time_are_cut_by_it(
+async def test_a_typed_batch_is_cut_by_its_timestamp_column(
     epochs: FakeCluster, make_producer: MakeProducer, settings: dict[str, Any]
 ) -> None:
     producer = make_producer(epochs, **settings)
@@ -192,7 +196,7 @@ async def test_columns_with_a_time_are_cut_by_it(
     assert [count for stream, count in found if stream == 10] == [3, 3]
 
 
-async def test_the_length_of_epochs_is_learnt_with_where_streamlets_are(
+async def test_refreshing_the_routes_updates_the_length_of_epochs(
     epochs: FakeCluster, make_producer: MakeProducer
 ) -> None:
     producer = make_producer(epochs, **SETTINGS)

@@ -1,4 +1,4 @@
-"""What fails on the way is sent again and stored once, in bounded time, or fails with its cause."""
+"""Failed requests: the producer retries in bounded time and stores a chunk once, or the delivery fails with a cause."""
 
 import asyncio
 
@@ -26,7 +26,7 @@ from tests.unit.client.support import FakeCluster, Fault, stream_info, until
 
 class TestFailures:
     @pytest.mark.parametrize("fault", [Fault.NOT_SENT, Fault.LOST, Fault.ANSWER_LOST])
-    async def test_what_is_lost_on_the_way_is_sent_again_and_stored_once(
+    async def test_a_lost_request_is_retried_and_its_chunks_are_stored_once(
         self, cluster: FakeCluster, make_producer: MakeProducer, fault: Fault
     ) -> None:
         cluster.loopback.faults.extend([Fault.NONE, fault, Fault.NONE, fault, fault])
@@ -38,9 +38,9 @@ class TestFailures:
             [0, *(d.record_count for d in deliveries[:-1])]
         ).tolist()
         assert any(each.duplicate for each in deliveries) is (fault is Fault.ANSWER_LOST)
-        assert "s" in cluster.forgotten  # the broker may be elsewhere by now
+        assert "s" in cluster.forgotten  # the streamlet may be on another broker by now
 
-    async def test_a_broker_without_room_is_asked_again(
+    async def test_a_write_that_a_full_arena_refused_is_retried(
         self, cluster: FakeCluster, make_producer: MakeProducer
     ) -> None:
         errors = [ArenaFull("no room"), ArenaFull("no room")]
@@ -76,10 +76,10 @@ class TestFailures:
         await give(producer.flush())
         assert cluster.values() == [b"c"]
 
-    async def test_flush_waits_for_what_was_there_when_it_was_called(
+    async def test_flush_waits_only_for_records_sent_before_it(
         self, cluster: FakeCluster, make_producer: MakeProducer
     ) -> None:
-        """Somebody else who sends all the time must not keep it."""
+        """Another caller that keeps sending must not hold up the flush."""
         cluster.loopback.faults.append(Fault.HELD)
         producer = make_producer(cluster, request_bytes_max=1)
         await producer.send_batch("s", batch(b"a"))
@@ -91,7 +91,7 @@ class TestFailures:
         await give(flushing)
         assert cluster.values() == [b"a"]
 
-    async def test_a_record_nobody_could_send_fails_as_not_accepted(
+    async def test_a_record_that_never_left_the_producer_fails_as_not_accepted(
         self, cluster: FakeCluster, make_producer: MakeProducer
     ) -> None:
         cluster.loopback.default_fault = Fault.NOT_SENT
@@ -113,7 +113,7 @@ class TestFailures:
             await give(producer.send("s", b"a"))
         assert cluster.values() == [b"a"]
 
-    async def test_a_delivery_takes_no_longer_than_its_time_whatever_a_request_may_take(
+    async def test_the_delivery_timeout_ends_a_delivery_before_a_longer_request_timeout(
         self, cluster: FakeCluster, make_producer: MakeProducer
     ) -> None:
         cluster.request_timeout_s = 3600.0
@@ -124,7 +124,7 @@ class TestFailures:
             await give(producer.send("s", b"a"))
 
     @pytest.mark.parametrize("kind", [NotReplicated, TooFewBackups])
-    async def test_what_too_few_backups_hold_up_is_sent_again_until_they_are_there(
+    async def test_a_write_is_retried_until_there_are_enough_backups(
         self, cluster: FakeCluster, make_producer: MakeProducer, kind: type[KeraError]
     ) -> None:
         refusals = [kind("1 of 2 backups") for _ in range(3)]
@@ -141,7 +141,7 @@ class TestFailures:
         assert header[2] == 0
         assert len(cluster.loopback.writes) == 4
 
-    async def test_a_chunk_that_is_appended_and_not_replicated_is_stored_once(
+    async def test_a_chunk_appended_but_not_replicated_is_stored_once(
         self, cluster: FakeCluster, make_producer: MakeProducer
     ) -> None:
         errors = [NotReplicated("1 of 2 backups"), NotReplicated("1 of 2 backups")]
@@ -159,7 +159,7 @@ class TestFailures:
         assert cluster.values() == [b"a"]
 
     @pytest.mark.parametrize("kind", [NotReplicated, TooFewBackups])
-    async def test_a_delivery_that_backups_hold_up_for_too_long_fails_with_that_cause(
+    async def test_a_delivery_without_enough_backups_fails_with_that_cause_after_its_timeout(
         self, cluster: FakeCluster, make_producer: MakeProducer, kind: type[KeraError]
     ) -> None:
         cluster.loopback.refuse = lambda: kind("the stream needs 2 backups, there is 1")
@@ -169,7 +169,7 @@ class TestFailures:
             await give(producer.send("s", b"a"))
         assert len(cluster.loopback.writes) > 1
 
-    async def test_a_delivery_whose_last_attempt_gets_no_answer_fails_with_the_cause_before(
+    async def test_a_delivery_whose_last_attempt_gets_no_answer_names_the_cause_before_it(
         self, cluster: FakeCluster, make_producer: MakeProducer
     ) -> None:
         cluster.loopback.refuse = lambda: NotReplicated("1 of 2 backups")
@@ -180,7 +180,7 @@ class TestFailures:
         with pytest.raises(NotReplicated, match=r"no answer within .* s; before that: 1 of 2 backups"):
             await give(producer.send("s", b"a"))
 
-    async def test_after_a_delivery_that_failed_the_next_one_is_made(
+    async def test_the_next_delivery_succeeds_after_a_failed_one(
         self, cluster: FakeCluster, make_producer: MakeProducer
     ) -> None:
         cluster.loopback.default_fault = Fault.LOST
@@ -192,10 +192,10 @@ class TestFailures:
         await give(producer.send("s", b"b"))
         assert cluster.values() == [b"b"]
 
-    async def test_records_that_wait_in_an_open_chunk_fail_in_time_as_well(
+    async def test_records_in_an_open_chunk_fail_in_time_too(
         self, cluster: FakeCluster, make_producer: MakeProducer
     ) -> None:
-        """They are behind a chunk that keeps the sender busy, and nothing else would close theirs."""
+        """Another chunk keeps the sender busy, and nothing else would close the chunk of these records."""
         cluster.connects.extend([Unavailable("nobody listens")] * 1000)
         producer = make_producer(cluster, delivery_timeout_ms=100)
         await producer.prepare("s")
@@ -208,7 +208,7 @@ class TestFailures:
             with pytest.raises(Unavailable):
                 await give(each)
 
-    async def test_a_connection_that_is_closed_as_soon_as_it_is_there_is_made_again(
+    async def test_a_connection_that_closes_at_once_is_opened_again(
         self, cluster: FakeCluster, make_producer: MakeProducer
     ) -> None:
         cluster.closes = 3
@@ -217,7 +217,7 @@ class TestFailures:
         await give(producer.send("s", b"a"))
         assert cluster.values() == [b"a"]
 
-    async def test_a_broker_that_has_lost_its_memory_takes_the_rest(
+    async def test_a_restarted_broker_without_memory_takes_the_next_records(
         self, cluster: FakeCluster, make_producer: MakeProducer
     ) -> None:
         producer = make_producer(cluster)
@@ -229,7 +229,9 @@ class TestFailures:
         await give(await producer.send_batch("s", batch(b"d")))
         assert cluster.values() == [b"c", b"d"]
 
-    async def test_a_stream_that_was_deleted_is_named(self, cluster: FakeCluster, make_producer: MakeProducer) -> None:
+    async def test_a_send_to_a_deleted_stream_fails_with_unknown_stream(
+        self, cluster: FakeCluster, make_producer: MakeProducer
+    ) -> None:
         producer = make_producer(cluster)
         stream = await producer.prepare("s")
         await give(producer.send("s", b"a"))
@@ -237,11 +239,11 @@ class TestFailures:
         del cluster.infos["s"]
         with pytest.raises(UnknownStream, match="it was deleted, or another broker had this address"):
             await give(producer.send("s", b"b"))
-        await cluster.loopback.close()  # nor does a new connection need the coordinator to know it
+        await cluster.loopback.close()  # a new connection does not need the coordinator to know the stream either
         with pytest.raises(UnknownStream):
             await give(producer.send("s", b"c"))
 
-    async def test_a_stream_that_was_created_again_smaller_is_another_one(
+    async def test_a_stream_created_again_with_fewer_streamlets_is_another_stream(
         self, make_cluster: MakeCluster, make_producer: MakeProducer
     ) -> None:
         cluster = make_cluster(stream_info(streamlets=4))
@@ -255,7 +257,7 @@ class TestFailures:
             with pytest.raises(UnknownStream):
                 await give(producer.send("s", b"b", streamlet=3))
 
-    async def test_a_stream_that_was_created_again_is_found_by_preparing_it(
+    async def test_preparing_a_stream_again_finds_the_new_stream_of_that_name(
         self, cluster: FakeCluster, make_producer: MakeProducer
     ) -> None:
         producer = make_producer(cluster, linger_ms=60_000)
@@ -278,7 +280,7 @@ class TestFailures:
             await give(gathering)
         assert cluster.values("s", 1) == [b"new"]
 
-    async def test_another_stream_may_be_prepared_while_the_producer_connects(
+    async def test_other_streams_may_be_prepared_while_the_producer_connects(
         self, make_cluster: MakeCluster, make_producer: MakeProducer
     ) -> None:
         cluster = make_cluster(stream_info("s", 7), *(stream_info(f"t{number}", 10 + number) for number in range(20)))

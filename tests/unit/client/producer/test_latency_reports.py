@@ -1,4 +1,4 @@
-"""What producers measure of streams with a latency constraint, and what they make of advice."""
+"""Latency reports of producers: they measure streams with a latency constraint, and follow advice."""
 
 import asyncio
 from typing import Any
@@ -45,13 +45,13 @@ def described(*, typed: bool = False, epoch_ms: int = 0) -> StreamDescription:
 
 
 class TestAdvice:
-    def test_it_counts_for_a_while(self) -> None:
+    def test_advice_counts_until_it_expires(self) -> None:
         pace = Pace(ProducerSettings())
         pace.advise([advice()], 1.0)
         assert (pace.holds, pace.wait_s(STREAM_ID, 5.9), pace.wait_s(STREAM_ID, 6.1)) == (True, 0.04, 0.0)
         assert pace.wait_s(8, 5.0) == 0.0
 
-    def test_what_is_too_old_is_forgotten(self) -> None:
+    def test_expired_advice_is_forgotten(self) -> None:
         pace = Pace(ProducerSettings())
         pace.advise([advice()], 1.0)
         kept = []
@@ -60,12 +60,12 @@ class TestAdvice:
             kept.append((pace.advised, pace.holds))
         assert kept == [(True, True), (False, False)]
 
-    def test_a_linger_that_is_given_wins_and_is_measured(self) -> None:
+    def test_an_explicit_linger_wins_over_advice_and_is_still_measured(self) -> None:
         pace = Pace(ProducerSettings(linger_ms=2))
         pace.advise([advice()], 1.0)
         assert (pace.wait_s(STREAM_ID, 2.0), pace.is_advised(STREAM_ID)) == (0.002, True)
 
-    def test_what_is_odd_is_bounded(self) -> None:
+    def test_extreme_advice_is_bounded(self) -> None:
         pace = Pace(ProducerSettings(delivery_timeout_ms=1 << 40))
         most = (1 << 32) - 1
         pace.advise([advice(most, most, number) for number in range(ADVICE_MAX + 5)], 0.0)
@@ -74,7 +74,7 @@ class TestAdvice:
         assert not pace.is_advised(ADVICE_MAX)
 
     @given(st.integers(0, (1 << 32) - 1), st.floats(1, 10_000), st.floats(0, 20))
-    def test_it_never_has_a_chunk_wait_beyond_the_deadline_of_a_target(
+    def test_advice_never_delays_a_chunk_beyond_the_deadline_of_a_target(
         self, linger_us: int, target_ms: float, took_s: float
     ) -> None:
         pace = Pace(ProducerSettings(latency_target_ms=target_ms))
@@ -87,7 +87,7 @@ class TestAdvice:
 
 
 def requests_of(ways: Ways) -> list[broker_pb2.MultiWriteChunksRequest]:
-    """What is sent from now on."""
+    """All requests that are sent from now on."""
     loopback = ways.cluster.loopback
     seen: list[broker_pb2.MultiWriteChunksRequest] = []
     submit = loopback.submit
@@ -116,7 +116,7 @@ async def send_for(producer: Producer, seconds: float, *, streamlets: int = 1) -
     await producer.flush()
 
 
-def test_without_a_constraint_a_report_names_streams_and_nothing_changes() -> None:
+def test_reports_name_only_the_streams_when_no_constraint_exists() -> None:
     async def main(ways: Ways, producer: Producer) -> tuple[int, list[latency_pb2.LatencyReport]]:
         seen = requests_of(ways)
         await send_for(producer, 4 * INTERVAL_S)
@@ -130,8 +130,8 @@ def test_without_a_constraint_a_report_names_streams_and_nothing_changes() -> No
 
 
 @pytest.mark.parametrize("ahead_us", [-54 * 365 * 86_400_000_000, -TIME_US_MAX - 10_000_000, TIME_US_MAX + 10_000_000])
-def test_a_clock_that_was_never_set_does_not_keep_anybody_from_writing(ahead_us: int) -> None:
-    """What brokers refuse of a report they refuse of the chunks beside it, with a constraint and without."""
+def test_a_wrong_clock_leaves_reports_valid(ahead_us: int) -> None:
+    """A broker that refuses a report also refuses the chunks beside it, with a constraint and without."""
     told_us = 60 * 365 * 86_400_000_000
     times = BrokerTimes()
     times.own.add(STREAM_ID)
@@ -154,14 +154,14 @@ class TestTimes:
     def test_chunks_of_streams_with_advice_have_the_brokers_time(self) -> None:
         times = BrokerTimes()
         times.answered(BROKER_ID, 10.0, 10.02, 7_000_000)
-        assert times.created_us(BROKER_ID, described(), 11.0) is None  # nobody measures it
+        assert times.created_us(BROKER_ID, described(), 11.0) is None  # no reader measures the stream
         times.advised([STREAM_ID], 10.0)
         assert times.created_us(BROKER_ID, described(), 11.0) == 7_000_000 + 990_000
         assert times.created_us(BROKER_ID + 1, described(), 11.0) is None
         assert times.created_us(BROKER_ID, described(), 11.0 + KEPT_S) is None
-        assert times.created_us(BROKER_ID, described(), 11.0) is None  # it is forgotten
+        assert times.created_us(BROKER_ID, described(), 11.0) is None  # the broker's time is forgotten
 
-    def test_a_stream_whose_epochs_go_by_the_writers_time_keeps_that(self) -> None:
+    def test_a_stream_whose_epochs_go_by_the_writers_time_keeps_that_time(self) -> None:
         times = BrokerTimes()
         times.answered(BROKER_ID, 10.0, 10.02, 7_000_000)
         times.advised([STREAM_ID], 10.0)
@@ -169,7 +169,7 @@ class TestTimes:
         assert times.own == {STREAM_ID}
         assert times.created_us(BROKER_ID, described(typed=True), 11.0) is not None
 
-    def test_so_many_brokers_are_known(self) -> None:
+    def test_the_times_of_a_limited_number_of_brokers_are_kept(self) -> None:
         times = BrokerTimes()
         for broker_id in range(BROKERS_MAX + 1):
             times.answered(broker_id, 10.0, 10.02, 7_000_000)
@@ -178,8 +178,8 @@ class TestTimes:
 
 
 @pytest.mark.parametrize("is_batch", [False, True])
-def test_a_clock_that_is_set_is_not_seen_in_what_readers_measure(is_batch: bool) -> None:
-    """Chunks, and bundles of a batch: all that are measured have the broker's time, however wrong the writer's is."""
+def test_chunks_that_readers_measure_carry_the_brokers_time_despite_a_wrong_clock(is_batch: bool) -> None:
+    """Measured chunks and bundles of a batch have the broker's time, however wrong the writer's is."""
 
     async def main(ways: Ways, producer: Producer) -> list[int]:
         constrain(ways, gather_us=1_000)
@@ -198,14 +198,14 @@ def test_a_clock_that_is_set_is_not_seen_in_what_readers_measure(is_batch: bool)
             before = len(ways.cluster.loopback.writes)
         return wrong_us
 
-    clock = FakeClock()  # of the producer: years behind
+    clock = FakeClock()  # the producer's clock is years behind
     wrong_us = virtually(2, 0.002, main, clock=clock)[1]
     assert wrong_us
     assert max(wrong_us) < 60_000_000
 
 
 @pytest.mark.parametrize(("linger_ms", "told_us"), [(None, 0), (0, 0), (2, 2_000), (float("inf"), TIME_US_MAX)])
-def test_a_linger_that_is_given_is_told(linger_ms: float | None, told_us: int) -> None:
+def test_a_report_names_an_explicit_linger(linger_ms: float | None, told_us: int) -> None:
     pace = Pace(ProducerSettings(linger_ms=linger_ms))
     reports = WriterReports(BROKER_ID, BrokerTimes(), pace, 60.0, lambda: 1, 0.0)
     request = broker_pb2.MultiWriteChunksRequest()
@@ -214,7 +214,7 @@ def test_a_linger_that_is_given_is_told(linger_ms: float | None, told_us: int) -
     assert request.latency.own_linger_us == told_us
 
 
-def test_for_how_long_it_may_be_held_back_is_told_with_the_first_request() -> None:
+def test_the_first_request_says_how_long_a_broker_may_hold_it_back() -> None:
     for linger_ms, told in ((None, False), (0, True)):
         reports = WriterReports(
             BROKER_ID, BrokerTimes(), Pace(ProducerSettings(linger_ms=linger_ms)), 60.0, lambda: 1, 5.0
@@ -225,7 +225,7 @@ def test_for_how_long_it_may_be_held_back_is_told_with_the_first_request() -> No
         assert [each.stream_id for each in request.latency.samples] == [STREAM_ID] * told
 
 
-def test_with_one_chunks_fill_and_are_measured() -> None:
+def test_chunks_fill_and_are_measured_under_a_constraint() -> None:
     async def main(ways: Ways, producer: Producer) -> list[broker_pb2.MultiWriteChunksRequest]:
         constrain(ways)
         seen = requests_of(ways)
@@ -246,7 +246,7 @@ def test_with_one_chunks_fill_and_are_measured() -> None:
     assert LINGER_US * 0.8 <= figures[Hop.GATHER].mean_us <= LINGER_US + 1_000
 
 
-def test_when_advice_comes_no_more_it_is_as_before() -> None:
+def test_chunks_go_at_once_and_unmeasured_after_advice_ends() -> None:
     async def main(ways: Ways, producer: Producer) -> tuple[int, int]:
         constrain(ways)
         await send_for(producer, 3 * INTERVAL_S)
@@ -261,7 +261,7 @@ def test_when_advice_comes_no_more_it_is_as_before() -> None:
     assert samples == 0
 
 
-def test_many_streamlets_are_told_in_several_reports() -> None:
+def test_samples_of_many_streamlets_go_in_several_reports() -> None:
     streamlets = SAMPLES_MAX // 2 + 30
 
     async def main(ways: Ways, producer: Producer) -> list[list[int]]:
@@ -281,8 +281,8 @@ def test_many_streamlets_are_told_in_several_reports() -> None:
 
 
 @pytest.mark.parametrize("answers_after_s", [0.001, 0.3])
-def test_a_target_beside_a_constraint(answers_after_s: float) -> None:
-    """The one that leaves less time counts."""
+def test_the_shorter_of_target_and_constraint_bounds_the_wait(answers_after_s: float) -> None:
+    """The shorter of the two counts."""
 
     async def main(ways: Ways, producer: Producer) -> float:
         constrain(ways, gather_us=500_000)
@@ -295,8 +295,8 @@ def test_a_target_beside_a_constraint(answers_after_s: float) -> None:
     assert waited_s <= max(0.0, 0.09 - answers_after_s) + 0.001
 
 
-def test_what_waits_for_long_is_measured_and_advised_meanwhile() -> None:
-    """Chunks that take longer to fill than advice counts: reports go by themselves, and no chunk goes because of it."""
+def test_reports_go_without_chunks_while_chunks_fill_for_long() -> None:
+    """Chunks take longer to fill than advice counts: reports go without chunks, and do not make a chunk go early."""
 
     async def main(ways: Ways, producer: Producer) -> list[tuple[int, bool]]:
         constrain(ways, gather_us=3_600_000_000)
@@ -319,7 +319,7 @@ def test_what_waits_for_long_is_measured_and_advised_meanwhile() -> None:
     assert all(any(0 <= each - number <= 2 for each in told) for number in with_chunks[:-1])  # and not with the next
 
 
-def test_who_has_nothing_to_tell_and_no_chunk_that_waits_is_silent() -> None:
+def test_a_producer_without_samples_and_open_chunks_sends_no_reports() -> None:
     async def main(ways: Ways, producer: Producer) -> tuple[int, bool]:
         constrain(ways)
         await send_for(producer, 3 * INTERVAL_S)
@@ -331,8 +331,8 @@ def test_who_has_nothing_to_tell_and_no_chunk_that_waits_is_silent() -> None:
     assert virtually(1, 0.002, main)[1] == (0, False)
 
 
-def test_when_reports_are_not_answered_advice_ends_and_what_waited_goes() -> None:
-    """An hour is left, but nobody says so any more."""
+def test_a_waiting_chunk_goes_when_advice_ends() -> None:
+    """An hour is left, but no broker says so any more."""
 
     async def main(ways: Ways, producer: Producer) -> float:
         constrain(ways, gather_us=3_600_000_000)

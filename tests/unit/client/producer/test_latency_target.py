@@ -1,4 +1,4 @@
-"""Chunks that fill as long as a latency target leaves time: rules, and producers on a loop whose time is made up."""
+"""Latency targets: how long chunks fill, as plain rules and with producers on a loop with virtual time."""
 
 import asyncio
 from typing import Any
@@ -38,7 +38,7 @@ def closed_at(*times_s: float) -> list[PendingChunk]:
 
 
 class TestPace:
-    def test_without_anything_chunks_wait_for_no_time(self) -> None:
+    def test_chunks_do_not_wait_without_a_target_or_advice(self) -> None:
         plain = pace()
         assert (plain.holds, plain.measures, plain.wait_s(7, 5.0)) == (False, False, 0.0)
 
@@ -81,40 +81,40 @@ class TestPace:
     def test_brokers_hold_back_no_more_than_settings_allow(self, options: dict[str, Any], held_us: int | None) -> None:
         assert pace(**options).held_us_max == held_us
 
-    def test_nothing_waits_before_anything_is_measured(self) -> None:
+    def test_chunks_do_not_wait_before_the_first_measurement(self) -> None:
         targeted = pace(latency_target_ms=50)
         assert targeted.holds
         assert targeted.measures
         assert targeted.wait_s(7, 5.0) == 0.0
 
-    def test_what_is_measured_and_a_tenth_is_left(self) -> None:
+    def test_the_wait_is_the_target_less_a_tenth_and_the_measured_time(self) -> None:
         targeted = pace(latency_target_ms=50)
         targeted.acknowledged(closed_at(1.001, 1.0), 1.008)
         assert targeted.wait_s(7, 1.1) == pytest.approx(0.045 - 0.008)
 
-    def test_a_target_that_leaves_no_time(self) -> None:
+    def test_chunks_do_not_wait_when_answers_take_longer_than_the_target(self) -> None:
         targeted = pace(latency_target_ms=50)
         targeted.acknowledged(closed_at(1.0), 1.2)
         assert targeted.wait_s(7, 1.3) == 0.0
 
-    def test_where_some_are_late_whatever_is_done_the_others_count(self) -> None:
+    def test_a_few_answers_later_than_the_target_do_not_count(self) -> None:
         targeted = pace(latency_target_ms=50)
         for took_s in [0.2] * 3 + [0.002] * 97:
             targeted.acknowledged(closed_at(1.0), 1.0 + took_s)
         assert targeted.wait_s(7, 1.3) == pytest.approx(0.045 - 0.002, abs=0.001)
 
-    def test_what_was_long_ago_does_not_count(self) -> None:
+    def test_old_measurements_do_not_count(self) -> None:
         targeted = pace(latency_target_ms=50)
         targeted.acknowledged(closed_at(1.0), 1.2)
         targeted.acknowledged(closed_at(10.0), 10.005)
         assert targeted.wait_s(7, 1.3 + WINDOW_S * 1.2) == pytest.approx(0.040)
 
-    def test_what_waited_for_a_connection_does_not_count(self) -> None:
+    def test_chunks_that_waited_for_a_connection_or_came_in_a_bundle_do_not_count(self) -> None:
         targeted = pace(latency_target_ms=50)
         targeted.connected_s = 5.0
         targeted.acknowledged(closed_at(4.9, 5.1), 5.2)
         bundled = PendingChunk.__new__(PendingChunk)
-        bundled.closed_s = None  # one that came out of a bundle
+        bundled.closed_s = None  # a chunk that came out of a bundle
         targeted.acknowledged([bundled], 5.2)
         assert targeted.rest_s(5.3) is None
 
@@ -137,7 +137,7 @@ class TestPace:
         if recent:
             left_s = target_ms / 1000 * (1 - MARGIN) + ROUNDING_S
             highest_s = recent[-1 - len(recent) // 100]
-            if highest_s <= target_ms / 1000 / 4:  # what is read off buckets is up to 42 % more
+            if highest_s <= target_ms / 1000 / 4:  # a figure read off buckets is up to 42 % more
                 assert wait_s <= max(0.0, left_s - highest_s)
             assert wait_s <= max(0.0, left_s - recent[(len(recent) - 1) // 2])
         early_s = [targeted.early_s(wait_s, others) for others in (0, 1, FEW, 1_000_000)]
@@ -145,18 +145,18 @@ class TestPace:
 
 
 @pytest.mark.parametrize("value", [0, -1, 3_600_001, True])
-def test_a_target_that_is_none_is_refused(value: Any) -> None:
+def test_an_invalid_target_is_refused(value: Any) -> None:
     with pytest.raises(InvalidSettings, match="latency_target_ms"):
         ProducerSettings.load(latency_target_ms=value)
 
 
-def test_a_variable_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_variable_sets_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERA_PRODUCER_LATENCY_TARGET_MS", "50")
     loaded = ProducerSettings.load()
     assert (loaded.latency_target_ms, loaded.linger_ms) == (50, None)
 
 
-# -- a producer on a loop whose time is made up ------------------------------------------------------------------------
+# -- a producer on a loop with virtual time ----------------------------------------------------------------------------
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -166,10 +166,10 @@ def test_a_variable_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
     st.integers(1, 8),
     st.lists(st.tuples(st.floats(0, 0.03), st.integers(0, 7), st.booleans()), min_size=1, max_size=60),
 )
-def test_all_is_acknowledged_in_time(
+def test_every_record_is_acknowledged_within_the_target(
     target_ms: int, answers_after_s: float, streamlets: int, steps: list[tuple[float, int, bool]]
 ) -> None:
-    """Records and small batches alike, as long as the broker answers in time."""
+    """This holds for records and small batches, as long as the broker answers in time."""
 
     async def main(_: Ways, producer: Producer) -> float:
         loop, waiting = asyncio.get_running_loop(), []
@@ -196,13 +196,13 @@ def test_all_is_acknowledged_in_time(
     target_s = target_ms / 1000
     if answers_after_s < target_s * (1 - MARGIN):
         assert latest_s <= target_s
-    else:  # it cannot be held: as without a target, a chunk waits for one answer, and has its own
+    else:  # the target cannot be met: as without one, a chunk waits for the answer before it and for its own
         assert latest_s <= 2 * answers_after_s + target_s
 
 
 @pytest.mark.parametrize(("streamlets", "slack"), [(12, SLACK_OF_FEW), (100, SLACK)])
 def test_chunks_fill_and_go_together(streamlets: int, slack: float) -> None:
-    """4,000 records a second, 200 ms: so many requests as their slack allows at most, and hardly more chunks."""
+    """At 4,000 records a second and 200 ms, the slack bounds the requests, and nearly so the chunks."""
     records, answer_s = 8_000, 0.002
 
     async def main(ways: Ways, producer: Producer) -> tuple[int, int]:
@@ -221,10 +221,10 @@ def test_chunks_fill_and_go_together(streamlets: int, slack: float) -> None:
 
 
 def sent_after(pauses_s: list[float], **full: int) -> list[float]:
-    """When records are sent, each to a streamlet of its own after a pause; where `full` says so, the last fills it."""
+    """The times when records leave, each for its own streamlet after a pause; with `full`, the last fills its chunk."""
 
     async def main(ways: Ways, producer: Producer) -> list[float]:
-        for number in range(3):  # so that it is known what the rest of the way takes
+        for number in range(3):  # so that the producer has measured the rest of the way
             await producer.send("s", b"x", streamlet=number)
         began_s, before = asyncio.get_running_loop().time(), len(ways.sent_s)
         for streamlet, pause_s in enumerate(pauses_s):
@@ -245,13 +245,13 @@ def sent_after(pauses_s: list[float], **full: int) -> list[float]:
 WAIT_S = 0.2 * (1 - MARGIN) - 0.002
 
 
-def test_a_few_go_with_one_that_is_due_if_they_have_filled_for_half_of_their_time() -> None:
+def test_few_chunks_go_with_a_due_chunk_after_half_of_their_time() -> None:
     first_s, second_s, third_s = sent_after([0.0, 0.08, 0.04])
     assert first_s == second_s == pytest.approx(WAIT_S, abs=0.005)
     assert third_s == pytest.approx(0.12 + WAIT_S, abs=0.005)
 
 
-def test_no_chunk_goes_early_because_others_go_that_are_full() -> None:
+def test_a_full_chunk_does_not_make_other_chunks_go_early() -> None:
     full_s, first_s, second_s = sent_after([0.0, 0.0, 0.17], bytes=1_000)
     assert full_s == pytest.approx(0.17, abs=0.005)
     assert first_s == second_s == pytest.approx(WAIT_S, abs=0.005)
@@ -267,7 +267,7 @@ def test_an_idle_producer_without_a_target_sends_at_once() -> None:
     assert virtually(1, 0.01, main)[1] < TIMER_S
 
 
-def test_a_linger_that_is_given_is_kept_to() -> None:
+def test_a_producer_keeps_to_an_explicit_linger() -> None:
     async def main(ways: Ways, producer: Producer) -> float:
         accepted_s = asyncio.get_running_loop().time()
         await producer.send("s", b"x")
@@ -287,8 +287,8 @@ def test_a_full_chunk_does_not_wait() -> None:
     assert sent_s - accepted_s < TIMER_S
 
 
-async def test_it_holds_with_a_client_of_its_own(cluster: FakeCluster, make_producer: MakeProducer) -> None:
-    """On a loop of this world: the first record goes at once, later ones wait."""
+async def test_records_gather_into_one_chunk_on_a_real_loop(cluster: FakeCluster, make_producer: MakeProducer) -> None:
+    """On a real loop: the first record goes at once, later ones wait."""
     producer = make_producer(cluster, latency_target_ms=50)
     await producer.prepare("s")
     for number in range(3):

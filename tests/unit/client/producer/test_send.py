@@ -1,4 +1,4 @@
-"""A record is stored as it was sent, in the streamlet of its key, and its sender is told where."""
+"""`send`: a record is stored as sent, in the streamlet of its key, and its delivery names the place."""
 
 import asyncio
 import time
@@ -95,7 +95,7 @@ class TestSend:
             ("persisted", common_pb2.DURABILITY_PERSISTED),
         ],
     )
-    async def test_a_request_asks_for_the_level_of_the_settings(
+    async def test_a_request_asks_for_the_durability_of_the_settings(
         self, cluster: FakeCluster, make_producer: MakeProducer, durability: str | None, level: int
     ) -> None:
         producer = make_producer(cluster, durability=durability)
@@ -104,7 +104,7 @@ class TestSend:
             await give(await producer.send_batch("s", batch(b"a")))
         assert cluster.loopback.levels == [level]
 
-    async def test_what_is_sent_at_once_goes_as_one_chunk(
+    async def test_records_sent_without_a_pause_go_in_one_chunk(
         self, cluster: FakeCluster, make_producer: MakeProducer
     ) -> None:
         producer = make_producer(cluster)
@@ -122,7 +122,7 @@ class TestSend:
         with pytest.raises(UnknownStream, match="no stream 'other'"):
             await producer.prepare("other")
 
-    async def test_keys_decide_the_streamlet_and_no_key_spreads(
+    async def test_keys_decide_the_streamlet_and_records_without_keys_spread(
         self, make_cluster: MakeCluster, make_producer: MakeProducer
     ) -> None:
         cluster = make_cluster(stream_info(streamlets=4))
@@ -158,7 +158,7 @@ class TestSend:
             assert stored == expected + expected
 
     @pytest.mark.parametrize("partitioner", PARTITIONERS.values(), ids=PARTITIONERS)
-    async def test_an_empty_key_spreads_where_it_counts_as_none(
+    async def test_an_empty_key_spreads_where_the_partitioner_takes_no_empty_keys(
         self, make_cluster: MakeCluster, make_producer: MakeProducer, partitioner: Partitioner
     ) -> None:
         cluster = make_cluster(stream_info(streamlets=4))
@@ -209,7 +209,7 @@ class TestSend:
         await give(producer.flush())
         assert cluster.values("s", 2) == [b"a", b"b"]
 
-    async def test_what_is_accepted_does_not_change_with_the_callers_objects(
+    async def test_an_accepted_record_does_not_change_with_the_callers_objects(
         self, cluster: FakeCluster, make_producer: MakeProducer
     ) -> None:
         producer = make_producer(cluster)
@@ -247,7 +247,7 @@ class TestSend:
             ({"value": b"a", "headers": {"\ud800": b""}}, "name is text"),
         ],
     )
-    async def test_what_is_no_record_is_refused_and_spoils_nothing(
+    async def test_an_invalid_record_is_refused_and_its_neighbours_are_stored(
         self, cluster: FakeCluster, make_producer: MakeProducer, record: dict[str, Any], text: str
     ) -> None:
         producer = make_producer(cluster)
@@ -270,7 +270,7 @@ class TestSend:
         await give(producer.flush())
         assert cluster.values() == []
 
-    async def test_a_record_for_no_segment_is_refused_and_one_that_just_fits_is_not(
+    async def test_a_record_is_refused_only_if_it_does_not_fit_into_a_segment(
         self, cluster: FakeCluster, make_producer: MakeProducer
     ) -> None:
         producer = make_producer(cluster, chunk_bytes_max=4096)

@@ -1,4 +1,4 @@
-"""Batches keep their order among single records, and nothing of a batch is taken if a part of it cannot be."""
+"""`send_batch`: batches and records keep their order, and a batch with a bad part is refused as a whole."""
 
 import asyncio
 
@@ -27,14 +27,16 @@ class TestSendBatch:
         await give(producer.flush())
         assert cluster.values() == [b"1", b"2", b"3", b"4", b"5", b"6"]
 
-    async def test_a_table_is_as_good_as_a_batch(self, cluster: FakeCluster, make_producer: MakeProducer) -> None:
+    async def test_a_table_is_sent_batch_by_batch(self, cluster: FakeCluster, make_producer: MakeProducer) -> None:
         producer = make_producer(cluster)
         table = pa.Table.from_batches([batch(b"a"), batch(), batch(b"b", b"c")])
         deliveries = await give(await producer.send_batch("s", table))
         assert [each.record_count for each in deliveries] == [1, 2]
         assert cluster.values() == [b"a", b"b", b"c"]
 
-    async def test_no_rows_are_no_deliveries(self, cluster: FakeCluster, make_producer: MakeProducer) -> None:
+    async def test_a_batch_without_rows_has_no_deliveries(
+        self, cluster: FakeCluster, make_producer: MakeProducer
+    ) -> None:
         producer = make_producer(cluster)
         assert await give(await producer.send_batch("s", batch())) == []
 
@@ -55,7 +57,7 @@ class TestSendBatch:
             (pa.record_batch({"value": [b"a"], "timestamp": pa.array([None], DEFAULT_SCHEMA[0].type)}), SchemaMismatch),
         ],
     )
-    async def test_a_bad_part_is_found_before_a_good_one_is_accepted(
+    async def test_a_table_with_a_bad_part_is_refused_as_a_whole(
         self, cluster: FakeCluster, make_producer: MakeProducer, bad: pa.RecordBatch, error: type[KeraError]
     ) -> None:
         producer = make_producer(cluster)
@@ -66,12 +68,12 @@ class TestSendBatch:
         await give(producer.flush())
         assert cluster.values() == []
 
-    async def test_what_is_no_batch_is_refused(self, cluster: FakeCluster, make_producer: MakeProducer) -> None:
+    async def test_a_list_is_refused_as_a_batch(self, cluster: FakeCluster, make_producer: MakeProducer) -> None:
         producer = make_producer(cluster)
         with pytest.raises(InvalidArgument, match=r"a RecordBatch, Table or .*, not list"):
             await producer.send_batch("s", [b"a"])
 
-    async def test_who_gives_up_waiting_leaves_the_deliveries(
+    async def test_cancelling_a_waiter_leaves_the_delivery_intact(
         self, cluster: FakeCluster, make_producer: MakeProducer
     ) -> None:
         cluster.loopback.default_fault = Fault.HELD

@@ -1,4 +1,4 @@
-"""Types of Avro with a value of each, as Python has it and as a schema writes it as a default."""
+"""Types of Avro, each with a value: in Python, and as the default in a schema."""
 
 import itertools
 from datetime import UTC, date, datetime, time, timedelta
@@ -93,7 +93,7 @@ def _moments() -> st.SearchStrategy[Typed]:
 
 
 def leaves() -> st.SearchStrategy[Typed]:
-    """Every type that has no others within."""
+    """Every type that contains no other types."""
     floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
     doubles = st.floats(allow_nan=False, allow_infinity=False)
     unscaled = st.integers(-(10**18) + 1, 10**18 - 1) | st.sampled_from([0, -1, 127, 128, -128, -129])
@@ -125,7 +125,7 @@ def leaves() -> st.SearchStrategy[Typed]:
 
 
 def _of_record(fields: list[tuple[Typed, bool]]) -> Typed:
-    """Some fields have defaults of their own, which the record's leaves to them."""
+    """A record whose default leaves out the fields that have their own defaults."""
     types, value, default = [], {}, {}
     for number, (each, own) in enumerate(fields):
         name = f"f{number}"
@@ -155,12 +155,12 @@ def _extended(inner: st.SearchStrategy[Typed]) -> st.SearchStrategy[Typed]:
 
 
 def typed_values() -> st.SearchStrategy[Typed]:
-    """Values of every type, within others and not."""
+    """Values of every type, nested or not."""
     return st.recursive(leaves(), _extended, max_leaves=4)
 
 
 def with_field(typed: Typed, *, default: bool) -> dict[str, Any]:
-    """A record with a field of the type behind another one, with the default or without."""
+    """A record with a field of the type after another field, with or without the default."""
     field = {"name": "f", "type": typed.type, **({"default": typed.default} if default else {})}
     return {"type": "record", "name": "R", "fields": [{"name": "id", "type": "int"}, field]}
 

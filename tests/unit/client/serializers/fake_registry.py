@@ -1,4 +1,4 @@
-"""A registry of schemas in memory, which takes every schema and counts what it is asked."""
+"""A registry of schemas in memory. It takes every schema and notes every request."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ from kera.core.schemas import SchemaType
 
 @dataclass
 class FakeRegistry:
-    """What serializers use of `SchemaRegistry`."""
+    """The part of `SchemaRegistry` that serializers use."""
 
     schemas: list[RegisteredSchema] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)

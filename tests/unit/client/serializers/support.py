@@ -1,4 +1,4 @@
-"""What the tests of serializers have in common."""
+"""Helpers that the tests of serializers share."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ async def ready(serializer: NeedsSchema, registry: FakeRegistry, *, register: bo
 
 
 async def framed_round_trip(serializer: NeedsSchema, deserializer: Any, value: Any) -> Any:
-    """Written with a registry, and read as a consumer does."""
+    """Write a value with a registry, and read it as a consumer does."""
     registry = FakeRegistry()
     schema_id, payload = unframe((await ready(serializer, registry))(value, CONTEXT))
     return deserializer.reader_of(await registry.by_id(schema_id))(payload, CONTEXT)

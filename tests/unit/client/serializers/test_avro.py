@@ -1,4 +1,4 @@
-"""Avro, whose reader is kept from what its bytes could do to it."""
+"""Avro: schemas, values, and bounds that protect the reader from hostile bytes."""
 
 import datetime
 import io
@@ -37,12 +37,12 @@ def unframed(schema: Any) -> tuple[AvroSerializer, AvroDeserializer]:
     return AvroSerializer(schema, framed=False), AvroDeserializer(schema, framed=False)
 
 
-async def test_values_come_back_by_the_schema_that_they_name() -> None:
+async def test_a_value_is_read_with_the_schema_that_it_names() -> None:
     assert await framed_round_trip(AvroSerializer(ORDER), AvroDeserializer(), PEAR) == PEAR
     assert await framed_round_trip(AvroSerializer(json.dumps(ORDER)), AvroDeserializer(), PEAR) == PEAR
 
 
-async def test_values_are_resolved_to_the_schema_of_the_reader() -> None:
+async def test_a_value_is_resolved_to_the_schema_of_the_reader() -> None:
     newer = {**ORDER, "fields": [ORDER["fields"][0], {"name": "paid", "type": "boolean", "default": True}]}
     assert await framed_round_trip(AvroSerializer(ORDER), AvroDeserializer(newer), PEAR) == {"id": 1, "paid": True}
     other = {**ORDER, "fields": [{"name": "id", "type": "string"}]}
@@ -50,7 +50,7 @@ async def test_values_are_resolved_to_the_schema_of_the_reader() -> None:
         await framed_round_trip(AvroSerializer(ORDER), AvroDeserializer(other), PEAR)
 
 
-async def test_a_schema_that_fastavro_has_parsed_is_registered_as_it_was() -> None:
+async def test_a_schema_parsed_by_fastavro_is_registered_without_its_private_fields() -> None:
     registry = FakeRegistry()
     await ready(AvroSerializer(fastavro.parse_schema(dict(ORDER))), registry)
     assert "__" not in registry.schemas[0].definition
@@ -59,7 +59,7 @@ async def test_a_schema_that_fastavro_has_parsed_is_registered_as_it_was() -> No
 @pytest.mark.parametrize(
     ("value", "field", "words"),
     [
-        ({**PEAR, "id": 1 << 40}, "id", "int"),  # the library would write it
+        ({**PEAR, "id": 1 << 40}, "id", "int"),  # the library would write this value
         ({**PEAR, "id": 1.5}, "id", "float"),
         ({**PEAR, "lines": [{"price": "x"}]}, "lines.Line.price", "str"),
         ({"id": 1}, "lines", "None"),
@@ -69,7 +69,7 @@ async def test_a_schema_that_fastavro_has_parsed_is_registered_as_it_was() -> No
         (None, "", "None"),
     ],
 )
-def test_what_the_schema_does_not_allow_is_refused_and_named(value: Any, field: str, words: str) -> None:
+def test_the_error_for_a_value_outside_the_schema_names_the_field(value: Any, field: str, words: str) -> None:
     serializer, _ = unframed(ORDER)
     with pytest.raises(CannotEncode, match=words) as caught:
         serializer(value, CONTEXT)
@@ -101,7 +101,7 @@ NOON = datetime.datetime(2026, 1, 2, 12, 0, 0, 123456, tzinfo=datetime.UTC)
         ({"type": "map", "values": ["string", "double"]}, {"a": 2**53 + 1}, "cannot hold exactly"),
     ],
 )
-def test_a_value_that_would_be_read_as_another_one_is_refused(kind: Any, value: Any, words: str) -> None:
+def test_a_value_that_would_read_back_differently_is_refused(kind: Any, value: Any, words: str) -> None:
     schema = {"type": "record", "name": "R", "fields": [{"name": "f", "type": {"type": "array", "items": kind}}]}
     with pytest.raises(CannotEncode, match=words) as caught:
         unframed(schema)[0]({"f": [value]}, CONTEXT)
@@ -118,12 +118,12 @@ def test_a_value_that_would_be_read_as_another_one_is_refused(kind: Any, value: 
         ("float", float("inf")),
     ],
 )
-def test_a_value_that_its_type_holds_exactly_comes_back(kind: Any, value: Any) -> None:
+def test_a_value_that_its_type_holds_exactly_reads_back_the_same(kind: Any, value: Any) -> None:
     write, read = unframed(kind)
     assert read(write(value, CONTEXT), CONTEXT) == value
 
 
-def test_bytes_that_are_no_value_are_refused() -> None:
+def test_malformed_bytes_are_refused() -> None:
     serializer, deserializer = unframed(ORDER)
     data = serializer(PEAR, CONTEXT)
     for bad in (b"", data[:-1], data + b"x", b"\xff" * 100):
@@ -132,7 +132,7 @@ def test_bytes_that_are_no_value_are_refused() -> None:
 
 
 @pytest.mark.parametrize("depth", [1_000, 100_000])
-def test_values_that_go_deep_do_not_end_the_process(depth: int) -> None:
+def test_deeply_nested_values_are_refused(depth: int) -> None:
     serializer, deserializer = unframed(NODE)
     with pytest.raises(CannotDecode, match="deep"):
         deserializer(b"\x02" * depth + b"\x00", CONTEXT)
@@ -141,7 +141,7 @@ def test_values_that_go_deep_do_not_end_the_process(depth: int) -> None:
         value = {"next": value}
     with pytest.raises(CannotEncode, match="deep"):
         serializer(value, CONTEXT)
-    while value:  # freeing it all at once is deep as well
+    while value:  # freeing the whole value at once goes deep too
         value = value.pop("next")
 
 
@@ -157,7 +157,7 @@ def test_a_value_that_contains_itself_is_refused() -> None:
         unframed(twice)[0](value, CONTEXT)
 
 
-def test_values_of_their_own_kind_come_back() -> None:
+def test_a_recursive_value_of_moderate_depth_reads_back_the_same() -> None:
     serializer, deserializer = unframed(NODE)
     value: Any = None
     for _ in range(60):
@@ -166,7 +166,7 @@ def test_values_of_their_own_kind_come_back() -> None:
 
 
 def long_of(number: int) -> bytes:
-    """As Avro writes it."""
+    """The number as Avro writes it."""
     left, made = number << 1 if number >= 0 else (-number << 1) - 1, bytearray()
     while left > 0x7F:
         made.append(left & 0x7F | 0x80)
@@ -183,7 +183,7 @@ def long_of(number: int) -> bytes:
         {"type": "record", "name": "E", "fields": [{"name": "n", "type": "null"}]},
     ],
 )
-def test_items_without_bytes_are_bounded(items: Any) -> None:
+def test_the_number_of_items_without_bytes_is_bounded(items: Any) -> None:
     _, deserializer = unframed({"type": "array", "items": items})
     for count in (100_000, (1 << 63) - 1):
         with pytest.raises(CannotDecode, match="too many parts of no size"):
@@ -192,7 +192,7 @@ def test_items_without_bytes_are_bounded(items: Any) -> None:
 
 
 def doubled(depth: int, leaf: Any) -> Any:
-    """Each record has the next one twice."""
+    """A record that has the next record twice, and so on."""
     if not depth:
         return leaf
     again = f"R{depth - 1}" if depth > 1 else leaf
@@ -200,10 +200,10 @@ def doubled(depth: int, leaf: Any) -> Any:
     return {"type": "record", "name": f"R{depth}", "fields": fields}
 
 
-def test_a_few_types_that_are_millions_of_parts_are_refused_at_once() -> None:
+def test_a_schema_whose_empty_value_has_too_many_parts_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="a value of 0 bytes may have"):
         AvroDeserializer(doubled(19, "null"), framed=False)
-    # As many parts as that have bytes are no matter: there are none.
+    # As many parts that have bytes do no harm: the data lacks the bytes.
     with pytest.raises(CannotDecode):
         AvroDeserializer(doubled(19, "int"), framed=False)(b"\x00" * 100, CONTEXT)
     items = {"type": "array", "items": ["null", doubled(12, "null")]}
@@ -217,8 +217,8 @@ def a_record(name: str, *types: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("of", ["items", "values"])
-def test_a_byte_in_an_array_or_map_is_not_taken_for_dozens_of_parts(of: str) -> None:
-    """They would take kilobytes of memory each: a value of a megabyte gigabytes."""
+def test_items_of_one_byte_with_dozens_of_parts_each_are_bounded(of: str) -> None:
+    """Otherwise each byte would take kilobytes of memory, and a value of a megabyte would take gigabytes."""
     kind = "array" if of == "items" else "map"
     item = b"\x01" if of == "items" else b"\x00\x01"
     sparse = {"type": kind, of: a_record("Sparse", "boolean", *["null"] * 40)}
@@ -228,8 +228,8 @@ def test_a_byte_in_an_array_or_map_is_not_taken_for_dozens_of_parts(of: str) -> 
         deserializer(long_of(1000) + item * 1000 + b"\x00", CONTEXT)
 
 
-def test_no_schema_is_parsed_for_each_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thousands of types would take a second, and a message about a value that does not fit them minutes."""
+def test_reading_a_value_does_not_parse_a_schema_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parsing thousands of types would take a second, and an error about a value that fits none of them minutes."""
     types = ["null", a_record("R", "int")]
     values: list[tuple[Any, bytes, Any]] = [
         (types, long_of(1) + long_of(7), {"f0": 7}),
@@ -259,7 +259,7 @@ def test_no_schema_is_parsed_for_each_value(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     "wanted", [["null", "long"], a_record("R", "long"), {"type": "array", "items": "long"}, "long"]
 )
-def test_a_union_is_resolved_to_what_its_branch_fits(wanted: Any) -> None:
+def test_a_branch_of_a_union_is_resolved_to_the_matching_type_of_the_reader(wanted: Any) -> None:
     branches = ["null", "int", a_record("R", "int"), {"type": "array", "items": "int"}]
     values = {"null": None, "long": 7, "R": {"f0": 7}, "array": [7]}
     fit = {"array": 3, "record": 2}.get(wanted["type"], 1) if isinstance(wanted, dict) else 1
@@ -269,7 +269,7 @@ def test_a_union_is_resolved_to_what_its_branch_fits(wanted: Any) -> None:
     assert AvroDeserializer(wanted).reader_of(schema)(written.getvalue(), CONTEXT) == list(values.values())[fit]
 
 
-def test_what_has_as_many_bytes_as_parts_is_not_walked_through() -> None:
+def test_only_types_with_more_parts_than_bytes_need_bounds() -> None:
     large = a_record("Large", *["long"] * 100)
     ordinary = a_record("Ordinary", ["null", "string"], ["null", large], {"type": "array", "items": "long"})
     assert not Limits({"type": "array", "items": ordinary}).unbounded
@@ -291,7 +291,7 @@ def test_a_schema_that_is_nested_too_deeply_is_refused() -> None:
     "kind", ["string", "bytes", {"type": "map", "values": "int"}, {"type": "array", "items": "int"}]
 )
 @pytest.mark.parametrize("length", [1 << 20, 1 << 40, (1 << 62), -5])
-def test_lengths_that_are_not_there_are_refused(kind: Any, length: int) -> None:
+def test_lengths_beyond_the_end_of_the_data_are_refused(kind: Any, length: int) -> None:
     with pytest.raises(CannotDecode):
         unframed(kind)[1](long_of(length) + b"x", CONTEXT)
 
@@ -307,7 +307,7 @@ def test_a_decimal_of_very_many_digits_is_refused() -> None:
     ("schema", "recursive", "unbounded"),
     [
         (ORDER, False, False),
-        ({"type": "map", "values": "null"}, False, False),  # each has a name, of a byte at least
+        ({"type": "map", "values": "null"}, False, False),  # each entry has a name of at least a byte
         (NODE, True, True),
         ({"type": "array", "items": NODE}, True, True),
         (["null", {"type": "array", "items": ["null"]}], False, False),
@@ -315,20 +315,20 @@ def test_a_decimal_of_very_many_digits_is_refused() -> None:
         (TWO_NODES, True, True),
     ],
 )
-def test_only_what_can_ask_for_more_than_it_has_is_looked_at(schema: Any, recursive: bool, unbounded: bool) -> None:
+def test_limits_find_recursive_types_and_types_of_unbounded_size(schema: Any, recursive: bool, unbounded: bool) -> None:
     limits = Limits(fastavro.parse_schema(schema))
     assert (limits.recursive, limits.unbounded) == (recursive, unbounded)
 
 
 @pytest.mark.parametrize("schema", ["no JSON", {"type": "record"}, "[" * 10_000, {"type": "Unheard"}, 7, None])
-def test_what_is_no_schema_is_refused(schema: Any) -> None:
+def test_an_invalid_schema_is_refused(schema: Any) -> None:
     with pytest.raises(InvalidArgument):
         AvroSerializer(schema)
     with pytest.raises(InvalidArgument):
         AvroDeserializer(schema, framed=False)
 
 
-async def test_a_schema_of_another_kind_is_refused() -> None:
+async def test_a_registered_schema_that_is_not_avro_is_refused() -> None:
     registry = FakeRegistry()
     await registry.register("orders-value", SchemaType.JSON, "{}")
     await registry.register("orders-value", SchemaType.AVRO, "nonsense")
@@ -337,14 +337,14 @@ async def test_a_schema_of_another_kind_is_refused() -> None:
             AvroDeserializer().reader_of(schema)
 
 
-async def test_the_id_is_the_subjects() -> None:
+async def test_a_value_begins_with_the_schema_id_of_its_subject() -> None:
     registry = FakeRegistry()
     data = (await ready(AvroSerializer(ORDER), registry))(PEAR, CONTEXT)
     assert unframe(data)[0] == registry.schemas[0].schema_id
     assert registry.schemas[0].subject == "orders-value"
 
 
-def test_one_that_is_not_ready_says_so() -> None:
+def test_an_unprepared_serializer_or_deserializer_says_so() -> None:
     with pytest.raises(CannotEncode, match="not ready"):
         AvroSerializer(ORDER)(PEAR, CONTEXT)
     with pytest.raises(CannotDecode, match="give the deserializer to a consumer"):

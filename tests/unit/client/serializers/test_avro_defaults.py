@@ -1,4 +1,4 @@
-"""A default of Avro is the value that it stands for: for readers, and for writers that leave the field out."""
+"""Avro defaults: readers get the default's value, and so do writers that leave the field out."""
 
 import json
 import re
@@ -26,12 +26,12 @@ def read(data: bytes, written_with: Any, wanted: Any) -> Any:
 
 @given(typed_values())
 @settings(max_examples=80)
-def test_a_default_is_read_as_the_value_that_is_written(typed: Typed) -> None:
+def test_a_default_reads_the_same_as_its_written_value(typed: Typed) -> None:
     wanted, plain = with_field(typed, default=True), with_field(typed, default=False)
     explicit = read(written(plain, {"id": 1, "f": typed.value}), plain, wanted)
     by_default = read(written(WITHOUT_FIELD, {"id": 1}), WITHOUT_FIELD, wanted)
     assert by_default == explicit == {"id": 1, "f": typed.value}
-    assert repr(by_default["f"]) == repr(explicit["f"])  # of the same types, too
+    assert repr(by_default["f"]) == repr(explicit["f"])  # the types are equal too
 
 
 @given(typed_values())
@@ -52,7 +52,7 @@ def test_defaults_of_records_within_other_types_are_converted(wrap: Any) -> None
     assert str((found if isinstance(found, dict) else found[0])["f"]) == "1970-01-01"
 
 
-def test_a_default_of_a_named_type_goes_by_its_name() -> None:
+def test_a_default_may_be_of_a_type_that_is_referenced_by_name() -> None:
     money = {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}
     price = {"type": "record", "name": "Price", "namespace": "shop", "fields": [{"name": "of", "type": money}]}
     fields = [{"name": "a", "type": price}, {"name": "b", "type": ["null", "Price"], "default": {"of": "\u0064"}}]
@@ -63,7 +63,7 @@ def test_a_default_of_a_named_type_goes_by_its_name() -> None:
 
 
 @pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity"])
-def test_numbers_that_json_has_no_form_for_are_text(text: str) -> None:
+def test_a_default_that_is_nan_or_infinite_is_text(text: str) -> None:
     found = read(
         written(WITHOUT_FIELD, {"id": 1}), WITHOUT_FIELD, with_field(Typed("double", None, text), default=True)
     )
@@ -96,14 +96,14 @@ def test_values_do_not_share_the_lists_and_mappings_of_a_default() -> None:
         ({"type": "bytes", "logicalType": "decimal", "precision": 4}, "\0" * 200, "a decimal of 200 bytes"),
     ],
 )
-def test_a_default_that_is_no_value_of_its_type_is_refused(kind: Any, default: Any, why: str) -> None:
+def test_a_default_that_does_not_match_its_type_is_refused(kind: Any, default: Any, why: str) -> None:
     schema = with_field(Typed(kind, None, default), default=True)
     for use in (AvroSerializer, AvroDeserializer):
         with pytest.raises(InvalidArgument, match=rf"the default .* of R\.f .*{why}"):
             use(schema)
 
 
-def test_a_default_without_a_value_in_python_is_told_when_it_is_needed() -> None:
+def test_a_default_without_a_python_value_fails_only_when_it_is_read() -> None:
     kind = {"type": "long", "logicalType": "timestamp-micros"}
     schema = with_field(Typed(kind, None, 1 << 62), default=True)
     with pytest.raises(CannotDecode, match=r"the default 4611686018427387904 of R\.f cannot be read"):
@@ -112,7 +112,7 @@ def test_a_default_without_a_value_in_python_is_told_when_it_is_needed() -> None
     assert written(schema, {"id": 1}) == written(schema, {"id": 1, "f": 1 << 62})
 
 
-def test_defaults_that_are_millions_of_values_are_refused() -> None:
+def test_defaults_with_too_many_values_are_refused() -> None:
     leaf: Any = {"type": "record", "name": "R0", "fields": [{"name": "a", "type": "int", "default": 1}]}
     for depth in range(1, 18):
         fields = [{"name": "a", "type": leaf, "default": {}}, {"name": "b", "type": f"R{depth - 1}", "default": {}}]
@@ -123,7 +123,7 @@ def test_defaults_that_are_millions_of_values_are_refused() -> None:
 
 @given(typed_values())
 @settings(max_examples=60)
-def test_what_was_a_plain_number_is_read_with_the_logical_type_of_the_reader(typed: Typed) -> None:
+def test_the_readers_logical_type_decides_how_a_value_is_read(typed: Typed) -> None:
     logical = with_field(typed, default=True)
     plain = json.loads(re.sub(r'"logicalType": "[^"]*"', '"x": 1', json.dumps(with_field(typed, default=False))))
     data = written(logical, {"id": 1, "f": typed.value})

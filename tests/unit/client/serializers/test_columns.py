@@ -1,4 +1,4 @@
-"""Models as columns of Arrow's, and back."""
+"""Models as Arrow columns, and back."""
 
 import dataclasses
 import datetime
@@ -153,7 +153,7 @@ def test_each_annotation_has_one_type() -> None:
     assert arrow_schema_of(Order).names == ["id", "cost", "lines", "address"]
 
 
-def test_instances_come_back() -> None:
+def test_instances_read_back_the_same() -> None:
     assert round_trip(FULL, EMPTY, FULL) == [FULL, EMPTY, FULL]
     order = Order(orderId=1, cost=Decimal("1.25"), lines=[Line(1.0)])
     assert round_trip(order, order.model_copy(update={"address": Address(city="Bonn")}))[0] == order
@@ -192,14 +192,14 @@ def with_field(annotation: Any) -> Any:
         (list[list[complex]], "Arrow has no type"),
     ],
 )
-def test_what_has_no_type_is_refused_with_its_path(annotation: Any, words: str) -> None:
+def test_an_annotation_without_an_arrow_type_is_refused_with_its_path(annotation: Any, words: str) -> None:
     with pytest.raises(InvalidArgument, match=words) as caught:
         arrow_schema_of(with_field(annotation))
     assert caught.value.attributes["field"].startswith("Model.line")
     assert annotation == "Nowhere" or "Model.line.field" in caught.value.message
 
 
-def test_generic_models_have_the_types_that_they_are_given() -> None:
+def test_a_generic_model_uses_its_type_arguments() -> None:
     assert arrow_schema_of(Page[int]).field("items").type.value_type == pa.int64()
     assert round_trip(Page[int](items=[1])) == [Page[int](items=[1])]
     with pytest.raises(InvalidArgument, match=r"Page\.items\[\]"):
@@ -207,7 +207,7 @@ def test_generic_models_have_the_types_that_they_are_given() -> None:
 
 
 @pytest.mark.parametrize("model", [int, dict, FULL, None, "Order"])
-def test_what_is_no_model_is_refused(model: Any) -> None:
+def test_a_class_that_is_not_a_model_is_refused(model: Any) -> None:
     with pytest.raises(InvalidArgument, match="neither a dataclass nor"):
         arrow_schema_of(model)
     with pytest.raises(InvalidArgument, match="no fields"):
@@ -229,7 +229,7 @@ def test_what_is_no_model_is_refused(model: Any) -> None:
         ({"day": NOON}, "day", "datetime, not date"),
         ({"cost": Decimal("1e-30")}, "cost", "[Rr]escal"),
         ({"cost": Decimal("NaN")}, "cost", "NaN"),
-        ({"cost": Decimal("-1e-999999999")}, "cost", "no place"),  # the library would end the process
+        ({"cost": Decimal("-1e-999999999")}, "cost", "no place"),  # the library would end the process here
         ({"cost": Decimal("0e-999999999")}, "cost", "no place"),
         ({"cost": Decimal("1e999999999")}, "cost", "no place"),
         ({"cost": Decimal("1e30")}, "cost", "[Pp]recision"),
@@ -244,7 +244,9 @@ def test_what_is_no_model_is_refused(model: Any) -> None:
         ({"tags": [1]}, "tags", "not a mapping"),
     ],
 )
-def test_a_value_that_has_no_place_is_refused_with_its_row_and_field(changes: Any, field: str, words: str) -> None:
+def test_a_value_that_does_not_fit_its_column_is_refused_with_its_row_and_field(
+    changes: Any, field: str, words: str
+) -> None:
     bad = dataclasses.replace(FULL, **changes)
     columns = columns_of(Everything)
     with pytest.raises(CannotEncode, match=words) as caught:
@@ -255,7 +257,7 @@ def test_a_value_that_has_no_place_is_refused_with_its_row_and_field(changes: An
     assert f"field {field} of row 2" in caught.value.message
 
 
-def test_rows_are_of_one_model() -> None:
+def test_a_row_of_another_model_is_refused() -> None:
     @dataclasses.dataclass
     class Longer(Line):
         more: int = 0
@@ -267,7 +269,7 @@ def test_rows_are_of_one_model() -> None:
         columns.batch([Line(1.0), 7], columns.schema, "s")
 
 
-def test_the_stream_may_have_other_types_with_room_and_columns_besides() -> None:
+def test_the_stream_may_have_wider_types_and_more_columns() -> None:
     schema = pa.schema(
         [pa.field("note", pa.large_string()), pa.field("more", pa.int64()), pa.field("price", pa.float32())]
     )
@@ -293,14 +295,14 @@ def test_the_stream_may_have_other_types_with_room_and_columns_besides() -> None
         {"number": None},
     ],
 )
-def test_a_row_that_is_no_instance_is_refused(row: dict[str, Any]) -> None:
+def test_a_row_that_does_not_fit_the_model_is_refused(row: dict[str, Any]) -> None:
     columns = columns_of(Everything)
     whole = columns.batch([FULL], columns.schema, "s").to_pylist()[0]
     with pytest.raises(CannotDecode):
         columns.row({**whole, **row} if row and row != {"number": 1} else row)
 
 
-def test_a_column_that_came_later_has_the_models_default_in_older_rows() -> None:
+def test_a_column_missing_in_older_rows_reads_as_the_models_default() -> None:
     @dataclasses.dataclass
     class Newer:
         number: int
@@ -315,7 +317,7 @@ def test_a_column_that_came_later_has_the_models_default_in_older_rows() -> None
         columns.check(pa.schema([("other", pa.int64())]), "s")
 
 
-def test_a_time_that_python_does_not_have_is_refused() -> None:
+def test_a_time_outside_of_pythons_years_is_refused() -> None:
     columns = columns_of(Everything)
     whole = columns.batch([FULL], columns.schema, "s").to_pylist()[0]
     for name in ("at", "local", "day"):
@@ -323,7 +325,7 @@ def test_a_time_that_python_does_not_have_is_refused() -> None:
             columns.row({**whole, name: 1 << 60})
 
 
-def test_models_of_pydantic_say_which_times_they_take_and_what_is_left_out() -> None:
+def test_pydantic_models_decide_on_time_zones_and_excluded_fields() -> None:
     class Times(pydantic.BaseModel):
         aware: pydantic.AwareDatetime
         naive: pydantic.NaiveDatetime
@@ -334,7 +336,7 @@ def test_models_of_pydantic_say_which_times_they_take_and_what_is_left_out() -> 
     assert round_trip(times) == [times]
 
 
-def test_models_of_which_something_would_be_lost_are_refused() -> None:
+def test_models_that_would_lose_data_are_refused() -> None:
     class Anything(pydantic.BaseModel, extra="allow"):
         number: int
 
@@ -358,7 +360,7 @@ def test_models_may_hold_the_values_of_enumerations() -> None:
     assert round_trip(Colored(colors=[Color.RED])) == [Colored(colors=[Color.RED])]
 
 
-def test_what_a_validator_does_not_take_is_refused() -> None:
+def test_a_row_that_fails_a_validator_is_refused() -> None:
     class Small(pydantic.BaseModel):
         number: int = pydantic.Field(lt=10)
 

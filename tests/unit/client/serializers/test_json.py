@@ -1,4 +1,4 @@
-"""JSON that is written and read strictly."""
+"""JSON: strict writing and reading, with and without a schema."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def itself() -> Any:
     return value
 
 
-def test_it_is_short_and_utf_8() -> None:
+def test_json_is_written_without_spaces_in_utf_8() -> None:
     assert JsonSerializer()({"ä": [1, None, True, 1.5]}, CONTEXT) == '{"ä":[1,null,true,1.5]}'.encode()
 
 
@@ -36,7 +36,7 @@ def test_it_is_short_and_utf_8() -> None:
         (itself(), "", "contains itself"),
     ],
 )
-def test_what_is_no_json_is_refused_and_named(value: Any, field: str, words: str) -> None:
+def test_the_error_for_a_value_outside_json_names_the_field(value: Any, field: str, words: str) -> None:
     with pytest.raises(CannotEncode, match=words) as caught:
         JsonSerializer()(value, CONTEXT)
     assert caught.value.attributes["stream"] == "orders"
@@ -62,27 +62,27 @@ def test_what_is_no_json_is_refused_and_named(value: Any, field: str, words: str
         (b'{"\\uDC00x":1}', "surrogates"),
     ],
 )
-def test_what_is_no_json_is_not_read(data: bytes, words: str) -> None:
+def test_malformed_json_is_refused(data: bytes, words: str) -> None:
     with pytest.raises(CannotDecode, match=words):
         JsonDeserializer()(data, CONTEXT)
 
 
-def test_an_object_of_very_many_names_is_looked_through_once() -> None:
+def test_a_duplicate_among_very_many_names_is_found_in_one_pass() -> None:
     names = b",".join(b'"%d":0' % number for number in range(200_000))
     with pytest.raises(CannotDecode, match="'199999' comes twice"):
-        JsonDeserializer()(b"{" + names + b',"199999":0}', CONTEXT)  # looking for each would take hours
+        JsonDeserializer()(b"{" + names + b',"199999":0}', CONTEXT)  # searching for each name would take hours
 
 
-def test_pairs_of_surrogates_are_a_character() -> None:
+def test_a_pair_of_surrogates_reads_as_one_character() -> None:
     assert JsonDeserializer()(b'"\\ud83d\\ude00"', CONTEXT) == "\U0001f600"
 
 
-def test_a_frame_that_is_cut_off_is_not_read() -> None:
+def test_a_truncated_frame_is_refused() -> None:
     with pytest.raises(NotFramed):
         JsonDeserializer()(b"\x00\x00", CONTEXT)
 
 
-async def test_values_begin_with_the_id_of_their_schema() -> None:
+async def test_a_value_begins_with_the_id_of_its_schema() -> None:
     registry = FakeRegistry()
     serializer = JsonSerializer(SCHEMA)
     data = (await ready(serializer, registry))({"lines": [1]}, CONTEXT)
@@ -91,7 +91,7 @@ async def test_values_begin_with_the_id_of_their_schema() -> None:
     assert JsonDeserializer(SCHEMA)(data, CONTEXT) == {"lines": [1]}
 
 
-async def test_a_value_that_its_schema_does_not_allow_is_refused_and_named() -> None:
+async def test_the_error_for_a_value_outside_its_schema_names_the_field() -> None:
     for serializer in (JsonSerializer(SCHEMA, framed=False), await ready(JsonSerializer(SCHEMA), FakeRegistry())):
         with pytest.raises(CannotEncode, match="'x' is not of type 'integer'") as caught:
             serializer({"lines": [1, "x"]}, CONTEXT)
@@ -100,7 +100,7 @@ async def test_a_value_that_its_schema_does_not_allow_is_refused_and_named() -> 
         JsonDeserializer(SCHEMA)(frame(1, b'{"lines":[1,"x"]}'), CONTEXT)
 
 
-async def test_a_schema_is_used_and_not_registered_if_so_told() -> None:
+async def test_without_registration_only_a_schema_that_is_registered_already_is_used() -> None:
     registry = FakeRegistry()
     with pytest.raises(UnknownSchema, match="register_schemas"):
         await ready(JsonSerializer(SCHEMA), registry, register=False)
@@ -111,7 +111,7 @@ async def test_a_schema_is_used_and_not_registered_if_so_told() -> None:
     assert unframe(data) == (1, b"{}")
 
 
-def test_what_is_no_schema_is_refused() -> None:
+def test_an_invalid_schema_is_refused() -> None:
     for schema in ({"type": "nonsense"}, "no JSON", {"pattern": 1}):
         with pytest.raises(InvalidArgument, match="not a valid JSON Schema"):
             JsonSerializer(schema)
@@ -119,18 +119,18 @@ def test_what_is_no_schema_is_refused() -> None:
         JsonSerializer(framed=True)
 
 
-def test_a_schema_elsewhere_is_not_fetched() -> None:
+def test_a_schema_behind_a_url_is_not_fetched() -> None:
     serializer = JsonSerializer({"$ref": "http://127.0.0.1:9/schema"}, framed=False)
     with pytest.raises(CannotEncode, match="which it does not have"):
         serializer({}, CONTEXT)
 
 
-def test_one_that_is_not_ready_says_so() -> None:
+def test_an_unprepared_serializer_says_so() -> None:
     with pytest.raises(CannotEncode, match=r"not ready: await producer\.prepare\('orders'\)"):
         JsonSerializer(SCHEMA)({}, CONTEXT)
 
 
-def test_values_that_a_schema_follows_too_deeply_are_refused() -> None:
+def test_a_value_too_deep_for_a_recursive_schema_is_refused() -> None:
     deserializer = JsonDeserializer({"items": {"$ref": "#"}})
     with pytest.raises(CannotDecode, match="too deeply"):
         deserializer(b"[" * 900 + b"]" * 900, CONTEXT)

@@ -1,4 +1,4 @@
-"""msgpack, models, Protobuf and what is plain; and what types stand for."""
+"""Serializers of msgpack, models, Protobuf and plain values, and types that choose a serializer."""
 
 import base64
 import dataclasses
@@ -77,7 +77,7 @@ class Item(pydantic.BaseModel):
 # --- msgpack ------------------------------------------------------------------------------------------------
 
 
-def test_msgpack_comes_back() -> None:
+def test_a_msgpack_value_reads_back_the_same() -> None:
     value = {"a": [1, None, b"\xff", "ä", {"b": 1.5}], "at": NOON}
     assert MsgpackDeserializer()(MsgpackSerializer()(value, CONTEXT), CONTEXT) == value
 
@@ -99,7 +99,7 @@ def itself() -> Any:
         (itself(), "", "contains itself"),
     ],
 )
-def test_what_msgpack_does_not_have_is_refused_and_named(value: Any, field: str, words: str) -> None:
+def test_the_error_for_a_value_outside_msgpack_names_the_field(value: Any, field: str, words: str) -> None:
     with pytest.raises(CannotEncode, match=words) as caught:
         MsgpackSerializer()(value, CONTEXT)
     assert caught.value.attributes["field"] == field
@@ -116,14 +116,14 @@ def test_what_msgpack_does_not_have_is_refused_and_named(value: Any, field: str,
         b"\xdb\xff\xff\xff\xff",
         b"\x91" * 100_000,
         (b"\xdd" + (1 << 20).to_bytes(4, "big")) * 1_000 + b"\xc0" * (1 << 20),
-        b"\x82\xa1a\x01\xa1a\x02",  # a name twice
-        b"\x81\x01\x02",  # a number for a name
+        b"\x82\xa1a\x01\xa1a\x02",  # a duplicate name
+        b"\x81\x01\x02",  # a number as a name
         b"\x81\x91\x01\x02",
         b"\xa1\xff",  # text that is not UTF-8
-        b"\xc7\x0c\xff" + b"\xff" * 12,  # a time that there is not
+        b"\xc7\x0c\xff" + b"\xff" * 12,  # an impossible time
     ],
 )
-def test_what_is_no_msgpack_is_not_read(data: bytes) -> None:
+def test_malformed_msgpack_is_refused(data: bytes) -> None:
     with pytest.raises(CannotDecode):
         MsgpackDeserializer()(data, CONTEXT)
 
@@ -138,7 +138,7 @@ def test_what_is_no_msgpack_is_not_read(data: bytes) -> None:
         Item(number=1, lines=[Line(1.5)]),
     ],
 )
-async def test_models_come_back(value: Any) -> None:
+async def test_a_model_reads_back_the_same(value: Any) -> None:
     kind = type(value)
     data = ModelSerializer(kind)(value, CONTEXT)
     assert ModelDeserializer(kind)(data, CONTEXT) == value
@@ -149,7 +149,7 @@ async def test_models_come_back(value: Any) -> None:
     assert ModelDeserializer(kind)(framed, CONTEXT) == value
 
 
-def test_dataclasses_say_themselves_how_they_are_written_if_they_do() -> None:
+def test_a_pydantic_config_of_a_dataclass_is_applied() -> None:
     @dataclasses.dataclass
     class Hexed:
         blob: bytes
@@ -171,7 +171,7 @@ def test_dataclasses_say_themselves_how_they_are_written_if_they_do() -> None:
         ({"number": 1}, "", "it is dict"),
     ],
 )
-def test_what_is_not_as_its_model_says_is_refused_and_named(value: Any, field: str, words: str) -> None:
+def test_the_error_for_an_instance_that_breaks_its_model_names_the_field(value: Any, field: str, words: str) -> None:
     with pytest.raises(CannotEncode, match=words) as caught:
         ModelSerializer(Order)(value, CONTEXT)
     assert caught.value.attributes["field"] == field
@@ -190,12 +190,12 @@ def test_what_is_not_as_its_model_says_is_refused_and_named(value: Any, field: s
         b'{"number":1,"at":"99999-01-01"}',
     ],
 )
-def test_what_is_no_model_is_not_read(kind: Any, data: bytes) -> None:
+def test_data_that_does_not_fit_the_model_is_refused(kind: Any, data: bytes) -> None:
     with pytest.raises(CannotDecode):
         ModelDeserializer(kind)(data, CONTEXT)
 
 
-def test_what_a_validator_of_the_model_raises_is_an_undecodable_value() -> None:
+def test_an_exception_in_a_models_validator_makes_the_value_undecodable() -> None:
     class Strict(pydantic.BaseModel):
         number: int
 
@@ -215,7 +215,7 @@ def test_very_many_wrong_values_are_counted_and_not_listed() -> None:
             ModelDeserializer(kind)(data, CONTEXT)
 
 
-def test_a_subclass_may_have_more_than_is_written() -> None:
+def test_an_instance_of_a_subclass_is_refused() -> None:
     @dataclasses.dataclass
     class Longer(Line):
         note: str = ""
@@ -224,7 +224,7 @@ def test_a_subclass_may_have_more_than_is_written() -> None:
         ModelSerializer(Line)(Longer(1.0), CONTEXT)
 
 
-def test_what_is_no_model_is_refused() -> None:
+def test_a_class_that_is_not_a_model_is_refused() -> None:
     @dataclasses.dataclass
     class Odd:
         what: object
@@ -238,7 +238,7 @@ def test_what_is_no_model_is_refused() -> None:
 # --- Protobuf -----------------------------------------------------------------------------------------------
 
 
-async def test_messages_come_back_by_the_schema_that_they_name() -> None:
+async def test_a_message_is_read_with_the_schema_that_it_names() -> None:
     message = common_pb2.Cursor(stream_id=7)
     read = await framed_round_trip(
         ProtobufSerializer(common_pb2.Cursor), ProtobufDeserializer(common_pb2.Cursor), message
@@ -246,7 +246,7 @@ async def test_messages_come_back_by_the_schema_that_they_name() -> None:
     assert read == message
 
 
-async def test_files_come_after_those_that_they_import() -> None:
+async def test_a_file_is_registered_after_its_imports() -> None:
     registry = FakeRegistry()
     await ready(ProtobufSerializer(broker_pb2.EntryInfo), registry)
     files = FileDescriptorSet.FromString(base64.b64decode(registry.schemas[0].definition)).file
@@ -264,14 +264,14 @@ async def test_another_message_of_the_file_is_refused() -> None:
         )
 
 
-async def test_messages_within_others_are_found() -> None:
+async def test_the_path_of_a_nested_message_is_found() -> None:
     nested = FileDescriptorSet.DESCRIPTOR.file.message_types_by_name["DescriptorProto"].nested_types[0]
     outer, inner = path_of(nested)
     assert FileDescriptorSet.DESCRIPTOR.file.message_types_by_name["DescriptorProto"].nested_types[inner] == nested
     assert list(FileDescriptorSet.DESCRIPTOR.file.message_types_by_name)[outer] == "DescriptorProto"
 
 
-def test_names_of_messages_of_a_hostile_file_are_not_all_made() -> None:
+def test_a_hostile_file_of_many_messages_is_read_without_making_all_names() -> None:
     file = FileDescriptorProto(name="t.proto", package="p" * 100_000)
     outer = file.message_type.add(name="Outer")
     for number in range(10_000):
@@ -284,7 +284,7 @@ def test_names_of_messages_of_a_hostile_file_are_not_all_made() -> None:
             reader(message_path_to_bytes(path), CONTEXT)
 
 
-async def test_bytes_that_are_no_message_are_refused() -> None:
+async def test_malformed_messages_and_definitions_are_refused() -> None:
     registry = FakeRegistry()
     serializer = await ready(ProtobufSerializer(common_pb2.Cursor), registry)
     _, payload = unframe(serializer(common_pb2.Cursor(stream_id=1), CONTEXT))
@@ -298,7 +298,7 @@ async def test_bytes_that_are_no_message_are_refused() -> None:
             ProtobufDeserializer(common_pb2.Cursor).reader_of(registry.schemas[0])
 
 
-def test_what_is_no_message_of_the_class_is_refused() -> None:
+def test_a_value_of_another_class_is_refused() -> None:
     serializer = ProtobufSerializer(common_pb2.Cursor, framed=False)
     for value in (common_pb2.StreamConfig(), b"", {"stream_id": 1}):
         with pytest.raises(CannotEncode, match=r"not kera\.v1\.Cursor"):
@@ -312,7 +312,7 @@ def test_what_is_no_message_of_the_class_is_refused() -> None:
 # --- plain --------------------------------------------------------------------------------------------------
 
 
-def test_plain_values_come_back() -> None:
+def test_plain_values_read_back_the_same() -> None:
     assert BytesDeserializer()(BytesSerializer()(bytearray(b"\xff"), CONTEXT), CONTEXT) == b"\xff"
     assert StrDeserializer()(StrSerializer()("ä", CONTEXT), CONTEXT) == "ä"
     for number in (0, -1, (1 << 63) - 1, -(1 << 63)):
@@ -333,13 +333,13 @@ def test_plain_values_come_back() -> None:
         (NoneSerializer(), b""),
     ],
 )
-def test_what_is_of_another_type_is_refused(serializer: Any, value: Any) -> None:
+def test_a_plain_value_of_another_type_is_refused(serializer: Any, value: Any) -> None:
     with pytest.raises(CannotEncode, match="'orders'"):
         serializer(value, CONTEXT)
 
 
 @pytest.mark.parametrize(("deserializer", "data"), [(StrDeserializer(), b"\xff"), (IntDeserializer(), b"123")])
-def test_what_is_no_plain_value_is_not_read(deserializer: Any, data: bytes) -> None:
+def test_malformed_plain_values_are_refused(deserializer: Any, data: bytes) -> None:
     with pytest.raises(CannotDecode):
         deserializer(data, CONTEXT)
 
@@ -351,11 +351,11 @@ def test_what_is_no_plain_value_is_not_read(deserializer: Any, data: bytes) -> N
     ("kind", "value"),
     [(str, "a"), (int, 1), (bytes, b"a"), (Order, Order(1)), (Item, Item(number=1))],
 )
-def test_a_type_stands_for_what_serializes_it(kind: Any, value: Any) -> None:
+def test_a_type_chooses_a_serializer_for_its_values(kind: Any, value: Any) -> None:
     assert deserializer_of(kind)(serializer_of(kind)(value, CONTEXT), CONTEXT) == value
 
 
-def test_messages_stand_for_what_serializes_them() -> None:
+def test_a_message_class_chooses_the_protobuf_serializer() -> None:
     assert isinstance(serializer_of(common_pb2.Cursor), ProtobufSerializer)
     assert isinstance(deserializer_of(common_pb2.Cursor), ProtobufDeserializer)
 
@@ -365,7 +365,7 @@ async def asynchronous(value: Any, _context: Context) -> Any:
 
 
 @pytest.mark.parametrize("given", ["json", 7, dict, MsgpackSerializer, object(), asynchronous])
-def test_what_serializes_nothing_is_refused(given: Any) -> None:
+def test_an_object_that_does_not_serialize_is_refused(given: Any) -> None:
     for choose in (serializer_of, deserializer_of):
         with pytest.raises(InvalidArgument, match="takes a serializer such as") as caught:
             choose(given, "key_serializer")
@@ -373,7 +373,7 @@ def test_what_serializes_nothing_is_refused(given: Any) -> None:
         assert ("did you mean MsgpackSerializer()?" in caught.value.message) == (given is MsgpackSerializer)
 
 
-def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_a_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "msgpack", None)
     with pytest.raises(InvalidArgument, match=r"needs msgpack: pip install 'kera\[serializers\]'"):
         MsgpackSerializer()
@@ -381,7 +381,7 @@ def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         library("nothing_of_this_name", "somebody")
 
 
-def test_models_are_read_with_a_frame_that_is_whole() -> None:
+def test_a_framed_model_is_read_and_a_truncated_frame_is_refused() -> None:
     assert ModelDeserializer(Line)(frame(1, b'{"price":1}'), CONTEXT) == Line(1.0)
     with pytest.raises(NotFramed):
         ModelDeserializer(Line)(b"\x00", CONTEXT)
