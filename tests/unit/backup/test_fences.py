@@ -47,7 +47,7 @@ def test_two_damaged_files_stop_the_start_with_an_error_that_names_both(tmp_path
         load_fences(tmp_path)
 
 
-def test_the_higher_epoch_of_each_broker_in_two_files_holds(tmp_path: Path) -> None:
+def test_the_higher_epoch_in_two_files_holds_for_each_broker(tmp_path: Path) -> None:
     """A process that ends between the two writes leaves a newer and an older file."""
     store_fences(tmp_path, {3: 7, 5: 1})
     newer = (tmp_path / NAME).read_bytes()

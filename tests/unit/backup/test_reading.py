@@ -193,7 +193,7 @@ def test_no_block_is_read_twice_and_blocks_of_large_unwanted_chunks_are_skipped(
 def test_damage_of_unwanted_chunks_is_reported_only_when_a_header_is_damaged(chunks: list[bytes]) -> None:
     content = bytearray(b"".join(chunks))
     content[sum(SIZES[:2]) + 200] ^= 1  # a payload of streamlet 0
-    content[sum(SIZES[:4]) + 40] ^= 1  # a header of it
+    content[sum(SIZES[:4]) + 40] ^= 1  # a header of streamlet 0
     window = memory_window(memoryview(content), len(content))
     found = walk(window, len(content), streamlets={7: frozenset({1})}, wanted_only=True)
 
@@ -203,8 +203,8 @@ def test_damage_of_unwanted_chunks_is_reported_only_when_a_header_is_damaged(chu
 
 def test_a_read_for_headers_reports_damaged_headers_but_not_damaged_payloads(chunks: list[bytes]) -> None:
     content = bytearray(b"".join(chunks))
-    content[sum(SIZES[:3]) + 40] ^= 1  # of a header
-    content[sum(SIZES[:6]) + 200] ^= 1  # of a payload
+    content[sum(SIZES[:3]) + 40] ^= 1  # in a header
+    content[sum(SIZES[:6]) + 200] ^= 1  # in a payload
     found = walk(memory_window(memoryview(content), len(content)), len(content), headers_only=True)
 
     assert bytes(found.chunks) == b"".join(data[:HEADER_BYTES] for data in chunks[:3] + chunks[4:])

@@ -147,7 +147,7 @@ async def test_reads_are_refused_while_untaken_answers_fill_the_memory(
             except Unavailable:
                 refused += 1
         assert len(taken) >= 2
-        assert refused  # two of this connection at once
+        assert refused  # only two of one connection at once
         with pytest.raises(InvalidArgument):
             await read(channel, offset=1025)
         assert await content(channel) == A  # as soon as the others have been sent

@@ -250,7 +250,7 @@ class Node:
                 )
                 reply = await self.ask(api.MULTI_READ_CHUNKS, request)
                 (result,) = reply.message.results
-                if result.error.code in {"recovering", "unavailable"}:  # or there is no room to load it just now
+                if result.error.code in {"recovering", "unavailable"}:  # unavailable: no room to load it just now
                     continue
                 if result.error.code == "data_lost" and skip_lost:
                     start = Position(*json.loads(result.error.attributes["available_from"]))

@@ -27,7 +27,7 @@ def open_files(folder: Path) -> list[str]:
     """Files below `folder`, removed ones too, that this process has open."""
     names = []
     for descriptor in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # the one that the directory was read with
+        with contextlib.suppress(FileNotFoundError):  # the descriptor that reads the directory
             names.append(str(descriptor.readlink()))
     return [name for name in names if name.startswith(f"{folder}/")]
 

@@ -136,7 +136,7 @@ async def test_a_write_wakes_waiting_requests_a_few_at_a_time(broker: Broker) ->
         before, done = done, sum(each.done() for each in waiting)
         most = max(most, done - before)
     assert most <= ROUSED_AT_ONCE
-    assert broker.broker.turns.slices >= slices + 100 // ROUSED_AT_ONCE  # two that are quick may share one
+    assert broker.broker.turns.slices >= slices + 100 // ROUSED_AT_ONCE  # two quick requests may share a slice
     assert all(each.result().message.results for each in waiting)
 
 

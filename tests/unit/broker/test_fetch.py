@@ -192,7 +192,7 @@ async def test_a_waiting_read_is_answered_by_an_append_to_any_of_its_entries(bro
 
 
 @pytest.mark.timeout(20)
-async def test_an_append_between_the_look_and_the_wait_is_not_missed(broker: Broker) -> None:
+async def test_an_append_between_the_check_and_the_wait_is_not_missed(broker: Broker) -> None:
     """Requests that arrive together are handled one after the other, before any task begins to wait."""
     read = waits(broker.read(read_range(), wait_ms=MINUTE_MS))
     fill(broker, 1)
@@ -201,7 +201,7 @@ async def test_an_append_between_the_look_and_the_wait_is_not_missed(broker: Bro
 
 
 @pytest.mark.timeout(20)
-async def test_a_drop_between_the_look_and_the_wait_is_not_missed(broker: Broker) -> None:
+async def test_a_drop_between_the_check_and_the_wait_is_not_missed(broker: Broker) -> None:
     read = waits(broker.read(read_range(), wait_ms=MINUTE_MS))
     broker.streams.drop(STREAM_ID)
 
@@ -256,7 +256,7 @@ async def test_a_cancelled_read_waits_no_longer(broker: Broker) -> None:
 # --- leases of bytes that are being sent -------------------------------------------------------------------
 
 
-async def test_bytes_on_their_way_keep_their_slots_until_the_last_view_is_gone(broker: Broker) -> None:
+async def test_bytes_being_sent_keep_their_slots_until_the_last_view_is_gone(broker: Broker) -> None:
     fill(broker, 5, fill=b"a")
     reply = broker.read(read_range())
     kept = reply.bulk[1]

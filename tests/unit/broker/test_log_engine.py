@@ -236,7 +236,7 @@ async def test_a_stop_without_time_to_flush_logs_the_bytes_left_and_keeps_them(
         async with started(change(settings, stop_flush_ms=0)) as engine:
             append(engine, *range(6))
             left = engine.memory.segments.bytes_left
-            context.setattr(engine.memory, "plan", list)  # the disk does not get to it
+            context.setattr(engine.memory, "plan", list)  # the disk gets no jobs
     assert left > 0
     assert f"bytes={left}" in capsys.readouterr().err
     assert len(list(settings.shm_dir.iterdir())) == 1

@@ -141,7 +141,7 @@ def test_an_entry_whose_chunks_were_all_removed_is_empty() -> None:
 
 
 @pytest.mark.parametrize("newer_first", [False, True])
-def test_the_later_launch_has_the_right_one_of_two_chunks_in_one_place(newer_first: bool) -> None:
+def test_the_chunk_of_the_later_launch_wins_over_another_in_its_place(newer_first: bool) -> None:
     old, new = header(0, content=1), header(0, epoch=10)
     result = merged(*([new, old] if newer_first else [old, new]))
     assert [epoch for run in result.runs for epoch in run.chunks["broker_epoch"]] == [10]

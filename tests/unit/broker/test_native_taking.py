@@ -355,7 +355,7 @@ def test_negative_numbers_are_refused(level: int | None, index: int) -> None:
 
 
 @pytest.mark.parametrize("level", [None, 0])
-def test_data_without_a_request_or_chunk_that_fits_is_left(level: int | None) -> None:
+def test_data_without_a_usable_request_or_chunk_is_not_taken(level: int | None) -> None:
     assert native is not None
     whole = frame(1, good(Random(1), stream_id=7))
     for data in (b"", b"x", b"x" * 200, whole[:-1], whole, b"KF" + bytes(30)):

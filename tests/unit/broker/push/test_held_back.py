@@ -84,7 +84,7 @@ def test_chunks_appended_during_the_wait_are_pushed_in_one_message(node: HeldNod
     assert len(reader.messages) == 2
 
 
-def test_a_lane_that_is_almost_due_is_pushed_along(node: HeldNode, reader: Reader) -> None:
+def test_a_lane_that_is_almost_due_is_pushed_with_a_due_one(node: HeldNode, reader: Reader) -> None:
     node.append()
     node.loop.advance(WAIT_S / 10)
     node.append(streamlet_id=1)
@@ -103,7 +103,7 @@ def test_chunks_that_are_late_already_are_pushed_at_once(node: HeldNode, reader:
 
 
 def test_a_full_segment_is_pushed_at_once(node: HeldNode, reader: Reader) -> None:
-    node.append(4)  # three more fill one
+    node.append(4)  # three more fill the segment
     node.run()
     assert reader.sequences == {1: [1, 2, 3, 4]}
 

@@ -63,7 +63,7 @@ def test_a_lost_connection_drops_its_lanes_in_slices_and_its_leases_at_once(node
 
 
 @few_steps
-def test_a_protocol_error_in_a_later_slice_is_reported_then(node: PushNode) -> None:
+def test_a_protocol_error_in_a_later_slice_is_reported_with_that_slice(node: PushNode) -> None:
     failed: list[ProtocolError] = []
     idle: list[bool] = []
     connection = PushConnection(node.push, lambda _: None, on_idle=lambda: idle.append(True), on_failed=failed.append)

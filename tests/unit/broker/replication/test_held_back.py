@@ -147,7 +147,7 @@ def test_chunks_are_held_back_for_a_limited_time_and_until_a_virtual_segment_is_
     assert clock.now_s + clock.next_in_s == pytest.approx(clock.now_s + HELD_US_MAX / 1e6)
     world.append(stream, 2)
     assert sent(world) == []
-    world.append(stream)  # as much as a virtual segment takes
+    world.append(stream)  # fills the virtual segment
     assert sent(world) == [4096] * 2
     assert HELD_BYTES_MAX > 4096
 
@@ -187,7 +187,7 @@ def test_waiting_requests_of_several_writers_are_not_added_up(world: Replicated,
 def test_the_shortest_limit_of_a_writer_bounds_the_hold_for_a_while(world: Replicated, clock: Clock) -> None:
     stream = world.open()
     clock.holds.limit(STREAM_ID, 20_000)
-    clock.holds.limit(STREAM_ID, 80_000)  # another one, which leaves more time
+    clock.holds.limit(STREAM_ID, 80_000)  # another writer, which allows more time
     allow(clock)
     allow(clock, wait_s=0)  # budgets come and go
     allow(clock)

@@ -51,7 +51,7 @@ def restart_soon(world: Replicated, backup_id: int, *, alive: bool = True) -> No
     world.replication.backups.update([backup.info for backup in world.wire.backups.values()])
 
 
-def test_virtual_segments_on_a_restarting_backup_close_and_count_during_the_grace(world: Replicated) -> None:
+def test_replicas_on_a_restarting_backup_are_closed_and_count_during_the_grace(world: Replicated) -> None:
     stream = world.open()
     world.append(stream, 3)
     world.finish()

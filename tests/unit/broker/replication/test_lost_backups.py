@@ -289,7 +289,7 @@ def test_retention_during_a_repair_does_not_keep_the_old_virtual_segment(world: 
     world.wire.tick(DELAY_MS)
     assert list(replication.coverage.deficient) == [old]
     new: set[Any] = set()
-    for _, segment in sorted(entry.resident.items()):  # each in a virtual segment of its own
+    for _, segment in sorted(entry.resident.items()):  # each in its own virtual segment
         batch = replication.backlog.cover(segment, 0, segment.head, lambda _: None)
         world.wire.run()
         assert batch is not None

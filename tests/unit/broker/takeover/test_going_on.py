@@ -199,7 +199,7 @@ async def test_a_launch_that_lost_its_memory_has_no_losses_in_streams_it_gets_la
     assert node.engine.restart.found.lost_memory
     info = owned_by(2, node.epoch)
     info.stream_id += 1
-    info.assignments[0].first_group_id = 1 + (1 << 24)  # of a launch of the owner before, which wrote nothing
+    info.assignments[0].first_group_id = 1 + (1 << 24)  # from a launch of the previous owner, which wrote nothing
     state = common_pb2.StreamletState(next_group_id=1, next_records=[0, 0])
     await node.ask(api.OPEN_STREAMLETS, broker_pb2.OpenStreamletsRequest(stream=info, handed_over=[state]))
     (status,) = await node.write(chunk(0, 0, stream_id=info.stream_id))
