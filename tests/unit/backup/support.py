@@ -1,4 +1,4 @@
-"""What the backup's tests are made with: a disk that can fail and lose power, a backup without threads, requests."""
+"""Support for the backup's tests: a disk that can fail and lose power, a backup without threads, requests."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -32,29 +32,29 @@ PLENTY = 1 << 40
 
 
 class PowerLost(BaseException):
-    """The host is gone; no handler of errors may see it."""
+    """The host is gone; no handler of errors may catch this."""
 
 
 class FakeDisk:
-    """Blocks in memory: what is written is visible at once, and lasts only after a sync."""
+    """Blocks in memory: a write is visible at once, and lasts only after a sync."""
 
     def __init__(self, name: str = "/disk/replicas.log") -> None:
         self.name = name
         self.free = PLENTY
         self.write_error = 0
-        """Error number of all that changes the disk."""
+        """Error number of every operation that changes the disk."""
         self.scribbles = False
-        """A write that fails leaves nothing that makes sense where it should have been."""
+        """A write that fails leaves garbage in its place."""
         self.read_error = 0
         self.has_holes = True
-        """What is punched is gone, as on a file system that can do that."""
+        """Punching removes data, as on a file system that supports holes."""
         self.operations_left: int | None = None
-        """Until the power is lost."""
+        """The number of operations until the power is lost."""
         self.synced: dict[int, bytes] = {}
         self.pending: list[tuple[int, bytes]] = []
         self.syncs = 0
         self.writes: list[tuple[int, int]] = []
-        """Offset and length of each."""
+        """Offset and length of each write."""
 
     def _operate(self) -> None:
         if self.operations_left is not None:
@@ -89,12 +89,12 @@ class FakeDisk:
         self.keep_all()
 
     def keep_all(self) -> None:
-        """As when only the process ends: the kernel has it."""
+        """Keep all writes, as when only the process ends: the kernel has them."""
         self.synced.update(self.pending)
         self.pending.clear()
 
     def lose_power(self, keeps: Callable[[], int]) -> None:
-        """Of each block that was not synced, keep the sectors that the bits of `keeps()` say."""
+        """Keep those sectors of each unsynced block that the bits of `keeps()` name."""
         for number, data in self.pending:
             sectors = keeps()
             before = self.synced.get(number, bytes(BLOCK_BYTES))
@@ -138,7 +138,7 @@ class FakeDisk:
 
 
 class Outcome:
-    """Stands for somebody who waits."""
+    """Stands for a waiter."""
 
     def __init__(self) -> None:
         self.calls: list[KeraError | None] = []
@@ -152,7 +152,7 @@ class Outcome:
 
 
 class FakeBackup:
-    """The store of a backup over disks that are fake: what it plans is done when a test says so."""
+    """The store of a backup over fake disks: a test decides when the planned jobs are done."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class FakeBackup:
         on_work: Callable[[], None] = lambda: None,
         window_bytes: int = WINDOW_BYTES,
     ) -> None:
-        """Start on what the disks have; `window_bytes`: of reads."""
+        """Start from the disks' contents; `window_bytes`: the window of reads."""
         self.window_bytes = window_bytes
         self.disks = disks or (FakeDisk(),)
         self.layout = Layout(segment_bytes)
@@ -190,12 +190,12 @@ class FakeBackup:
         self.look()
 
     def look(self) -> None:
-        """See what the file systems have left."""
+        """Note the free space of the file systems."""
         for disk, state in zip(self.disks, self.store.persistence.disks, strict=True):
             state.set_free_bytes(disk.free_bytes())
 
     def run(self) -> None:
-        """Do all there is to do."""
+        """Do all planned jobs."""
         while jobs := self.store.persistence.plan():
             for job in jobs:
                 self.perform(job)
@@ -205,12 +205,12 @@ class FakeBackup:
         self.store.persistence.finished(job)
 
     def retry(self) -> None:
-        """So much time goes by that disks which failed are tried again."""
+        """Let enough time pass that failed disks are tried again."""
         self.store.persistence.tick(self.store.persistence.now_ms + 10_000)
         self.run()
 
     def restarted(self) -> "FakeBackup":
-        """The process has ended, and another one starts."""
+        """End the process and start another one."""
         for disk in self.disks:
             disk.keep_all()
         return FakeBackup(*self.disks, slots=self.slots.count, segment_bytes=self.layout.segment_bytes)
@@ -222,11 +222,11 @@ class FakeBackup:
         return self.store.replicas.get(BROKER_ID, number)
 
     def numbers(self) -> list[int]:
-        """Of all virtual segments there are replicas of."""
+        """The ids of all virtual segments that have a replica here."""
         return [replica.virtual_segment_id for replica in self.store.replicas.after(BROKER_ID, 0, 1000)[0]]
 
     def read(self, number: int = 1, **options: Any) -> Walk:
-        """Chunks of a replica, from where it is."""
+        """Chunks of a replica, from memory or from its disk."""
         replica = self.get(number)
         if replica.slot is not None:
             window = memory_window(replica.view, replica.length)
@@ -255,7 +255,7 @@ def request(
 
 
 class Segment:
-    """A virtual segment, as its broker has it: makes the requests that follow each other."""
+    """A virtual segment, as its broker has it: makes its requests, one after the other."""
 
     def __init__(self, number: int = 1) -> None:
         self.number = number
@@ -270,7 +270,7 @@ class Segment:
         return b"".join(self.chunks)
 
     def next(self, *chunks: bytes, **fields: Any) -> backup_pb2.ReplicateRequest:
-        """The request with which `chunks` come to the replica."""
+        """The request that appends `chunks` to the replica."""
         offset = self.length
         self.chunks += chunks
         return request(self.number, offset=offset, checksum=chain(*self.chunks), **fields)
@@ -280,6 +280,6 @@ class Segment:
         return backup.append(self.next(*chunks, **fields), *chunks)
 
     def end(self, count: int, **fields: Any) -> backup_pb2.ReplicateRequest:
-        """The request that closes it behind its first `count` chunks."""
+        """The request that closes the segment behind its first `count` chunks."""
         self.chunks = self.chunks[:count]
         return request(self.number, offset=self.length, checksum=chain(*self.chunks), close=True, **fields)

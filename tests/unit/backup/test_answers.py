@@ -1,4 +1,4 @@
-"""Readers of replicas who take no answers: how much memory these have."""
+"""Memory of answers that readers of replicas do not take."""
 
 import pytest
 
@@ -11,7 +11,7 @@ LARGE = 1 << 20
 
 @pytest.fixture
 def answers() -> Answers:
-    """Has room for eight large ones, two of one connection."""
+    """Room for eight large answers, two of them of one connection."""
     return Answers(8 * LARGE)
 
 
@@ -19,7 +19,7 @@ def peer() -> Peer:
     return Peer("tcp", "")
 
 
-def test_an_answer_counts_until_nothing_refers_to_it(answers: Answers) -> None:
+def test_an_answer_counts_until_its_last_reference_is_gone(answers: Answers) -> None:
     view = answers.admit(peer(), LARGE).is_made(bytearray(b"chunks"))
     part = view[2:]
     assert (bytes(view), answers.held_bytes) == (b"chunks", LARGE)
@@ -28,7 +28,7 @@ def test_an_answer_counts_until_nothing_refers_to_it(answers: Answers) -> None:
     assert bytes(part) == b"unks"
 
 
-def test_a_connection_has_a_part_of_the_memory_and_others_the_rest(answers: Answers) -> None:
+def test_a_connection_gets_only_its_share_of_the_memory(answers: Answers) -> None:
     greedy = peer()
     held = [answers.admit(greedy, LARGE) for _ in range(2)]
     with pytest.raises(Unavailable, match="here 2097152 of them"):
@@ -43,7 +43,7 @@ def test_a_connection_has_a_part_of_the_memory_and_others_the_rest(answers: Answ
     assert answers.held_bytes == 0
 
 
-def test_who_has_none_gets_one_however_large(answers: Answers) -> None:
+def test_an_answer_larger_than_the_limit_is_admitted_when_no_other_is_held(answers: Answers) -> None:
     answers.admit(peer(), 9 * LARGE)
     with pytest.raises(Unavailable):
         answers.admit(peer(), 1)

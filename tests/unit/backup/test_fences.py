@@ -21,7 +21,7 @@ def test_fences_outlive_the_process(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("content", [*DAMAGES, None])
-def test_one_file_that_is_damaged_or_missing_is_written_anew_from_the_other(
+def test_a_damaged_or_missing_file_is_rewritten_from_the_other(
     tmp_path: Path, name: str, content: bytes | None
 ) -> None:
     store_fences(tmp_path, {3: 7})
@@ -40,15 +40,15 @@ def test_one_file_that_is_damaged_or_missing_is_written_anew_from_the_other(
 
 
 @pytest.mark.parametrize("content", DAMAGES)
-def test_two_damaged_files_stop_the_start_and_are_named(tmp_path: Path, content: bytes) -> None:
+def test_two_damaged_files_stop_the_start_with_an_error_that_names_both(tmp_path: Path, content: bytes) -> None:
     for name in NAMES:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(StartError, match=rf"{NAMES[0]} and .*{NAMES[1]}: .*restore one of .*, or remove both"):
         load_fences(tmp_path)
 
 
-def test_of_two_files_the_higher_epoch_of_each_broker_holds(tmp_path: Path) -> None:
-    """A process that ends between the two writes leaves a newer and an older one."""
+def test_the_higher_epoch_in_two_files_holds_for_each_broker(tmp_path: Path) -> None:
+    """A process that ends between the two writes leaves a newer and an older file."""
     store_fences(tmp_path, {3: 7, 5: 1})
     newer = (tmp_path / NAME).read_bytes()
     store_fences(tmp_path, {3: 6, 4: 2})
@@ -56,7 +56,7 @@ def test_of_two_files_the_higher_epoch_of_each_broker_holds(tmp_path: Path) -> N
     assert load_fences(tmp_path) == {3: 7, 4: 2, 5: 1}
 
 
-def test_missing_files_of_a_backup_that_has_replicas_are_told_and_written(
+def test_missing_files_of_a_backup_with_replicas_are_reported_and_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert load_fences(tmp_path, has_replicas=True) == {}
@@ -66,7 +66,7 @@ def test_missing_files_of_a_backup_that_has_replicas_are_told_and_written(
     assert "no fences" not in "".join(capsys.readouterr())
 
 
-def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
+def test_a_changed_digit_fails_the_checksum_and_the_other_file_is_used(tmp_path: Path) -> None:
     store_fences(tmp_path, {3: 7})
     path = tmp_path / NAME
     path.write_bytes(path.read_bytes().replace(b"7", b"6", 1))

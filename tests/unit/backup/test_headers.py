@@ -1,4 +1,4 @@
-"""Headers that are kept are what a look at the disk finds, and there are no more of them than there may be."""
+"""The cache of chunk headers: it equals the headers on disk, and its size is bounded."""
 
 import pytest
 
@@ -15,7 +15,7 @@ PLENTY = 1 << 20
 
 
 def chunk(number: int, size: int = 192) -> bytes:
-    """Of two streamlets, in turn."""
+    """A chunk of one of two streamlets, in turn."""
     return placed(number, ADDRESS._replace(streamlet_id=number % 2), size=size, fill=bytes([number + 1]))
 
 
@@ -45,16 +45,14 @@ def is_kept(backup: FakeBackup, replica: Replica) -> bool:
         {STREAM_ID + 1: frozenset(), STREAM_ID: frozenset({0, 3})},
     ],
 )
-def test_they_are_what_a_look_at_the_disk_finds(
-    offset: int, bytes_max: int, streamlets: dict[int, frozenset[int]]
-) -> None:
+def test_kept_headers_equal_those_on_disk(offset: int, bytes_max: int, streamlets: dict[int, frozenset[int]]) -> None:
     backup = written(1)
     kept = backup.store.headers.read(backup.get(), offset, bytes_max, streamlets)
 
     assert kept == backup.read(offset=offset, bytes_max=bytes_max, streamlets=streamlets, headers_only=True)
 
 
-def test_a_replica_in_memory_to_which_nothing_comes_any_more_is_not_walked_through_either() -> None:
+def test_headers_of_a_closed_replica_in_memory_are_kept() -> None:
     backup = FakeBackup(FakeDisk(), segment_bytes=SEGMENT_BYTES, headers_bytes_max=PLENTY)
     segment = Segment()
     segment.append(backup, chunk(0))
@@ -65,7 +63,7 @@ def test_a_replica_in_memory_to_which_nothing_comes_any_more_is_not_walked_throu
     assert kept == backup.read(headers_only=True)
 
 
-def test_there_are_no_more_than_there_may_be_and_the_oldest_go() -> None:
+def test_the_oldest_headers_are_dropped_when_the_limit_is_reached() -> None:
     size = len(SIZES) * HEADER_BYTES
     backup = written(1, 2, 3, bytes_max=2 * size)
 
@@ -73,7 +71,7 @@ def test_there_are_no_more_than_there_may_be_and_the_oldest_go() -> None:
     assert backup.store.headers.bytes_kept == 2 * size
 
 
-def test_those_of_a_replica_that_is_freed_go_with_it() -> None:
+def test_freeing_a_replica_drops_its_headers() -> None:
     backup = written(1, 2)
     replica = backup.get(1)
     backup.store.free(replica.broker_id, [1], lambda _: None)
@@ -83,7 +81,7 @@ def test_those_of_a_replica_that_is_freed_go_with_it() -> None:
     assert backup.store.headers.bytes_kept == len(SIZES) * HEADER_BYTES
 
 
-def test_after_a_start_there_are_none() -> None:
+def test_no_headers_are_kept_after_a_restart() -> None:
     backup = written(1).restarted()
 
     assert not is_kept(backup, backup.get())

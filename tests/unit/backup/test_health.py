@@ -1,4 +1,4 @@
-"""What a backup says of its disks."""
+"""The health of a backup's disks."""
 
 from types import SimpleNamespace
 from typing import cast
@@ -14,7 +14,7 @@ from tests.unit.backup.support import FRAME_BYTES, FakeBackup, Segment, placed
 CHUNK = placed(1)
 
 
-def test_a_backup_says_that_no_disk_takes_replicas_as_soon_as_it_refuses_one() -> None:
+def test_the_disks_are_a_problem_as_soon_as_no_disk_takes_another_replica() -> None:
     backup = FakeBackup(bytes_max=2 * FRAME_BYTES - 1)
     health = Health()
     watch_disks(health, cast(Engine, SimpleNamespace(store=backup.store)))

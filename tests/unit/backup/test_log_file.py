@@ -1,4 +1,4 @@
-"""The file of one disk, on a real file system, around the page cache and through it."""
+"""The log file of one disk, on a real file system, with direct I/O and through the page cache."""
 
 import contextlib
 import errno
@@ -40,20 +40,20 @@ def blocks(*fills: bytes) -> memoryview:
 
 
 def content(file: LogFile, first: int, count: int) -> list[bytes]:
-    """The first byte of each block that is there."""
+    """The first byte of each block that the file has."""
     into = blocks(*[b"?"] * count)
     length = file.read(first * BLOCK_BYTES, into)
     return [bytes(into[at : at + 1]) for at in range(0, length, BLOCK_BYTES)]
 
 
-def test_what_is_written_in_pieces_is_read(file: LogFile) -> None:
+def test_pieces_of_a_write_are_read_back(file: LogFile) -> None:
     file.write(BLOCK_BYTES, [blocks(b"a"), blocks(b"b", b"c")])
     file.sync()
 
     assert content(file, 0, 9) == [b"\0", b"a", b"b", b"c"]
 
 
-def test_the_names_of_all_directories_that_are_made_are_durable(tmp_path: Path) -> None:
+def test_all_new_directories_are_made_durable(tmp_path: Path) -> None:
     synced: list[Path] = []
 
     def sync(fd: int) -> None:
@@ -69,7 +69,7 @@ def test_the_names_of_all_directories_that_are_made_are_durable(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("replaced", [True, False])
-def test_nothing_is_durable_in_a_file_that_has_its_name_no_more(file: LogFile, tmp_path: Path, replaced: bool) -> None:
+def test_syncing_a_removed_or_replaced_file_fails(file: LogFile, tmp_path: Path, replaced: bool) -> None:
     path, aside = Path(file.name), tmp_path / "aside"
     path.rename(aside)
     if replaced:
@@ -82,7 +82,7 @@ def test_nothing_is_durable_in_a_file_that_has_its_name_no_more(file: LogFile, t
     file.sync()
 
 
-def test_a_write_that_takes_several_calls_is_finished(open_file: OpenFile) -> None:
+def test_a_short_write_is_continued(open_file: OpenFile) -> None:
     def slowly(fd: int, pieces: list[Any], offset: int) -> int:
         return os.pwritev(fd, [pieces[0][:BLOCK_BYTES]], offset)
 
@@ -92,7 +92,7 @@ def test_a_write_that_takes_several_calls_is_finished(open_file: OpenFile) -> No
     assert content(file, 0, 9) == [b"a", b"b", b"c"]
 
 
-def test_a_write_that_ends_inside_a_block_is_an_error_of_a_full_disk(
+def test_a_write_that_ends_inside_a_block_means_a_full_disk(
     open_file: OpenFile, request: pytest.FixtureRequest
 ) -> None:
     if "cached" in request.node.name:
@@ -104,7 +104,7 @@ def test_a_write_that_ends_inside_a_block_is_an_error_of_a_full_disk(
     assert raised.value.errno == errno.ENOSPC
 
 
-def test_room_that_is_given_back_is_a_hole(file: LogFile) -> None:
+def test_punched_room_is_a_hole_in_the_file(file: LogFile) -> None:
     file.write(0, [blocks(*[b"a"] * 16)])
     file.sync()
     before = Path(file.name).stat()
@@ -123,7 +123,9 @@ def test_room_that_is_given_back_is_a_hole(file: LogFile) -> None:
 
 
 @pytest.mark.parametrize(("code", "fails"), [(errno.EOPNOTSUPP, False), (errno.EIO, True)])
-def test_a_file_system_without_holes_keeps_the_room(open_file: OpenFile, code: int, fails: bool) -> None:
+def test_punching_fails_on_an_io_error_but_not_without_support_for_holes(
+    open_file: OpenFile, code: int, fails: bool
+) -> None:
     def refuse(*_: int) -> None:
         raise OSError(code, os.strerror(code))
 
@@ -135,10 +137,10 @@ def test_a_file_system_without_holes_keeps_the_room(open_file: OpenFile, code: i
         file.punch(0, BLOCK_BYTES)
 
 
-def test_the_file_system_says_what_it_has(file: LogFile) -> None:
+def test_the_file_reports_free_and_total_bytes(file: LogFile) -> None:
     assert 0 < file.free_bytes() <= file.total_bytes()
 
 
-def test_a_directory_is_for_one_backup_alone(file: LogFile) -> None:
+def test_a_directory_in_use_by_another_backup_is_refused(file: LogFile) -> None:
     with pytest.raises(StartError, match="another backup uses"):
         LogFile(Path(file.name).parent)

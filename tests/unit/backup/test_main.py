@@ -1,4 +1,4 @@
-"""The backup's process, and how it registers, tells of itself and ends."""
+"""The backup's process: registration, heartbeats, metrics and shutdown."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ def settings(coordinator: FakeCoordinator, tmp_path: Path) -> BackupSettings:
     return BackupSettings.for_testing(tmp_path / "backup", coordinator.address)
 
 
-async def test_a_backup_tells_who_and_where_it_is_and_what_it_has(
+async def test_a_backup_registers_its_identity_addresses_and_capacity(
     settings: BackupSettings, coordinator: FakeCoordinator
 ) -> None:
     given = {"rack": "r1", "disk_bytes_max": 1 << 30}
@@ -53,7 +53,7 @@ async def test_a_backup_tells_who_and_where_it_is_and_what_it_has(
         assert backup.free_memory_bytes == settings.memory_bytes
 
 
-async def test_heartbeats_tell_what_is_free(settings: BackupSettings, coordinator: FakeCoordinator) -> None:
+async def test_heartbeats_report_free_memory_and_disk(settings: BackupSettings, coordinator: FakeCoordinator) -> None:
     async with serve(settings.model_copy(update={"disk_bytes_max": 1 << 30})) as ready:
         channel = await FrameChannel.connect_unix(ready["frames_unix_path"], timeout_s=5)
         data = placed()
@@ -69,7 +69,7 @@ async def test_heartbeats_tell_what_is_free(settings: BackupSettings, coordinato
     assert told == expected
 
 
-async def test_a_backup_that_ends_leaves_its_identity_and_its_replicas_and_nothing_else(
+async def test_a_stopped_backup_leaves_only_its_identity_and_its_log(
     settings: BackupSettings, coordinator: FakeCoordinator
 ) -> None:
     for _ in range(2):
@@ -110,7 +110,7 @@ async def test_a_backup_of_another_cluster_is_not_registered(
     assert len(coordinator.registered_backups) == 1
 
 
-async def test_a_backup_that_cannot_start_can_be_started_again(settings: BackupSettings) -> None:
+async def test_a_backup_can_be_started_after_a_failed_start(settings: BackupSettings) -> None:
     unreachable = settings.model_copy(update={"coordinator": "127.0.0.1:1", "coordinator_timeout_ms": 0})
     with pytest.raises(CoordinatorUnreachable):
         async with serve(unreachable):
@@ -119,7 +119,7 @@ async def test_a_backup_that_cannot_start_can_be_started_again(settings: BackupS
         assert ready["backup_id"] == BACKUP_ID
 
 
-async def test_another_size_of_replicas_stops_the_start(settings: BackupSettings) -> None:
+async def test_another_segment_size_stops_the_start(settings: BackupSettings) -> None:
     async with serve(settings):
         pass
     with pytest.raises(StartError, match="--segment-bytes 65536"):
@@ -127,7 +127,7 @@ async def test_another_size_of_replicas_stops_the_start(settings: BackupSettings
             pass
 
 
-async def test_a_directory_that_cannot_be_made_is_named(settings: BackupSettings, tmp_path: Path) -> None:
+async def test_the_error_names_a_directory_that_cannot_be_made(settings: BackupSettings, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(PathNotWritable, match="--log-dirs") as raised:
         async with serve(settings.model_copy(update={"log_dirs": [tmp_path / "file" / "below"]})):
@@ -136,9 +136,7 @@ async def test_a_directory_that_cannot_be_made_is_named(settings: BackupSettings
 
 
 @pytest.mark.timeout(30)
-async def test_a_backup_ends_when_a_newer_launch_has_taken_over(
-    settings: BackupSettings, coordinator: FakeCoordinator
-) -> None:
+async def test_a_backup_that_gets_stale_epoch_ends(settings: BackupSettings, coordinator: FakeCoordinator) -> None:
     coordinator.fence()
     with pytest.raises(ExceptionGroup) as raised:
         async with serve(settings):
@@ -147,7 +145,7 @@ async def test_a_backup_ends_when_a_newer_launch_has_taken_over(
     assert [type(error) for error in raised.value.exceptions] == [StaleEpoch]
 
 
-async def test_metrics_are_served_where_they_are_announced(settings: BackupSettings) -> None:
+async def test_metrics_are_served_at_the_announced_address(settings: BackupSettings) -> None:
     async with serve(settings.model_copy(update={"metrics_port": 0, "disk_bytes_max": 1 << 30})) as ready:
         channel = await FrameChannel.connect_unix(ready["frames_unix_path"], timeout_s=5)
         data = placed()
@@ -178,7 +176,7 @@ async def test_metrics_are_served_where_they_are_announced(settings: BackupSetti
     assert float(values[f'kera_backup_disk_used_bytes{{path="{settings.data_dir}/log/replicas.log"}}']) == 76 * KIB
 
 
-def test_wrong_settings_end_the_start_with_a_line_that_names_them(
+def test_a_wrong_setting_ends_the_start_with_an_error_that_names_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("KERA_BACKUP_PORT", "none")
@@ -187,7 +185,7 @@ def test_wrong_settings_end_the_start_with_a_line_that_names_them(
     assert "port" in capsys.readouterr().err
 
 
-async def test_the_process_says_that_it_is_ready_and_ends_cleanly_when_it_is_told_to(
+async def test_the_process_announces_readiness_stops_cleanly_on_sigterm_and_keeps_replicas(
     settings: BackupSettings, coordinator: FakeCoordinator
 ) -> None:
     environment = os.environ | {
@@ -215,7 +213,7 @@ async def test_the_process_says_that_it_is_ready_and_ends_cleanly_when_it_is_tol
 
 
 @pytest.mark.parametrize("others_go_on", [False, True])
-async def test_a_backup_that_is_stopped_says_so_and_waits_only_if_brokers_go_on_elsewhere(
+async def test_a_stopping_backup_announces_it_and_waits_only_if_brokers_go_on_elsewhere(
     settings: BackupSettings, coordinator: FakeCoordinator, others_go_on: bool
 ) -> None:
     coordinator.others_go_on = others_go_on
@@ -225,7 +223,7 @@ async def test_a_backup_that_is_stopped_says_so_and_waits_only_if_brokers_go_on_
     open_replica, closed = segment.next(data), asyncio.Event()
 
     async def close_when_told(channel: FrameChannel) -> None:
-        """What a broker does that goes on elsewhere."""
+        """Close the replica, as a broker does that goes on elsewhere."""
         while not coordinator.restarts:
             await asyncio.sleep(0.002)
         await channel.submit(api.REPLICATE, segment.end(1), timeout_s=5)

@@ -1,7 +1,7 @@
-"""Requests to replicate that the native core takes from a connection's buffer, beside the way through messages.
+"""Replicate requests that the native core takes from a connection's buffer, compared with the path through messages.
 
-Two backups get the same bytes over a connection each, in the same reads; one of them takes what it can. Answers,
-replicas byte by byte, and all that is counted have to be equal.
+Two backups get the same bytes in the same reads, each over its own connection; only one of them uses the native core.
+Answers, replicas (byte by byte) and counters have to be equal.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def frame(number: int, message: backup_pb2.ReplicateRequest, data: bytes) -> byt
 
 
 class Engine:
-    """Only a store."""
+    """An engine with only a store."""
 
     def __init__(self, backup: FakeBackup) -> None:
         self.store = backup.store
 
 
 class Connected:
-    """A backup with a connection of a broker."""
+    """A backup with one broker's connection."""
 
     def __init__(self, *, takes: bool = True) -> None:
         self.backup = FakeBackup(slots=64, segment_bytes=16 << 10)
@@ -65,7 +65,7 @@ class Connected:
         assert feed(self.connection, data, splits) == len(data)
 
     async def answered(self) -> dict[int, tuple[int, bytes]]:
-        """Of each request the kind and the head of its answer."""
+        """The kind and the head of each request's answer."""
         self.backup.run()
         while self.server.requests_in_flight:
             await asyncio.sleep(0)
@@ -80,7 +80,7 @@ class Connected:
         return found
 
     def seen(self) -> Iterator[Any]:
-        """All that can be seen, in parts."""
+        """All visible state, in parts."""
         yield dataclasses.asdict(self.counters)
         yield dataclasses.asdict(self.backup.store.persistence.totals)
         yield self.backup.store.epochs
@@ -94,7 +94,7 @@ def seen_of(replica: Any, name: str) -> Any:
 
 
 class Broker:
-    """What comes over the connections: mostly the next chunks of a few virtual segments."""
+    """Makes requests: mostly the next chunks of a few virtual segments."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -130,7 +130,7 @@ class Broker:
         return frame(self.number, message, data)
 
     def replace(self, number: int) -> None:
-        """Nothing comes to a segment any more, but to the next one."""
+        """Replace a segment by the next one."""
         del self.segments[number]
         self.last += 1
         self.segments[self.last] = Segment(self.last)
@@ -158,7 +158,7 @@ class Broker:
 
 
 class Counting:
-    """The native core, and how many requests it has taken."""
+    """The native core, with a count of the requests that it has taken."""
 
     def __init__(self) -> None:
         self.requests = 0
@@ -171,7 +171,7 @@ class Counting:
 
 
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 60))])
-async def test_both_do_the_same_with_whatever_comes(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_native_core_and_python_agree_on_random_requests(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     random = Random(seed)
     counting = Counting()
     monkeypatch.setattr(service, "native", counting)
@@ -190,7 +190,7 @@ async def test_both_do_the_same_with_whatever_comes(seed: int, monkeypatch: pyte
     assert counting.requests > READS // 2
 
 
-async def test_nothing_of_what_was_looked_at_is_kept() -> None:
+async def test_the_native_core_keeps_no_references() -> None:
     side, segment = Connected(), Segment()
     kept = []
     for number in range(8):
@@ -203,7 +203,7 @@ async def test_nothing_of_what_was_looked_at_is_kept() -> None:
     assert len(set(kept[3:])) == 1
 
 
-async def test_a_backup_that_does_not_know_its_id_takes_nothing() -> None:
+async def test_a_backup_without_an_id_takes_no_requests() -> None:
     side = Connected()
     side.service._ready = False
     chunk = placed(0, ADDRESS, size=256)
@@ -212,20 +212,20 @@ async def test_a_backup_that_does_not_know_its_id_takes_nothing() -> None:
 
 
 @pytest.mark.parametrize("arguments", [(), (1,) * 5, ({}, [], b"", 0, 0), ({}, {}, 5, 0, 0), ({}, {}, b"", "x", 0)])
-def test_a_call_that_is_none_is_refused(arguments: tuple[Any, ...]) -> None:
+def test_a_call_with_wrong_arguments_is_refused(arguments: tuple[Any, ...]) -> None:
     assert native is not None
     with pytest.raises(TypeError):
         native.take_replicas(*arguments)
 
 
 @pytest.mark.parametrize("numbers", [(-1, 0), (0, -1)])
-def test_numbers_below_zero_are_refused(numbers: tuple[int, int]) -> None:
+def test_negative_numbers_are_refused(numbers: tuple[int, int]) -> None:
     assert native is not None
     with pytest.raises(ValueError, match="negative"):
         native.take_replicas({}, {}, b"", *numbers)
 
 
-def test_what_the_backup_should_have_and_has_not_is_an_error() -> None:
+def test_a_replica_without_its_attributes_is_an_error() -> None:
     assert native is not None
     segment, chunk = Segment(), placed(0, ADDRESS, size=256)
     segment.next(chunk)

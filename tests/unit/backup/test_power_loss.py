@@ -1,4 +1,4 @@
-"""Random histories of a backup whose disk fails and loses power: what was promised is there, and nothing else is."""
+"""Random histories of a backup whose disks fail and lose power: acknowledged data survives, freed data stays gone."""
 
 import contextlib
 import errno
@@ -18,7 +18,7 @@ from tests.unit.backup.support import BROKER_ID, FakeBackup, FakeDisk, Outcome, 
 SIZES = st.sampled_from([192, 1024, 1984, 4096])
 SLOTS = 3
 PICKS = st.integers(0, 99)
-"""One of those there are, whichever that is."""
+"""Picks one of the existing virtual segments."""
 
 
 @dataclass
@@ -27,17 +27,17 @@ class Known:
 
     segment: Segment
     versions: list[list[bytes]] = field(default_factory=list)
-    """All chunks that ever were in it, of each time that it began anew."""
+    """All chunks that ever were in the segment, for each time that it began anew."""
     waiting: list[tuple[Outcome, int]] = field(default_factory=list)
     promised: int = 0
-    """Durable, as was answered."""
+    """The length that was acknowledged as durable."""
     closed: bool = False
     failed: bool = False
     freed: Outcome | None = None
 
 
 class Histories(RuleBasedStateMachine):
-    """Two disks, few slots, and all that brokers and disks may do."""
+    """Two disks, few slots, and all actions of brokers and disks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Histories(RuleBasedStateMachine):
         return candidates[pick % len(candidates)] if candidates else None
 
     def chunks(self, sizes: list[int]) -> list[bytes]:
-        """None is like another."""
+        """Chunks that all differ."""
         made = []
         for size in sizes:
             self.sequence += 1
@@ -171,13 +171,13 @@ class Histories(RuleBasedStateMachine):
 
     @rule(random=st.randoms(use_true_random=False), operations=st.integers(0, 8))
     def lose_power(self, random: Any, operations: int) -> None:
-        """In the middle of what is under way."""
+        """Lose power while jobs are under way."""
         self.jobs += self.backup.store.persistence.plan()
         for disk in self.disks:
             disk.write_error, disk.operations_left = 0, operations
         with contextlib.suppress(PowerLost):
             for job in self.jobs:
-                self.backup.performer.perform(job)  # nobody hears of it any more
+                self.backup.performer.perform(job)  # no waiter hears the result any more
         for disk in self.disks:
             disk.lose_power(lambda: random.choice([0, 255, random.randrange(256)]))
         self.restart()
@@ -197,7 +197,7 @@ class Histories(RuleBasedStateMachine):
                 if number not in present:
                     del self.known[number]
                     continue
-                known.freed = None  # nobody was told that it is gone
+                known.freed = None  # the free request was not answered yet
             elif known.promised:
                 assert number in present, f"{number} was durable up to {known.promised}"
                 assert self.backup.get(number).length >= known.promised
@@ -218,7 +218,7 @@ class Histories(RuleBasedStateMachine):
     # -- what is checked ---------------------------------------------------------------------------------------
 
     def hear(self) -> None:
-        """Take note of what was answered."""
+        """Note the answers."""
         for known in self.known.values():
             for outcome, length in known.waiting:
                 if outcome.succeeded:

@@ -1,4 +1,4 @@
-"""Chunks of a replica, filtered and in pieces, from memory and from a disk, whole and damaged."""
+"""Reading the chunks of a replica: filtered, in pieces, from memory and from a disk, whole and damaged."""
 
 import random
 from collections import Counter
@@ -17,7 +17,7 @@ SIZES = [192, 1024, 70_016, 4096, 192, 130_048, 8192, 1984]
 
 @pytest.fixture
 def chunks() -> list[bytes]:
-    """Of two streamlets, in turn."""
+    """Chunks of two streamlets, in turn."""
     return [
         placed(number, ADDRESS._replace(streamlet_id=number % 2), size=size, fill=bytes([number + 1]))
         for number, size in enumerate(SIZES)
@@ -26,7 +26,7 @@ def chunks() -> list[bytes]:
 
 @pytest.fixture(params=["memory", "disk"])
 def backup(request: pytest.FixtureRequest, chunks: list[bytes]) -> FakeBackup:
-    """A replica with all of them, that is read in small windows."""
+    """A replica with all `chunks`, read in small windows."""
     backup = FakeBackup(FakeDisk(), segment_bytes=SEGMENT_BYTES, window_bytes=BLOCK_BYTES)
     Segment().append(backup, *chunks, close=request.param == "disk")
     backup.run()
@@ -41,7 +41,7 @@ def read_all(backup: FakeBackup, bytes_max: int) -> list[Walk]:
 
 
 @pytest.mark.parametrize("bytes_max", [1, 200, 2000, 100_000, SEGMENT_BYTES])
-def test_all_chunks_come_in_pieces_that_are_whole_and_not_too_large(
+def test_pieces_carry_all_chunks_whole_and_respect_the_byte_limit(
     backup: FakeBackup, chunks: list[bytes], bytes_max: int
 ) -> None:
     answers = read_all(backup, bytes_max)
@@ -61,7 +61,7 @@ def test_all_chunks_come_in_pieces_that_are_whole_and_not_too_large(
         ({8: frozenset()}, []),
     ],
 )
-def test_only_chunks_of_the_streamlets_that_were_asked_for_come(
+def test_only_chunks_of_the_requested_streamlets_are_read(
     backup: FakeBackup, chunks: list[bytes], streamlets: dict[int, frozenset[int]], wanted: list[int]
 ) -> None:
     found = backup.read(streamlets=streamlets)
@@ -72,7 +72,7 @@ def test_only_chunks_of_the_streamlets_that_were_asked_for_come(
 
 @pytest.mark.parametrize("damaged", range(len(SIZES)))
 @pytest.mark.parametrize("at", [0, 40, 90, 150])
-def test_a_damaged_chunk_is_left_out_and_told_and_all_others_come(chunks: list[bytes], damaged: int, at: int) -> None:
+def test_a_damaged_chunk_is_reported_and_all_others_are_read(chunks: list[bytes], damaged: int, at: int) -> None:
     content = bytearray(b"".join(chunks))
     start = sum(SIZES[:damaged])
     content[start + at] ^= 1
@@ -83,7 +83,7 @@ def test_a_damaged_chunk_is_left_out_and_told_and_all_others_come(chunks: list[b
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_is_damaged_no_torn_chunk_comes_and_what_is_whole_does(chunks: list[bytes], seed: int) -> None:
+def test_random_damage_leaves_all_whole_chunks_readable_and_no_others(chunks: list[bytes], seed: int) -> None:
     chance = random.Random(seed)
     disk = FakeDisk()
     backup = FakeBackup(disk, segment_bytes=SEGMENT_BYTES)
@@ -103,7 +103,7 @@ def test_whatever_is_damaged_no_torn_chunk_comes_and_what_is_whole_does(chunks: 
     assert 1 <= len(found.damaged) <= len(hit), "neighbours of which no header is whole are one piece"
 
 
-def test_damage_that_is_read_in_many_pieces_is_told_once(chunks: list[bytes]) -> None:
+def test_damage_is_reported_once_when_a_replica_is_read_in_many_pieces(chunks: list[bytes]) -> None:
     disk = FakeDisk()
     backup = FakeBackup(disk, segment_bytes=SEGMENT_BYTES, window_bytes=BLOCK_BYTES)
     Segment().append(backup, *chunks, close=True)
@@ -124,7 +124,7 @@ def test_a_read_from_the_middle_of_a_chunk_goes_on_with_the_next_one(backup: Fak
 
 
 @pytest.mark.parametrize("bytes_max", [1, 300, SEGMENT_BYTES])
-def test_of_each_chunk_its_header_comes_if_that_is_all_that_is_wanted(
+def test_a_read_for_headers_only_gives_the_header_of_each_wanted_chunk(
     backup: FakeBackup, chunks: list[bytes], bytes_max: int
 ) -> None:
     found, offset = b"", 0
@@ -136,7 +136,7 @@ def test_of_each_chunk_its_header_comes_if_that_is_all_that_is_wanted(
     assert found == b"".join(data[:HEADER_BYTES] for data in chunks[1::2])
 
 
-def test_payloads_of_large_chunks_are_not_read_for_their_headers(chunks: list[bytes]) -> None:
+def test_reading_headers_skips_payloads_of_large_chunks(chunks: list[bytes]) -> None:
     content, read = memoryview(b"".join(chunks)), []
 
     def window(offset: int, size: int) -> memoryview:
@@ -154,7 +154,7 @@ def test_payloads_of_large_chunks_are_not_read_for_their_headers(chunks: list[by
 
 
 class CountingDisk(FakeDisk):
-    """Knows how often each block was read."""
+    """Counts how often each block is read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ class CountingDisk(FakeDisk):
 
 @pytest.mark.parametrize("wanted", [{0}, {1}, {0, 1}])
 @pytest.mark.parametrize("bytes_max", [1, 2000, SEGMENT_BYTES])
-def test_no_block_is_read_twice_and_none_of_only_large_chunks_that_nobody_wants(
+def test_no_block_is_read_twice_and_blocks_of_large_unwanted_chunks_are_skipped(
     chunks: list[bytes], wanted: set[int], bytes_max: int
 ) -> None:
     disk = CountingDisk()
@@ -190,10 +190,10 @@ def test_no_block_is_read_twice_and_none_of_only_large_chunks_that_nobody_wants(
         assert not disk.reads.keys() & {block + 2 for block in large}
 
 
-def test_damage_in_a_chunk_that_nobody_wants_is_nobodys_business(chunks: list[bytes]) -> None:
+def test_damage_of_unwanted_chunks_is_reported_only_when_a_header_is_damaged(chunks: list[bytes]) -> None:
     content = bytearray(b"".join(chunks))
     content[sum(SIZES[:2]) + 200] ^= 1  # a payload of streamlet 0
-    content[sum(SIZES[:4]) + 40] ^= 1  # a header of it
+    content[sum(SIZES[:4]) + 40] ^= 1  # a header of streamlet 0
     window = memory_window(memoryview(content), len(content))
     found = walk(window, len(content), streamlets={7: frozenset({1})}, wanted_only=True)
 
@@ -201,10 +201,10 @@ def test_damage_in_a_chunk_that_nobody_wants_is_nobodys_business(chunks: list[by
     assert found.damaged == [sum(SIZES[:4])], "whose it is cannot be known"
 
 
-def test_a_damaged_header_is_told_to_who_wants_headers_and_others_come(chunks: list[bytes]) -> None:
+def test_a_read_for_headers_reports_damaged_headers_but_not_damaged_payloads(chunks: list[bytes]) -> None:
     content = bytearray(b"".join(chunks))
-    content[sum(SIZES[:3]) + 40] ^= 1  # of a header
-    content[sum(SIZES[:6]) + 200] ^= 1  # of a payload
+    content[sum(SIZES[:3]) + 40] ^= 1  # in a header
+    content[sum(SIZES[:6]) + 200] ^= 1  # in a payload
     found = walk(memory_window(memoryview(content), len(content)), len(content), headers_only=True)
 
     assert bytes(found.chunks) == b"".join(data[:HEADER_BYTES] for data in chunks[:3] + chunks[4:])

@@ -1,4 +1,4 @@
-"""What a start makes of what it finds on the disks."""
+"""A backup's restart: rebuilding its replicas from the disks."""
 
 import struct
 
@@ -28,7 +28,7 @@ from tests.unit.backup.support import (
 
 A, B, C = (placed(number, size=1024, fill=bytes([number + 1])) for number in range(3))
 DATA_AT = 2 * BLOCK_BYTES
-"""Of the first frame."""
+"""Where the data of the first frame begins."""
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def backup(disk: FakeDisk) -> FakeBackup:
 
 
 def commit(backup: FakeBackup, segment: Segment, *chunks: bytes, close: bool = False) -> None:
-    """Append, and make it durable."""
+    """Append chunks and make them durable."""
     segment.append(backup, *chunks, close=close)
     replica, outcome = backup.get(segment.number), Outcome()
     backup.store.persistence.wait(replica, replica.length, outcome)
@@ -52,7 +52,7 @@ def commit(backup: FakeBackup, segment: Segment, *chunks: bytes, close: bool = F
 
 
 @pytest.mark.parametrize("close", [False, True])
-def test_replicas_are_found_as_they_were(backup: FakeBackup, close: bool) -> None:
+def test_a_restart_finds_replicas_unchanged(backup: FakeBackup, close: bool) -> None:
     for number in (1, 2):
         commit(backup, Segment(number), A, B, close=close)
     before = [backup.get(number).info() for number in (1, 2)]
@@ -63,7 +63,7 @@ def test_replicas_are_found_as_they_were(backup: FakeBackup, close: bool) -> Non
     assert (again.slots.free, again.store.epochs) == (4, {BROKER_ID: EPOCH})
 
 
-def test_replicas_whose_headers_vouch_for_them_are_not_read(backup: FakeBackup, disk: FakeDisk) -> None:
+def test_a_restart_does_not_read_replicas_whose_headers_vouch_for_them(backup: FakeBackup, disk: FakeDisk) -> None:
     commit(backup, Segment(), A, B, close=True)
     backup.run()
     disk.flip(DATA_AT + 1024 + 200)
@@ -74,7 +74,7 @@ def test_replicas_whose_headers_vouch_for_them_are_not_read(backup: FakeBackup, 
     assert (bytes(found.chunks), found.damaged, found.next_offset) == (A, [1024], 2048)
 
 
-def test_a_replica_that_was_open_takes_nothing_more(backup: FakeBackup) -> None:
+def test_an_open_replica_takes_no_chunks_after_a_restart(backup: FakeBackup) -> None:
     segment = Segment()
     commit(backup, segment, A)
     again = backup.restarted()
@@ -83,7 +83,7 @@ def test_a_replica_that_was_open_takes_nothing_more(backup: FakeBackup) -> None:
         again.append(segment.next(B), B)
 
 
-def test_a_last_write_that_was_never_finished_is_cut_off(backup: FakeBackup, disk: FakeDisk) -> None:
+def test_an_unfinished_last_write_is_cut_off(backup: FakeBackup, disk: FakeDisk) -> None:
     segment = Segment()
     commit(backup, segment, A, B)
     commit(backup, segment, C)
@@ -99,7 +99,7 @@ def test_a_last_write_that_was_never_finished_is_cut_off(backup: FakeBackup, dis
     assert bytes(third.read().chunks) == A + B
 
 
-def test_a_closed_replica_whose_last_write_was_never_finished_is_not_closed(backup: FakeBackup, disk: FakeDisk) -> None:
+def test_a_closed_replica_with_an_unfinished_last_write_is_open_and_cut(backup: FakeBackup, disk: FakeDisk) -> None:
     segment = Segment()
     commit(backup, segment, A)
     commit(backup, segment, B, close=True)
@@ -109,7 +109,9 @@ def test_a_closed_replica_whose_last_write_was_never_finished_is_not_closed(back
     assert (info.closed, info.length, info.checksum) == (False, 1024, chain(A))
 
 
-def test_damage_in_what_was_vouched_for_is_told_and_the_rest_is_served(backup: FakeBackup, disk: FakeDisk) -> None:
+def test_damage_before_the_last_write_is_reported_and_the_other_chunks_are_read(
+    backup: FakeBackup, disk: FakeDisk
+) -> None:
     segment = Segment()
     commit(backup, segment, A, B)
     commit(backup, segment, C)
@@ -122,9 +124,7 @@ def test_damage_in_what_was_vouched_for_is_told_and_the_rest_is_served(backup: F
     assert bytes(again.read().chunks) == A + C
 
 
-def test_a_replica_of_which_nothing_was_durable_is_gone_and_its_frame_is_free(
-    backup: FakeBackup, disk: FakeDisk
-) -> None:
+def test_a_replica_without_durable_chunks_is_gone_and_its_frame_is_free(backup: FakeBackup, disk: FakeDisk) -> None:
     commit(backup, Segment(), A)
     disk.flip(DATA_AT)
     again = backup.restarted()
@@ -134,7 +134,7 @@ def test_a_replica_of_which_nothing_was_durable_is_gone_and_its_frame_is_free(
     assert disk.next_data(BLOCK_BYTES) is None
 
 
-def test_of_two_frames_for_one_replica_the_one_that_was_written_later_counts(backup: FakeBackup) -> None:
+def test_the_later_of_two_frames_for_one_replica_counts(backup: FakeBackup) -> None:
     commit(backup, Segment(), A)
     Segment().append(backup, B)
     backup.store.persistence.wait(backup.get(), 1024, Outcome())
@@ -147,7 +147,7 @@ def test_of_two_frames_for_one_replica_the_one_that_was_written_later_counts(bac
     assert bytes(again.restarted().read().chunks) == B
 
 
-def test_a_frame_that_was_used_again_has_nothing_of_the_one_before(backup: FakeBackup, disk: FakeDisk) -> None:
+def test_a_reused_frame_has_no_chunks_of_its_former_replica(backup: FakeBackup, disk: FakeDisk) -> None:
     commit(backup, Segment(1), A, B, C, A, B, C, A, close=True)
     backup.store.free(BROKER_ID, [1], Outcome())
     backup.run()
@@ -161,10 +161,8 @@ def test_a_frame_that_was_used_again_has_nothing_of_the_one_before(backup: FakeB
     assert disk.block(DATA_AT // BLOCK_BYTES) == C.ljust(BLOCK_BYTES, b"\0")
 
 
-def test_chunks_of_an_earlier_replica_that_the_disk_still_has_are_not_taken_for_those_of_the_last_write(
-    backup: FakeBackup, disk: FakeDisk
-) -> None:
-    """A file system without holes keeps them; of the write only the header has arrived."""
+def test_old_chunks_in_a_reused_frame_are_not_taken_for_the_last_write(backup: FakeBackup, disk: FakeDisk) -> None:
+    """A file system without holes keeps the old chunks; only the header of the new write has arrived."""
     disk.has_holes = False
     commit(backup, Segment(1), A, B, close=True)
     old = disk.block(DATA_AT // BLOCK_BYTES)
@@ -180,7 +178,7 @@ def test_chunks_of_an_earlier_replica_that_the_disk_still_has_are_not_taken_for_
     assert again.get(2).info().checksum == chain(A)
 
 
-def test_frames_that_are_free_are_used_again_lowest_first(backup: FakeBackup) -> None:
+def test_free_frames_are_reused_lowest_first(backup: FakeBackup) -> None:
     for number in (1, 2, 3, 4):
         commit(backup, Segment(number), A, close=True)
     backup.run()
@@ -201,7 +199,7 @@ def header(sequence: int = 1) -> ReplicaHeader:
     return ReplicaHeader(sequence, 5, BROKER_ID, EPOCH, 7, 2, 1 << 40, 4096, 0xFFFFFFFF, 3, 1024, 9, True, "cluster")
 
 
-def test_a_header_is_read_as_it_was_written() -> None:
+def test_a_header_round_trips() -> None:
     block = header().encode()
 
     assert len(block) == BLOCK_BYTES
@@ -218,15 +216,13 @@ def test_a_header_survives_the_loss_of_one_of_its_copies(at: int) -> None:
         assert decode_header(bytes(block), "") is None
 
 
-def test_of_two_copies_that_differ_the_later_one_counts() -> None:
+def test_the_later_of_two_header_copies_counts() -> None:
     for first, second in [(1, 2), (2, 1)]:
         block = header(first).encode()[:2048] + header(second).encode()[2048:]
         assert decode_header(block, "") == header(2)
 
 
-def test_a_header_of_which_both_copies_are_damaged_loses_its_replica_and_no_other(
-    backup: FakeBackup, disk: FakeDisk
-) -> None:
+def test_a_header_with_two_damaged_copies_loses_only_its_own_replica(backup: FakeBackup, disk: FakeDisk) -> None:
     for number in (1, 2):
         commit(backup, Segment(number), A)
     for at in (10, 2048 + 10):
@@ -239,7 +235,7 @@ def test_a_header_of_which_both_copies_are_damaged_loses_its_replica_and_no_othe
 # --- whose file it is --------------------------------------------------------------------------------------
 
 
-def test_replicas_of_another_size_stop_the_start_and_the_setting_is_named(disk: FakeDisk) -> None:
+def test_replicas_of_another_size_stop_the_start_with_an_error_that_names_the_setting(disk: FakeDisk) -> None:
     FakeBackup(disk)
     with pytest.raises(StartError, match=f"--segment-bytes {SEGMENT_BYTES}"):
         scan_disk(disk, 0, Layout(2 * SEGMENT_BYTES), IDENTITY)
@@ -255,7 +251,7 @@ def test_replicas_of_another_backup_stop_the_start(
         scan_disk(disk, 0, Layout(SEGMENT_BYTES), identity)
 
 
-def test_a_file_with_a_damaged_header_stops_the_start_and_half_of_it_is_enough(disk: FakeDisk) -> None:
+def test_a_file_header_with_two_damaged_copies_stops_the_start_but_one_whole_copy_suffices(disk: FakeDisk) -> None:
     FakeBackup(disk)
     disk.flip(9)
     scan_disk(disk, 0, Layout(SEGMENT_BYTES), IDENTITY)
@@ -273,7 +269,7 @@ def test_a_file_of_a_newer_version_stops_the_start(disk: FakeDisk, monkeypatch: 
 
 
 def of_newer_version(disk: FakeDisk, at: int) -> None:
-    """Make the chunk at `at` of the disk one that a newer program has written."""
+    """Give the chunk at offset `at` of the disk the format version of a newer program."""
     number, offset = divmod(at, BLOCK_BYTES)
     block = bytearray(disk.block(number))
     block[offset + 4] = max(VERSIONS) + 1
@@ -282,7 +278,7 @@ def of_newer_version(disk: FakeDisk, at: int) -> None:
 
 
 @pytest.mark.parametrize("at", [0, 1024, 2048])
-def test_chunks_of_a_newer_version_stop_the_start_and_stay(backup: FakeBackup, disk: FakeDisk, at: int) -> None:
+def test_chunks_of_a_newer_version_stop_the_start_and_stay_on_disk(backup: FakeBackup, disk: FakeDisk, at: int) -> None:
     segment = Segment()
     commit(backup, segment, A, B)
     commit(backup, segment, C)
@@ -294,7 +290,7 @@ def test_chunks_of_a_newer_version_stop_the_start_and_stay(backup: FakeBackup, d
     assert disk.synced == before
 
 
-def test_what_was_refused_leaves_nothing_to_find(backup: FakeBackup) -> None:
+def test_a_refused_request_leaves_no_replica_for_the_restart(backup: FakeBackup) -> None:
     with pytest.raises(CorruptChunk):
         backup.append(request(checksum=1), A)
 

@@ -50,7 +50,7 @@ def settings(coordinator: FakeCoordinator, tmp_path: Path) -> BackupSettings:
 
 @asynccontextmanager
 async def connected(settings: BackupSettings, transport: str = "unix") -> AsyncIterator[Channel]:
-    """A connection to a backup that runs as long as it."""
+    """A connection to a backup that runs as long as the connection."""
     async with serve(settings) as ready:
         channel: Channel
         if transport == "unix":
@@ -64,7 +64,7 @@ async def connected(settings: BackupSettings, transport: str = "unix") -> AsyncI
 
 
 async def send(channel: Channel, message: backup_pb2.ReplicateRequest, *chunks: bytes) -> tuple[int, int]:
-    """Length and durable length, as they are answered."""
+    """The length and the durable length in the answer."""
     reply = await channel.submit(api.REPLICATE, message, list(chunks), timeout_s=10)
     return reply.message.length, reply.message.durable_length
 
@@ -96,7 +96,7 @@ async def fence(channel: Channel, epoch: int) -> None:
 
 
 @pytest.mark.parametrize("transport", ["unix", "tcp", "grpc"])
-async def test_a_replica_lives_from_its_first_chunk_to_its_end(settings: BackupSettings, transport: str) -> None:
+async def test_a_replica_can_be_written_read_closed_listed_and_freed(settings: BackupSettings, transport: str) -> None:
     async with connected(settings, transport) as channel:
         segment = Segment()
         assert await send(channel, segment.next(A), A) == (1024, 0)
@@ -111,7 +111,7 @@ async def test_a_replica_lives_from_its_first_chunk_to_its_end(settings: BackupS
 
 
 @pytest.mark.parametrize("transport", ["unix", "grpc"])
-async def test_what_is_wrong_is_refused_and_the_connection_goes_on(settings: BackupSettings, transport: str) -> None:
+async def test_wrong_requests_are_refused_and_the_connection_goes_on(settings: BackupSettings, transport: str) -> None:
     async with connected(settings, transport) as channel:
         segment = Segment()
         await send(channel, segment.next(A), A)
@@ -133,7 +133,7 @@ async def test_what_is_wrong_is_refused_and_the_connection_goes_on(settings: Bac
         assert await send(channel, segment.next(B), B) == (2048, 0)
 
 
-async def test_answers_that_nobody_takes_have_bounded_memory(
+async def test_reads_are_refused_while_untaken_answers_fill_the_memory(
     settings: BackupSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(answers, "ANSWERS_BYTES_MAX", 8 * 1024)
@@ -147,13 +147,13 @@ async def test_answers_that_nobody_takes_have_bounded_memory(
             except Unavailable:
                 refused += 1
         assert len(taken) >= 2
-        assert refused  # two of this connection at once
+        assert refused  # only two of one connection at once
         with pytest.raises(InvalidArgument):
             await read(channel, offset=1025)
         assert await content(channel) == A  # as soon as the others have been sent
 
 
-async def test_requests_of_one_connection_are_carried_out_in_their_order(settings: BackupSettings) -> None:
+async def test_requests_of_one_connection_are_carried_out_in_order(settings: BackupSettings) -> None:
     async with connected(settings) as channel:
         segment = Segment()
         sent = []
@@ -167,7 +167,7 @@ async def test_requests_of_one_connection_are_carried_out_in_their_order(setting
         assert await content(channel) == segment.content
 
 
-async def test_readers_get_what_they_ask_for_in_pieces(settings: BackupSettings) -> None:
+async def test_reads_filter_by_streamlet_and_go_on_from_an_offset(settings: BackupSettings) -> None:
     async with connected(settings) as channel:
         segment = Segment()
         await send(channel, segment.next(A, B, C), A, B, C)
@@ -181,7 +181,7 @@ async def test_readers_get_what_they_ask_for_in_pieces(settings: BackupSettings)
         assert await content(channel, offset=3072) == b""
 
 
-async def test_a_full_memory_is_told_and_memory_is_free_again_when_replicas_are_on_disk(
+async def test_full_memory_is_refused_until_a_replica_is_on_disk(
     settings: BackupSettings,
 ) -> None:
     async with connected(settings) as channel:
@@ -198,7 +198,7 @@ async def test_a_full_memory_is_told_and_memory_is_free_again_when_replicas_are_
         assert [info.virtual_segment_id for info in await replicas(channel, replicas_max=2)] == [1, 2]
 
 
-async def test_a_full_disk_is_told(settings: BackupSettings) -> None:
+async def test_a_full_disk_is_refused(settings: BackupSettings) -> None:
     async with connected(settings.model_copy(update={"disk_bytes_max": 70 * KIB})) as channel:
         await send(channel, Segment(1).next(A), A)
         with pytest.raises(BackupFull) as raised:
@@ -207,7 +207,7 @@ async def test_a_full_disk_is_told(settings: BackupSettings) -> None:
     assert raised.value.attributes == {"resource": "disk", "limit_bytes": 70 * KIB, "free_bytes": 2 * KIB}
 
 
-async def test_a_disk_that_fails_is_told_to_who_waits_for_it_and_to_no_other(
+async def test_a_disk_failure_fails_only_the_request_that_waits_for_the_disk(
     settings: BackupSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> None:
@@ -224,7 +224,7 @@ async def test_a_disk_that_fails_is_told_to_who_waits_for_it_and_to_no_other(
         assert await send(channel, segment.end(2, persist=True)) == (2048, 2048), "it is tried again"
 
 
-async def test_a_backup_that_stops_and_starts_has_everything_even_what_nobody_had_written_to_disk(
+async def test_a_stopped_backup_keeps_chunks_that_were_only_in_memory(
     settings: BackupSettings,
 ) -> None:
     open_segment, closed_segment = Segment(1), Segment(2)
@@ -250,7 +250,7 @@ async def test_an_ephemeral_backup_writes_nothing_at_its_end(settings: BackupSet
         assert await replicas(channel) == []
 
 
-async def test_damage_is_found_by_who_reads_and_told(settings: BackupSettings) -> None:
+async def test_a_read_reports_a_damaged_chunk_and_returns_the_others(settings: BackupSettings) -> None:
     async with connected(settings) as channel:
         await send(channel, Segment().next(A, B, C, close=True, persist=True), A, B, C)
         path = settings.data_dir / "log" / NAME
@@ -264,7 +264,7 @@ async def test_damage_is_found_by_who_reads_and_told(settings: BackupSettings) -
             found = await read(channel)
 
 
-async def test_a_disk_that_cannot_be_read_is_told(settings: BackupSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unreadable_disk_fails_the_read(settings: BackupSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -277,7 +277,9 @@ async def test_a_disk_that_cannot_be_read_is_told(settings: BackupSettings, monk
         assert await content(channel) == A
 
 
-async def test_a_reader_that_is_gone_holds_nothing(settings: BackupSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_disconnected_reader_delays_freeing_only_until_its_read_ends(
+    settings: BackupSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     entered, go_on = threading.Event(), threading.Event()
     really = LogFile.read
 
@@ -306,7 +308,7 @@ async def test_a_reader_that_is_gone_holds_nothing(settings: BackupSettings, mon
         assert await replicas(channel) == []
 
 
-async def test_older_launches_are_fenced_also_after_a_start(settings: BackupSettings) -> None:
+async def test_older_launches_stay_fenced_after_a_restart(settings: BackupSettings) -> None:
     async with connected(settings) as channel:
         await send(channel, Segment().next(A), A)
         await fence(channel, EPOCH + 5)
@@ -321,7 +323,7 @@ async def test_older_launches_are_fenced_also_after_a_start(settings: BackupSett
         await free(channel, 1, epoch=EPOCH + 5)
 
 
-async def test_all_of_launches_that_are_fenced_can_be_freed_at_once(settings: BackupSettings) -> None:
+async def test_all_replicas_of_fenced_launches_can_be_freed_at_once(settings: BackupSettings) -> None:
     async def free_before(epoch: int) -> None:
         message = api.FREE_REPLICAS.request(broker_id=BROKER_ID, broker_epoch=epoch, before_epoch=epoch)
         await call(channel, api.FREE_REPLICAS, message, timeout_s=5)
@@ -340,7 +342,7 @@ async def test_all_of_launches_that_are_fenced_can_be_freed_at_once(settings: Ba
         assert [info.virtual_segment_id for info in await replicas(channel)] == [3]
 
 
-async def test_headers_alone_can_be_read(settings: BackupSettings) -> None:
+async def test_a_read_can_ask_for_headers_only(settings: BackupSettings) -> None:
     async with connected(settings) as channel:
         segment = Segment()
         await send(channel, segment.next(A), A)
@@ -348,7 +350,7 @@ async def test_headers_alone_can_be_read(settings: BackupSettings) -> None:
         assert await content(channel, headers_only=True) == A[:128] + B[:128]
 
 
-async def test_a_fence_that_cannot_be_made_durable_is_told(settings: BackupSettings) -> None:
+async def test_a_fence_that_cannot_be_made_durable_is_an_error(settings: BackupSettings) -> None:
     async with connected(settings) as channel:
         (settings.data_dir / "fences.tmp").mkdir()
         with pytest.raises(DiskFailed):
@@ -357,7 +359,7 @@ async def test_a_fence_that_cannot_be_made_durable_is_told(settings: BackupSetti
         await fence(channel, EPOCH + 1)
 
 
-async def test_what_comes_before_the_registration_is_to_come_again(
+async def test_requests_before_the_registration_are_unavailable(
     settings: BackupSettings, coordinator: FakeCoordinator
 ) -> None:
     coordinator.registration_errors = [Unavailable("later")] * 10_000
@@ -389,7 +391,7 @@ async def test_replicas_are_spread_over_the_disks(settings: BackupSettings, tmp_
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-async def test_what_several_read_of_a_replica_is_read_from_its_disk_once(
+async def test_several_readers_of_a_replica_read_its_disk_once(
     settings: BackupSettings, monkeypatch: pytest.MonkeyPatch, *, at_once: bool
 ) -> None:
     chunks = [placed(number, ADDRESS._replace(streamlet_id=number % 2), size=1024) for number in range(40)]

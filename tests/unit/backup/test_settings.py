@@ -1,4 +1,4 @@
-"""Settings of the backup that fit together, and those that do not."""
+"""Validation of the backup's settings."""
 
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,12 @@ from kera.core.base.settings import KIB, MIB, InvalidSettings
         ({"port": 70_000}, "port"),
     ],
 )
-def test_what_cannot_work_is_refused_and_named(values: dict[str, Any], named: str) -> None:
+def test_an_invalid_setting_is_refused_with_an_error_that_names_it(values: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidSettings, match=named):
         BackupSettings.load(**values)
 
 
-def test_directories_come_from_the_environment_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_dirs_and_sizes_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERA_BACKUP_LOG_DIRS", '["/a", "/b"]')
     monkeypatch.setenv("KERA_BACKUP_DISK_BYTES_MAX", "1GiB")
 

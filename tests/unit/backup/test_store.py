@@ -1,4 +1,4 @@
-"""Replicas in memory and their way to disk, step by step."""
+"""The replica store: replicas in memory and their way to disk."""
 
 import errno
 
@@ -48,7 +48,7 @@ def backup(disk: FakeDisk) -> FakeBackup:
 
 
 def persist(backup: FakeBackup, number: int = 1) -> Outcome:
-    """Wait for all that a replica has."""
+    """Wait until all chunks of a replica are durable."""
     outcome = Outcome()
     replica = backup.get(number)
     backup.store.persistence.wait(replica, replica.length, outcome)
@@ -67,7 +67,7 @@ def fail(backup: FakeBackup, message: object, *chunks: bytes) -> KeraError:
 # --- appending ---------------------------------------------------------------------------------------------
 
 
-def test_what_is_appended_is_told_and_read(backup: FakeBackup) -> None:
+def test_appended_chunks_are_listed_and_read(backup: FakeBackup) -> None:
     segment = Segment()
     segment.append(backup, A, B)
     segment.append(backup, C)
@@ -79,16 +79,14 @@ def test_what_is_appended_is_told_and_read(backup: FakeBackup) -> None:
     assert bytes(backup.read().chunks) == A + B + C
 
 
-def test_nothing_goes_to_disk_that_nobody_waits_for(backup: FakeBackup) -> None:
+def test_an_open_replica_without_waiters_is_not_written_to_disk(backup: FakeBackup) -> None:
     Segment().append(backup, A)
 
     assert backup.store.persistence.plan() == []
 
 
 @pytest.mark.parametrize("offset", [1, 512, 1024, 3072])
-def test_a_request_that_goes_on_from_elsewhere_is_refused_and_both_lengths_are_named(
-    backup: FakeBackup, offset: int
-) -> None:
+def test_an_append_at_a_wrong_offset_is_refused_with_both_lengths(backup: FakeBackup, offset: int) -> None:
     Segment().append(backup, A, B)
     error = fail(backup, request(offset=offset, checksum=chain(A, B, C)), C)
 
@@ -96,13 +94,13 @@ def test_a_request_that_goes_on_from_elsewhere_is_refused_and_both_lengths_are_n
     assert error.attributes == {"length": 2048, "offset": offset}
 
 
-def test_a_replica_that_is_not_there_cannot_be_gone_on_with(backup: FakeBackup) -> None:
+def test_an_append_to_an_unknown_replica_is_refused(backup: FakeBackup) -> None:
     assert isinstance(fail(backup, request(offset=1024, checksum=chain(A, B)), B), UnknownReplica)
     assert isinstance(fail(backup, request(offset=1024, checksum=chain(A), close=True)), UnknownReplica)
 
 
 @pytest.mark.parametrize("flipped", [0, 40, 100, 126, 128, 1023])
-def test_a_damaged_chunk_is_refused_with_all_its_neighbours(backup: FakeBackup, flipped: int) -> None:
+def test_a_damaged_chunk_refuses_the_whole_request(backup: FakeBackup, flipped: int) -> None:
     segment = Segment()
     segment.append(backup, A)
     damaged = bytearray(C)
@@ -113,23 +111,23 @@ def test_a_damaged_chunk_is_refused_with_all_its_neighbours(backup: FakeBackup, 
     assert error.attributes["offset"] == 1024
 
 
-def test_a_chunk_that_is_cut_short_or_was_never_placed_is_refused(backup: FakeBackup) -> None:
+def test_a_truncated_or_unplaced_chunk_is_refused(backup: FakeBackup) -> None:
     assert isinstance(fail(backup, request(checksum=chain(A)), A[:-64]), CorruptChunk)
     unplaced = chunk()
     assert "placement" in fail(backup, request(checksum=chain(unplaced)), unplaced).message
 
 
-def test_chunks_in_another_order_than_the_brokers_are_refused(backup: FakeBackup) -> None:
+def test_chunks_in_the_wrong_order_are_refused(backup: FakeBackup) -> None:
     segment = Segment()
     segment.append(backup, A)
 
     assert isinstance(fail(backup, segment.next(B, C), C, B), CorruptChunk)
 
 
-def test_more_chunks_than_one_write_or_batch_has_are_refused(
+def test_a_request_over_both_the_byte_and_the_chunk_limit_is_refused(
     backup: FakeBackup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are verified in one go."""
+    """All chunks of a request are verified in one go."""
     monkeypatch.setattr(replica, "REPLICATED_BYTES_MAX", 3 * 1024)
     monkeypatch.setattr(replica, "REQUEST_CHUNKS_MAX", 4)
     segment = Segment()
@@ -141,7 +139,7 @@ def test_more_chunks_than_one_write_or_batch_has_are_refused(
     Segment().append(backup, *[A] * 3)
 
 
-def test_a_request_that_does_not_fit_is_refused(backup: FakeBackup) -> None:
+def test_a_request_that_does_not_fit_into_the_replica_is_refused(backup: FakeBackup) -> None:
     segment = Segment()
     segment.append(backup, *[A] * 8)
     error = fail(backup, segment.next(B), B)
@@ -163,9 +161,7 @@ def test_offset_0_begins_a_replica_anew(backup: FakeBackup) -> None:
 # --- closing -----------------------------------------------------------------------------------------------
 
 
-def test_a_closed_replica_takes_nothing_and_its_memory_is_free_when_it_is_on_disk(
-    backup: FakeBackup, disk: FakeDisk
-) -> None:
+def test_a_closed_replica_takes_no_chunks_and_frees_its_memory_once_on_disk(backup: FakeBackup, disk: FakeDisk) -> None:
     segment = Segment()
     segment.append(backup, A, B, close=True)
     assert isinstance(fail(backup, request(offset=2048, checksum=chain(A, B, C)), C), ReplicaClosed)
@@ -184,7 +180,7 @@ def patient(disk: FakeDisk) -> FakeBackup:
     return FakeBackup(disk, flush_delay_ms=1000)
 
 
-def test_a_closed_replica_may_wait_in_memory(disk: FakeDisk) -> None:
+def test_a_closed_replica_waits_in_memory_for_the_flush_delay(disk: FakeDisk) -> None:
     woken: list[bool] = []
     patient = FakeBackup(disk, flush_delay_ms=1000, on_work=lambda: woken.append(True))
     Segment().append(patient, A, close=True)
@@ -199,7 +195,7 @@ def test_a_closed_replica_may_wait_in_memory(disk: FakeDisk) -> None:
     assert bytes(patient.restarted().read().chunks) == A
 
 
-def test_a_replica_that_is_freed_while_it_waits_never_goes_to_disk(patient: FakeBackup, disk: FakeDisk) -> None:
+def test_a_replica_freed_during_the_flush_delay_is_never_written(patient: FakeBackup, disk: FakeDisk) -> None:
     outcome = Outcome()
     disk.writes.clear()
     Segment().append(patient, A, close=True)
@@ -212,7 +208,7 @@ def test_a_replica_that_is_freed_while_it_waits_never_goes_to_disk(patient: Fake
     assert patient.slots.free == 4
 
 
-def test_no_replica_waits_when_memory_is_scarce(patient: FakeBackup) -> None:
+def test_scarce_memory_ends_the_flush_delay(patient: FakeBackup) -> None:
     for number in (1, 2):
         Segment(number).append(patient, A, close=True)
     assert patient.store.persistence.plan() == []
@@ -221,7 +217,7 @@ def test_no_replica_waits_when_memory_is_scarce(patient: FakeBackup) -> None:
     assert patient.slots.free == 3
 
 
-def test_who_waits_for_the_disk_waits_for_no_delay(patient: FakeBackup) -> None:
+def test_a_waiter_for_durability_ends_the_flush_delay(patient: FakeBackup) -> None:
     Segment().append(patient, A, close=True)
     outcome = persist(patient)
     patient.run()
@@ -229,7 +225,7 @@ def test_who_waits_for_the_disk_waits_for_no_delay(patient: FakeBackup) -> None:
 
 
 @pytest.mark.parametrize("durable", ["nothing", "all", "a job writes it"])
-def test_closing_without_chunks_cuts_what_was_never_acknowledged_by_all(backup: FakeBackup, durable: str) -> None:
+def test_closing_at_an_earlier_offset_cuts_the_replica(backup: FakeBackup, durable: str) -> None:
     segment = Segment()
     segment.append(backup, A, B, C)
     jobs = []
@@ -252,7 +248,7 @@ def test_closing_without_chunks_cuts_what_was_never_acknowledged_by_all(backup: 
     assert (info.length, info.checksum, info.closed, info.chunk_count) == (2048, chain(A, B), True, 2)
 
 
-def test_who_waits_for_what_is_cut_is_told(backup: FakeBackup) -> None:
+def test_a_waiter_for_chunks_that_are_cut_gets_an_error(backup: FakeBackup) -> None:
     segment = Segment()
     segment.append(backup, A, B)
     outcome = persist(backup)
@@ -263,7 +259,7 @@ def test_who_waits_for_what_is_cut_is_told(backup: FakeBackup) -> None:
     assert len(outcome.calls) == 1
 
 
-def test_closing_elsewhere_than_at_the_end_of_a_chunk_or_with_another_checksum_is_refused(backup: FakeBackup) -> None:
+def test_closing_inside_a_chunk_behind_the_end_or_with_a_wrong_checksum_is_refused(backup: FakeBackup) -> None:
     Segment().append(backup, A, B)
 
     for offset, checksum in [(512, chain(A)), (1024, chain(B)), (2048, chain(A))]:
@@ -271,7 +267,7 @@ def test_closing_elsewhere_than_at_the_end_of_a_chunk_or_with_another_checksum_i
     assert isinstance(fail(backup, request(offset=3072, checksum=0, close=True)), ReplicaOffset)
 
 
-def test_closing_at_0_frees_the_replica_and_is_no_error_when_there_is_none(backup: FakeBackup) -> None:
+def test_closing_at_offset_0_frees_the_replica_and_can_be_repeated(backup: FakeBackup) -> None:
     Segment().append(backup, A)
 
     for _ in range(2):
@@ -279,7 +275,7 @@ def test_closing_at_0_frees_the_replica_and_is_no_error_when_there_is_none(backu
         assert (backup.numbers(), backup.slots.free) == ([], 4)
 
 
-def test_closing_again_is_no_error_but_closing_elsewhere_is(backup: FakeBackup) -> None:
+def test_closing_again_succeeds_only_at_the_same_offset(backup: FakeBackup) -> None:
     segment = Segment()
     segment.append(backup, A, B)
     for _ in range(2):
@@ -292,9 +288,7 @@ def test_closing_again_is_no_error_but_closing_elsewhere_is(backup: FakeBackup) 
 # --- the disk ----------------------------------------------------------------------------------------------
 
 
-def test_all_that_gathers_during_a_commit_goes_into_the_next_one_with_one_sync(
-    backup: FakeBackup, disk: FakeDisk
-) -> None:
+def test_requests_that_gather_during_a_commit_share_the_next_sync(backup: FakeBackup, disk: FakeDisk) -> None:
     first, second, third = (Segment(number) for number in (1, 2, 3))
     first.append(backup, A)
     waiting = [persist(backup)]
@@ -313,7 +307,7 @@ def test_all_that_gathers_during_a_commit_goes_into_the_next_one_with_one_sync(
     assert disk.syncs == syncs + 1
 
 
-def test_a_commit_writes_the_blocks_that_are_new_and_the_header(backup: FakeBackup, disk: FakeDisk) -> None:
+def test_a_commit_writes_only_new_blocks_and_the_header(backup: FakeBackup, disk: FakeDisk) -> None:
     segment = Segment()
     segment.append(backup, A, B, C, A)
     persist(backup)
@@ -326,7 +320,7 @@ def test_a_commit_writes_the_blocks_that_are_new_and_the_header(backup: FakeBack
     assert disk.writes == [(3 * BLOCK_BYTES, BLOCK_BYTES), (BLOCK_BYTES, BLOCK_BYTES)]
 
 
-def test_what_is_appended_during_a_commit_is_not_taken_for_durable(backup: FakeBackup) -> None:
+def test_chunks_appended_during_a_commit_are_not_durable_after_it(backup: FakeBackup) -> None:
     segment = Segment()
     segment.append(backup, A)
     persist(backup)
@@ -341,10 +335,8 @@ def test_what_is_appended_during_a_commit_is_not_taken_for_durable(backup: FakeB
 
 
 @pytest.mark.parametrize("written", [0, 1, 3, 4])
-def test_what_is_appended_during_a_commit_does_not_change_the_blocks_that_are_written(
-    backup: FakeBackup, written: int
-) -> None:
-    """A file system with checksums over its blocks would store one that does not match."""
+def test_an_append_during_a_commit_does_not_change_the_blocks_being_written(backup: FakeBackup, written: int) -> None:
+    """Otherwise a file system with block checksums would store a checksum that does not match."""
     segment = Segment()
     for _ in range(written):
         segment.append(backup, A)
@@ -365,7 +357,7 @@ def test_what_is_appended_during_a_commit_does_not_change_the_blocks_that_are_wr
 
 
 @pytest.mark.parametrize(("number", "error"), [(errno.EIO, DiskFailed), (errno.ENOSPC, DiskFull)])
-def test_a_write_that_fails_is_told_and_nothing_is_lost(
+def test_a_failed_write_is_an_error_but_loses_no_chunks(
     backup: FakeBackup, disk: FakeDisk, number: int, error: type[KeraError]
 ) -> None:
     segment = Segment()
@@ -386,7 +378,7 @@ def test_a_write_that_fails_is_told_and_nothing_is_lost(
     assert backup.store.persistence.disks[0].error is None
 
 
-def test_what_a_write_that_failed_has_spoiled_is_written_again(backup: FakeBackup, disk: FakeDisk) -> None:
+def test_blocks_that_a_failed_write_spoiled_are_written_again(backup: FakeBackup, disk: FakeDisk) -> None:
     segment = Segment()
     segment.append(backup, A, B)
     persist(backup)
@@ -402,7 +394,7 @@ def test_what_a_write_that_failed_has_spoiled_is_written_again(backup: FakeBacku
     assert bytes(backup.restarted().read().chunks) == A + B + C
 
 
-def test_a_disk_with_nothing_left_to_write_is_tried_again_by_whoever_comes(backup: FakeBackup, disk: FakeDisk) -> None:
+def test_a_failed_disk_without_pending_writes_is_tried_again(backup: FakeBackup, disk: FakeDisk) -> None:
     Segment().append(backup, A)
     disk.write_error = errno.EIO
     persist(backup)
@@ -432,7 +424,7 @@ def test_a_replica_is_never_in_two_jobs(backup: FakeBackup) -> None:
     assert backup.slots.free == 4
 
 
-def test_replicas_go_to_the_disk_with_most_room_and_not_to_one_that_fails() -> None:
+def test_replicas_go_to_the_working_disk_with_the_most_room() -> None:
     disks = FakeDisk("/a"), FakeDisk("/b"), FakeDisk("/c")
     disks[0].free, disks[1].free, disks[2].free = (count * FRAME_BYTES for count in (2, 3, 9))
     backup = FakeBackup(*disks, slots=9)
@@ -449,7 +441,7 @@ def test_replicas_go_to_the_disk_with_most_room_and_not_to_one_that_fails() -> N
 # --- room --------------------------------------------------------------------------------------------------
 
 
-def test_a_full_memory_is_told_with_its_size_and_there_is_room_when_something_is_on_disk() -> None:
+def test_full_memory_is_refused_with_its_size_until_a_replica_is_on_disk() -> None:
     backup = FakeBackup(slots=2)
     Segment(1).append(backup, A)
     Segment(2).append(backup, A, close=True)
@@ -461,7 +453,7 @@ def test_a_full_memory_is_told_with_its_size_and_there_is_room_when_something_is
     Segment(3).append(backup, A)
 
 
-def test_a_full_disk_is_told_with_its_size_and_open_replicas_can_always_be_written() -> None:
+def test_a_full_disk_is_refused_with_its_size_but_open_replicas_can_be_written() -> None:
     backup = FakeBackup(bytes_max=2 * FRAME_BYTES)
     segments = [Segment(number) for number in (1, 2)]
     for segment in segments:
@@ -479,7 +471,7 @@ def test_a_full_disk_is_told_with_its_size_and_open_replicas_can_always_be_writt
     Segment(3).append(backup, A)
 
 
-def test_what_others_leave_of_the_file_system_bounds_the_room(disk: FakeDisk) -> None:
+def test_the_free_space_of_the_file_system_bounds_new_replicas(disk: FakeDisk) -> None:
     disk.free = 5 * FRAME_BYTES
     backup = FakeBackup(disk)
     Segment(1).append(backup, A)
@@ -492,7 +484,7 @@ def test_what_others_leave_of_the_file_system_bounds_the_room(disk: FakeDisk) ->
 # --- epochs and freeing ------------------------------------------------------------------------------------
 
 
-def test_an_older_launch_is_refused_whatever_it_asks_for(backup: FakeBackup) -> None:
+def test_an_older_launch_gets_stale_epoch(backup: FakeBackup) -> None:
     backup.store.see_epoch(BROKER_ID, EPOCH + 1)
     error = fail(backup, request(checksum=chain(A)), A)
 
@@ -500,7 +492,7 @@ def test_an_older_launch_is_refused_whatever_it_asks_for(backup: FakeBackup) -> 
     assert error.attributes == {"broker_id": BROKER_ID, "broker_epoch": EPOCH + 1}
 
 
-def test_a_newer_launch_ends_what_older_ones_had_open_and_their_memory_is_freed(backup: FakeBackup) -> None:
+def test_a_newer_launch_seals_open_replicas_of_older_ones_and_frees_their_memory(backup: FakeBackup) -> None:
     segment = Segment()
     segment.append(backup, A)
     backup.store.see_epoch(BROKER_ID, EPOCH + 1)
@@ -513,7 +505,7 @@ def test_a_newer_launch_ends_what_older_ones_had_open_and_their_memory_is_freed(
 
 
 @pytest.mark.parametrize("when", ["in memory", "open and durable", "on disk", "during a job"])
-def test_a_replica_that_is_freed_gives_back_everything(backup: FakeBackup, disk: FakeDisk, when: str) -> None:
+def test_freeing_a_replica_gives_back_its_memory_and_disk_space(backup: FakeBackup, disk: FakeDisk, when: str) -> None:
     segment = Segment()
     segment.append(backup, A, close=when == "on disk")
     if when != "in memory":
@@ -536,7 +528,7 @@ def test_a_replica_that_is_freed_gives_back_everything(backup: FakeBackup, disk:
     assert backup.restarted().numbers() == []
 
 
-def test_who_waits_for_a_replica_that_is_freed_is_told(backup: FakeBackup) -> None:
+def test_a_waiter_for_a_freed_replica_gets_an_error(backup: FakeBackup) -> None:
     Segment().append(backup, A)
     outcome = persist(backup)
     backup.store.free(BROKER_ID, [1], Outcome())
@@ -544,7 +536,7 @@ def test_who_waits_for_a_replica_that_is_freed_is_told(backup: FakeBackup) -> No
     assert [type(error) for error in outcome.calls] == [NotAccepted]
 
 
-def test_a_frame_is_used_again_only_when_it_is_durably_empty(backup: FakeBackup) -> None:
+def test_a_frame_is_reused_only_when_it_is_durably_empty(backup: FakeBackup) -> None:
     Segment(1).append(backup, A, close=True)
     backup.run()
     backup.store.free(BROKER_ID, [1], Outcome())
@@ -557,7 +549,7 @@ def test_a_frame_is_used_again_only_when_it_is_durably_empty(backup: FakeBackup)
     assert [backup.get(number).frame.number for number in (2, 3)] == [1, 0]
 
 
-def test_freeing_is_tried_again_when_the_disk_fails(backup: FakeBackup, disk: FakeDisk) -> None:
+def test_freeing_is_retried_after_a_disk_failure(backup: FakeBackup, disk: FakeDisk) -> None:
     Segment().append(backup, A, close=True)
     backup.run()
     disk.write_error = errno.EIO
@@ -574,7 +566,7 @@ def test_freeing_is_tried_again_when_the_disk_fails(backup: FakeBackup, disk: Fa
     assert backup.store.persistence.disks[0].used_bytes == 0
 
 
-def test_a_replica_that_was_begun_anew_is_freed_when_its_first_version_cannot_come_back(backup: FakeBackup) -> None:
+def test_a_replica_begun_anew_is_freed_only_when_its_first_version_cannot_return(backup: FakeBackup) -> None:
     Segment().append(backup, A)
     persist(backup)
     backup.run()
@@ -589,7 +581,7 @@ def test_a_replica_that_was_begun_anew_is_freed_when_its_first_version_cannot_co
     assert backup.restarted().numbers() == []
 
 
-def test_a_reader_keeps_memory_and_frame_until_it_is_done(backup: FakeBackup) -> None:
+def test_a_reader_keeps_memory_and_frame_until_it_is_finished(backup: FakeBackup) -> None:
     Segment().append(backup, A, close=True)
     replica = backup.get()
     backup.store.pin(replica)
@@ -615,7 +607,7 @@ def test_replicas_are_listed_in_order_page_by_page(backup: FakeBackup) -> None:
     assert backup.store.replicas.after(99, 0, 2) == ([], True)
 
 
-def test_a_finished_replica_is_vouched_for_by_the_next_flush(backup: FakeBackup, disk: FakeDisk) -> None:
+def test_the_next_flush_vouches_for_a_finished_replica(backup: FakeBackup, disk: FakeDisk) -> None:
     Segment(1).append(backup, A, close=True)
     (flush,) = backup.store.persistence.plan()
     Segment(2).append(backup, A, close=True)

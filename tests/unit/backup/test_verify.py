@@ -1,4 +1,4 @@
-"""What is found in backups' directories while they do not run: damage by its place, and replicas that differ."""
+"""Offline checks of backups' directories: damage with its place, and replicas that differ."""
 
 import os
 from collections.abc import Iterator
@@ -20,11 +20,11 @@ from tests.unit.backup.support import BROKER_ID, FRAME_BYTES, IDENTITY, FakeBack
 
 CHUNK_BYTES = 1024
 FIRST_CHUNK_AT = 2 * BLOCK_BYTES
-"""Of the first replica: behind the header of the file, and its own."""
+"""Where the first chunk of the first replica is: behind the header of the file and the replica's own header."""
 
 
 class World:
-    """Backups' directories, made by the backup's own code."""
+    """Directories of backups, made by the backup's own code."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -45,7 +45,7 @@ class World:
         return backup
 
     def check(self) -> tuple[list[Defect], ReplicasChecked]:
-        """What each of them is told of, and then all together."""
+        """The defects of each directory, then those between directories."""
         totals = ReplicasChecked()
         found: list[Defect] = []
         with ExitStack() as stack:
@@ -85,7 +85,7 @@ def segment_of(count: int, number: int = 1, first: int = 0) -> Segment:
 
 
 def closed(backup: FakeBackup, segment: Segment, count: int) -> None:
-    """Close a replica behind its first chunks, and put all on disk."""
+    """Close a replica behind its first `count` chunks, and put all on disk."""
     part = Segment(segment.number)
     part.chunks = list(segment.chunks)
     backup.append(part.end(count))
@@ -97,7 +97,7 @@ def durable(backup: FakeBackup) -> None:
     backup.run()
 
 
-def test_whole_replicas_are_counted_and_nothing_is_told_or_changed(world: World) -> None:
+def test_whole_replicas_are_counted_without_findings_or_changes(world: World) -> None:
     one, two = segment_of(3), segment_of(2, number=2)
     backup = world.backup(one, two)
     closed(backup, one, 3)
@@ -111,7 +111,7 @@ def test_whole_replicas_are_counted_and_nothing_is_told_or_changed(world: World)
     assert world.file().read_bytes() == before
 
 
-def test_a_damaged_chunk_is_told_with_its_place_in_the_file_and_the_others_count(world: World) -> None:
+def test_a_damaged_chunk_is_reported_with_its_place_and_the_others_are_counted(world: World) -> None:
     segment = segment_of(4)
     closed(world.backup(segment), segment, 4)
     world.write(FIRST_CHUNK_AT + CHUNK_BYTES + 500, b"?")
@@ -127,7 +127,7 @@ def test_a_damaged_chunk_is_told_with_its_place_in_the_file_and_the_others_count
     assert totals.chunks == 2
 
 
-def test_a_replica_that_the_file_does_not_have_all_of_is_damage_that_tells_where_the_file_ends(world: World) -> None:
+def test_a_cut_off_replica_is_damage_with_the_end_of_the_file(world: World) -> None:
     segment = segment_of(4)
     closed(world.backup(segment), segment, 4)
     end = FIRST_CHUNK_AT + 2 * CHUNK_BYTES + 100
@@ -142,9 +142,7 @@ def test_a_replica_that_the_file_does_not_have_all_of_is_damage_that_tells_where
 
 
 @pytest.mark.parametrize(("size", "identity"), [(0, True), (100, True), (100, False)])
-def test_a_file_without_the_header_that_a_start_writes_first_is_cut_off(
-    world: World, size: int, identity: bool
-) -> None:
+def test_a_file_too_short_for_its_header_is_cut_off(world: World, size: int, identity: bool) -> None:
     world.backup(identity=identity)
     os.truncate(world.file(), size)
 
@@ -154,14 +152,14 @@ def test_a_file_without_the_header_that_a_start_writes_first_is_cut_off(
     assert found[0].text == f"is cut off: it has {size} bytes, and its header alone takes {BLOCK_BYTES}"
 
 
-def test_a_first_start_that_was_killed_has_left_an_empty_file_and_no_damage(world: World) -> None:
+def test_an_empty_file_of_a_killed_first_start_is_only_a_warning(world: World) -> None:
     world.backup(identity=False)
     os.truncate(world.file(), 0)
 
-    assert [each.severity for each in world.check()[0]] == ["warning"]  # that it would join as a new one
+    assert [each.severity for each in world.check()[0]] == ["warning"]  # the backup would join as a new one
 
 
-def test_whose_replicas_they_are_say_their_headers_and_the_identity_beside_them(world: World, tmp_path: Path) -> None:
+def test_backup_ids_come_from_replica_headers_and_the_identity_file(world: World, tmp_path: Path) -> None:
     segment = segment_of(1)
     closed(world.backup(segment, backup_id=7), segment, 1)
     world.backup(backup_id=8)
@@ -177,7 +175,7 @@ def test_whose_replicas_they_are_say_their_headers_and_the_identity_beside_them(
         assert files.backup_ids == set()
 
 
-def test_whole_chunks_in_another_order_do_not_match_the_checksum_over_all(world: World) -> None:
+def test_swapped_chunks_do_not_match_the_checksum_over_all_chunks(world: World) -> None:
     segment = segment_of(2)
     closed(world.backup(segment), segment, 2)
     world.write(FIRST_CHUNK_AT, segment.chunks[1] + segment.chunks[0])
@@ -188,7 +186,7 @@ def test_whole_chunks_in_another_order_do_not_match_the_checksum_over_all(world:
     assert "does not match the checksum over its chunks" in finding.text
 
 
-def test_a_write_that_was_not_finished_is_a_warning_and_what_was_before_counts(world: World) -> None:
+def test_an_unfinished_write_is_a_warning_and_earlier_chunks_are_counted(world: World) -> None:
     segment = segment_of(1)
     backup = world.backup(segment)
     backup.store.persistence.wait(backup.get(), CHUNK_BYTES, lambda _: None)
@@ -200,7 +198,7 @@ def test_a_write_that_was_not_finished_is_a_warning_and_what_was_before_counts(w
     assert isinstance(job, WriteReplicasJob)
     block = aligned(BLOCK_BYTES)
     block[:] = job.parts[0].header.encode()
-    backup.disks[0].write(BLOCK_BYTES, [block])  # and the data has not come
+    backup.disks[0].write(BLOCK_BYTES, [block])  # without the data
 
     (finding,), totals = world.check()
 
@@ -215,7 +213,7 @@ def test_a_write_that_was_not_finished_is_a_warning_and_what_was_before_counts(w
     assert restarted.get().length == CHUNK_BYTES, "the start agrees"
 
 
-def test_one_copy_of_a_header_is_enough_and_without_both_the_replica_is_lost(world: World) -> None:
+def test_a_replica_is_lost_only_when_both_copies_of_its_header_are_damaged(world: World) -> None:
     segment = segment_of(1)
     closed(world.backup(segment), segment, 1)
     world.write(BLOCK_BYTES + 20, b"????")
@@ -226,7 +224,7 @@ def test_one_copy_of_a_header_is_enough_and_without_both_the_replica_is_lost(wor
     assert totals.replicas == 0
 
 
-def test_a_damaged_header_of_the_file_is_told(world: World) -> None:
+def test_a_damaged_file_header_is_reported(world: World) -> None:
     segment = segment_of(1)
     closed(world.backup(segment), segment, 1)
     world.write(0, bytes(BLOCK_BYTES))
@@ -256,7 +254,7 @@ def test_only_the_later_version_of_a_replica_counts(world: World) -> None:
     assert (totals.replicas, totals.chunks) == (1, 1)
 
 
-def test_replicas_agree_as_far_as_all_of_them_have_acknowledged(world: World) -> None:
+def test_replicas_of_different_lengths_agree_on_their_common_part(world: World) -> None:
     segment, longer = segment_of(2), segment_of(3)
     closed(world.backup(segment), segment, 2)
     durable(world.backup(longer, backup_id=6))
@@ -265,7 +263,7 @@ def test_replicas_agree_as_far_as_all_of_them_have_acknowledged(world: World) ->
     assert totals.replicas == 2
 
 
-def test_a_replica_that_differs_is_told_with_both_places(world: World) -> None:
+def test_a_differing_replica_is_reported_with_both_places(world: World) -> None:
     segment = segment_of(3)
     closed(world.backup(segment), segment, 3)
     other = segment_of(3)
@@ -279,7 +277,7 @@ def test_a_replica_that_differs_is_told_with_both_places(world: World) -> None:
     assert finding.text.endswith(f"differs from the one in {world.file(1)} at {FIRST_CHUNK_AT + CHUNK_BYTES}")
 
 
-def test_what_is_damaged_is_told_once_and_not_as_a_difference_too(world: World) -> None:
+def test_damage_is_not_reported_as_a_difference_too(world: World) -> None:
     segment = segment_of(3)
     for backup_id in (5, 6):
         closed(world.backup(segment, backup_id=backup_id), segment, 3)
@@ -288,7 +286,7 @@ def test_what_is_damaged_is_told_once_and_not_as_a_difference_too(world: World) 
     assert "does not match its checksums" in finding.text
 
 
-def test_replicas_that_were_closed_at_different_lengths_are_told(world: World) -> None:
+def test_replicas_closed_at_different_lengths_are_reported(world: World) -> None:
     segment = segment_of(3)
     closed(world.backup(segment), segment, 3)
     closed(world.backup(segment, backup_id=6), segment, 2)
@@ -296,7 +294,7 @@ def test_replicas_that_were_closed_at_different_lengths_are_told(world: World) -
     assert "was closed at 2048, and at 3072" in finding.text
 
 
-def test_chunks_of_a_log_are_found_in_replicas_and_those_that_differ_are_told(world: World) -> None:
+def test_log_chunks_are_compared_with_replicas_and_differences_are_reported(world: World) -> None:
     segment = segment_of(3)
     for backup_id in (5, 6):
         closed(world.backup(segment, backup_id=backup_id), segment, 3)
@@ -315,7 +313,7 @@ def test_chunks_of_a_log_are_found_in_replicas_and_those_that_differ_are_told(wo
     assert all(each.offset == FIRST_CHUNK_AT + 2 * CHUNK_BYTES for each in findings)
 
 
-def test_replicas_of_two_backups_in_one_file_are_told(world: World) -> None:
+def test_replicas_of_two_backups_in_one_file_are_reported(world: World) -> None:
     one, two = segment_of(1), segment_of(1, number=2)
     backup = world.backup(one)
     closed(backup, one, 1)
@@ -326,7 +324,7 @@ def test_replicas_of_two_backups_in_one_file_are_told(world: World) -> None:
     assert finding.text == "has replicas of 2 backups: 5 of cluster, 6 of cluster"
 
 
-def test_identity_and_fences_are_checked(world: World) -> None:
+def test_damaged_and_missing_identity_and_fences_files_are_reported(world: World) -> None:
     segment = segment_of(1)
     closed(world.backup(segment), segment, 1)
     directory = world.directories[0]
@@ -344,7 +342,7 @@ def test_identity_and_fences_are_checked(world: World) -> None:
     assert [(each.severity, each.path.name) for each in world.check()[0]][-1] == ("warning", "fences.copy.json")
 
 
-def test_a_directory_of_log_dirs_is_looked_at_by_itself(world: World) -> None:
+def test_a_log_directory_can_be_checked_alone(world: World) -> None:
     segment = segment_of(1)
     closed(world.backup(segment, identity=False), segment, 1)
     world.directories = [world.directories[0] / "log"]
@@ -354,7 +352,7 @@ def test_a_directory_of_log_dirs_is_looked_at_by_itself(world: World) -> None:
         assert files.count == 1
 
 
-def test_a_data_directory_without_replicas_says_where_they_may_be(world: World) -> None:
+def test_a_data_directory_without_replicas_is_a_warning_that_names_log_dirs(world: World) -> None:
     world.backup()
     world.file().unlink()
     (finding,) = world.check()[0]
@@ -362,7 +360,7 @@ def test_a_data_directory_without_replicas_says_where_they_may_be(world: World) 
     assert "--log-dirs" in finding.text
 
 
-def test_what_cannot_be_read_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_error_is_reported(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     segment = segment_of(1)
     closed(world.backup(segment), segment, 1)
     with BackupFiles.opened(world.directories[0]) as files:
@@ -375,7 +373,7 @@ def test_what_cannot_be_read_is_told(world: World, monkeypatch: pytest.MonkeyPat
     assert finding.text == "cannot be read: Input/output error; it has virtual segment 0x1 of broker 3"
 
 
-def test_the_directory_of_a_backup_that_runs_is_refused(world: World) -> None:
+def test_the_directory_of_a_running_backup_is_refused(world: World) -> None:
     world.backup()
     owner = BackupDirectory(world.directories[0])
     with pytest.raises(StartError, match="a backup uses"), BackupFiles.opened(world.directories[0]):
@@ -383,7 +381,7 @@ def test_the_directory_of_a_backup_that_runs_is_refused(world: World) -> None:
     owner.close()
 
 
-def test_other_directories_are_no_backups(tmp_path: Path) -> None:
+def test_other_directories_are_not_taken_for_backups(tmp_path: Path) -> None:
     assert not is_backup(tmp_path)
     (tmp_path / "log").mkdir()
     (tmp_path / "broker.json").touch()

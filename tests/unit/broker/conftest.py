@@ -13,7 +13,7 @@ from tests.unit.broker.support import SLOT_BYTES, Engine, Log
 
 @pytest.fixture
 def shm_dir() -> Iterator[Path]:
-    """A directory of its own on shared memory. What a test leaves in it is a failure."""
+    """A private directory on shared memory. Files that a test leaves in it are a failure."""
     path = Path(tempfile.mkdtemp(prefix="kera-test-", dir="/dev/shm"))
     try:
         yield path
@@ -24,7 +24,7 @@ def shm_dir() -> Iterator[Path]:
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    """A directory for the log. It is in memory: what is written to it need not survive anything but the test."""
+    """A directory for the log. It is in memory: its files need to survive only the test."""
     path = Path(tempfile.mkdtemp(prefix="kera-test-", dir="/dev/shm"))
     yield path
     shutil.rmtree(path)
@@ -32,7 +32,7 @@ def root() -> Iterator[Path]:
 
 @pytest.fixture
 def make_arena(shm_dir: Path) -> Iterator[Callable[..., Arena]]:
-    """Makes arenas: number of slots, bytes of a slot."""
+    """Makes arenas, from the number of slots and the bytes of a slot."""
     made = []
 
     def make(slots: int = 8, slot_bytes: int = SLOT_BYTES) -> Arena:
@@ -49,7 +49,7 @@ def make_arena(shm_dir: Path) -> Iterator[Callable[..., Arena]]:
 
 @pytest.fixture
 def limits() -> ServingLimits:
-    """Of the test's broker; see `limited`."""
+    """The limits of the test's broker; see `limited`."""
     return ServingLimits()
 
 
@@ -61,7 +61,7 @@ def arena(make_arena: Callable[..., Arena]) -> Arena:
 
 @pytest.fixture
 def make_engine(make_arena: Callable[..., Arena], root: Path) -> Iterator[Callable[..., Engine]]:
-    """Makes engines, each with a log of its own: number of slots."""
+    """Makes engines, each with a separate log, from the number of slots."""
     made: list[Engine] = []
 
     def make(slots: int = 8, **options: Any) -> Engine:

@@ -1,4 +1,4 @@
-"""A backup that serves the replicas that a test gives it, and fails as it is told."""
+"""A backup that serves the replicas that a test gives it, and fails on demand."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,14 +12,14 @@ from tests.unit.broker.support import BROKER_ID, STREAM_ID
 
 @dataclass
 class FakeBackup:
-    """Serves replicas as a backup does, and fails as it is told."""
+    """Serves replicas as a backup does, and fails on demand."""
 
     backup_id: int
     replicas: dict[int, tuple[bytes, bool]] = field(default_factory=dict)
     damaged: set[tuple[int, int]] = field(default_factory=set)
-    """Virtual segment, and offset of a chunk."""
+    """The virtual segment and the offset of each damaged chunk."""
     claims: dict[int, int] = field(default_factory=dict)
-    """Checksums that it tells instead of the right ones."""
+    """Checksums to list instead of the right ones."""
     on_read: Callable[[backup_pb2.ReadReplicaRequest], None] = lambda _: None
     per_list: int = 2
     reads: int = 0

@@ -1,4 +1,4 @@
-"""A coordinator that answers brokers and backups over gRPC as a test tells it to."""
+"""A coordinator whose answers to brokers and backups, over gRPC, a test chooses."""
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -15,14 +15,14 @@ EPOCH = 12
 
 
 class FakeCoordinator:
-    """Remembers what it was asked; errors are raised instead of answers, one for each call until they are used up."""
+    """Remembers all requests; answers each call with the next error until the errors are used up."""
 
     def __init__(self, cluster_id: str = "cluster", streams: Iterable[common_pb2.StreamInfo] = ()) -> None:
         self.cluster_id = cluster_id
         self.streams = streams
         self.address = ""
         self.backups: list[common_pb2.BackupInfo] = []
-        """Told to brokers."""
+        """Sent to brokers."""
         self.lease_ms = self.coordinator_epoch = 0
         """Likewise."""
         self.fences: coordinator_pb2.ProducerFences | None = None
@@ -36,7 +36,7 @@ class FakeCoordinator:
         self.heartbeat_errors: list[Exception | None] = []
         self.restarts: list[coordinator_pb2.PrepareRestartRequest] = []
         self.others_go_on = False
-        """Told to backups that restart."""
+        """Sent to backups that restart."""
 
     def service(self) -> Service:
         return {
@@ -107,7 +107,7 @@ class FakeCoordinator:
             raise error
 
     def fence(self, *before: KeraError | None) -> None:
-        """Answer the next heartbeats with `before`, and the one after them with the end."""
+        """Answer the next heartbeats with `before`, and the one after them with `stale_epoch`."""
         self.heartbeat_errors = [*before, StaleEpoch("a newer launch")]
 
 

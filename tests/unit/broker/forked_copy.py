@@ -1,4 +1,4 @@
-"""Copies of indexes in a fork instead of a new interpreter: hundreds of times in seconds, and free to crash as well."""
+"""Copying of indexes in a fork instead of a new interpreter: hundreds of copies in seconds, and each may crash."""
 
 import faulthandler
 import json

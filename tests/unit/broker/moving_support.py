@@ -1,4 +1,4 @@
-"""Brokers side by side, and streamlets that move between them: a coordinator that does nothing but keep the map."""
+"""Support for tests of moves: brokers side by side, and a coordinator that only keeps the map of streamlets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WAIT_MS = 5000
 def assign(
     info: common_pb2.StreamInfo, owner: int, intervals: Sequence[tuple[int, int, Sequence[int]]] = (), **fields: Any
 ) -> common_pb2.StreamInfo:
-    """A stream whose first streamlet is at brokers: first group, broker and first records of each interval."""
+    """Assign the first streamlet to `owner`, with intervals given by first group, broker and first records."""
     changed = common_pb2.StreamInfo()
     changed.CopyFrom(info)
     changed.assignments_version += 1
@@ -37,7 +37,7 @@ def assign(
 
 
 def moved(info: common_pb2.StreamInfo, state: common_pb2.StreamletState, to: int) -> common_pb2.StreamInfo:
-    """What the coordinator writes when a sealed streamlet goes to another broker. Intervals without groups go."""
+    """The map after a sealed streamlet has moved to another broker. Intervals without groups are dropped."""
     assignment = info.assignments[0]
     intervals = [(each.first_group_id, each.broker_id, list(each.first_records)) for each in assignment.intervals]
     intervals = intervals or [(1, assignment.broker_id, [])]
@@ -49,7 +49,7 @@ def moved(info: common_pb2.StreamInfo, state: common_pb2.StreamletState, to: int
 
 
 class Cluster:
-    """Brokers with one stream of one streamlet, and clients who go by the map."""
+    """Brokers with one stream of one streamlet, and clients that follow the map."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Cluster:
             broker.broker.registered(number, [self.info] if number == 1 else [])
         self.sequences: Counter[int] = Counter()
         self.sent: list[tuple[int, int]] = []
-        """Producer and sequence of all that was acknowledged, in order."""
+        """Producer and sequence of all acknowledged chunks, in order."""
 
     @property
     def owner(self) -> Broker:
@@ -97,12 +97,12 @@ class Cluster:
     async def open(
         self, number: int, *states: common_pb2.StreamletState, info: Any = None, epoch: int = 0
     ) -> list[int]:
-        """Returns what the broker lacks."""
+        """Return the streamlets that the broker lacks."""
         request = api.OPEN_STREAMLETS.request(stream=info or self.info, handed_over=states, coordinator_epoch=epoch)
         return list((await self.brokers[number].ask(api.OPEN_STREAMLETS, request)).lacking)
 
     async def move(self, to: int) -> common_pb2.StreamletState:
-        """Another broker owns the streamlet from now on."""
+        """Move the streamlet to another broker."""
         old = self.info.assignments[0].broker_id
         state = await self.seal(old)
         self.info = moved(self.info, state, to)
@@ -115,7 +115,7 @@ class Cluster:
     # -- clients ---------------------------------------------------------------------------------------------------
 
     def send(self, count: int = 1, producer: int = 1) -> None:
-        """Chunks that are stored at once."""
+        """Send chunks, which the owner stores at once."""
         for _ in range(count):
             sequence = self.sequences[producer]
             (status,) = self.owner.append(chunk(producer, sequence))
@@ -124,7 +124,7 @@ class Cluster:
             self.sent.append((producer, sequence))
 
     def where(self, position: Position) -> int:
-        """The broker of a position."""
+        """The broker that has a position."""
         assignment = self.info.assignments[0]
         intervals = list(assignment.intervals)
         if not intervals:
@@ -138,7 +138,7 @@ class Cluster:
     async def read_once(
         self, position: Position, *, entry: int = 0, wait_ms: int = 0, at: int | None = None
     ) -> tuple[list[tuple[int, int]], Position]:
-        """Producers and sequences of what a read gives, and where the next one goes on. Raises what it is told."""
+        """Read once: producers and sequences of the chunks, and the next position. Raises the error of the answer."""
         broker = self.brokers[self.where(position) if at is None else at]
         result = broker.read(read_range(position, entry=entry), wait_ms=wait_ms)
         reply = result if isinstance(result, Reply) else await result
@@ -149,7 +149,7 @@ class Cluster:
         return found, next_of(answer)
 
     async def read_all(self, position: Position = EARLIEST, *, entry: int = 0) -> list[tuple[int, int]]:
-        """All that there is from a position on."""
+        """Read all chunks from a position on."""
         found: list[tuple[int, int]] = []
         while True:
             try:

@@ -1,4 +1,4 @@
-"""What the native core is tried with: two brokers that are sent the same, good chunks and whatever may be wrong."""
+"""Support for tests of the native core: two brokers that get the same requests, with good and bad chunks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ STREAMS = {
     11: {"entries": 1, "replication": 1, "durability": PERSISTED},
 }
 STREAMLETS = 3
-"""Of each stream; the last one is another broker's."""
+"""The number of streamlets of each stream; the last one belongs to another broker."""
 SLOTS = 64
 FIELDS = (
     (4, 1),
@@ -67,7 +67,7 @@ FIELDS = (
     (64, 8),
     (72, 8),
 )
-"""Of a header that a producer fills: where they are, and their bytes."""
+"""The fields of a header that a producer fills: offset and size of each."""
 PRODUCERS = (PRODUCER_IDS[0], PRODUCER_IDS[0] + 1, 1, 2)
 
 
@@ -75,7 +75,7 @@ SEGMENT_FIELDS = {*Segment.__slots__, *(name for name in dir(SegmentProgress) if
 
 
 class Reader:
-    """Waits; it may be told of several chunks at once."""
+    """A waiting reader; one wake-up may stand for several chunks."""
 
     def __init__(self) -> None:
         self.told = False
@@ -85,7 +85,7 @@ class Reader:
 
 
 class Side:
-    """One of the two brokers, with backups."""
+    """One of the two brokers, with its backups."""
 
     def __init__(
         self,
@@ -95,15 +95,15 @@ class Side:
         pump: Callable[[], None] | None = None,
         settings: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        """`pump`: instead of the wire's own; `settings`: of all streams."""
-        # No batch becomes full: the native core adds runs of chunks to it, and Python each by itself.
+        """`pump` replaces the wire's own; `settings` apply to all streams."""
+        # No batch becomes full: the native core adds runs of chunks to it, and Python adds chunks one by one.
         limits = ReplicationLimits(MIB, lag_bytes_max=lag_bytes_max)
         self.engine = engine = make_engine(SLOTS, random=Random(1), limits=limits)
         engine.replication.begin(EPOCH, [])
         self.wire = Wire(engine.replication, [ModelBackup(number + 1, segment_bytes=MIB) for number in range(2)])
         self.wire.connect()
         self.wire.run()
-        patient = ServingLimits(room_wait_ms=600_000)  # whoever waits for room gets it, however slow the machine is
+        patient = ServingLimits(room_wait_ms=600_000)  # even on a slow machine, every write that waits for room gets it
         self.broker = Broker(engine, pump=pump or self.wire.pump, check_payloads=True, limits=patient)
         self.broker.paused = True
         owners = (*(BROKER_ID,) * (STREAMLETS - 1), BROKER_ID + 1)
@@ -136,7 +136,7 @@ class Side:
         ]
 
     def seen(self) -> Iterator[Any]:
-        """All that can be seen, in parts."""
+        """All visible state, in parts."""
         yield dataclasses.asdict(self.broker.counters)
         yield self.reader.told
         for stream in self.broker.streams:
@@ -161,7 +161,7 @@ CODECS = (Codec.NONE, Codec.NONE, Codec.LZ4)
 
 
 def good(random: Random, **fields: Any) -> bytes:
-    """A chunk that there is nothing wrong with, but perhaps its fields."""
+    """A good chunk, unless `fields` make it a bad one."""
     codec, version, rows = random.choice(CODECS), random.choice(VERSIONS), random.randrange(1, BATCH.num_rows)
     batch = BATCH.slice(0, rows)
     made = encode_lean(batch, codec) if version == LEAN_VERSION else encode_payload(batch, codec)
@@ -172,13 +172,13 @@ def good(random: Random, **fields: Any) -> bytes:
 
 
 def repaired(data: bytearray) -> bytes:
-    """With the header's checksum that its bytes have now."""
+    """The data, with a header checksum that matches its bytes."""
     struct.pack_into("<I", data, HEADER_CRC_AT, crc32c(data[:HEADER_CRC_AT]))
     return bytes(data)
 
 
 def spoilt(random: Random, data: bytes) -> bytes:
-    """Something is wrong with it, or it only looks so."""
+    """The chunk with a change that makes it bad, or only odd."""
     changed = bytearray(data)
     match random.randrange(6):
         case 0:
@@ -205,10 +205,10 @@ def spoilt(random: Random, data: bytes) -> bytes:
 
 
 class Producers:
-    """What comes to the brokers: mostly what is next, in requests of any number of chunks."""
+    """Makes requests of any number of chunks, mostly the producers' next ones."""
 
     def __init__(self, random: Random, *, odd: float = 1.0, times: Callable[[], int] | None = None) -> None:
-        """`odd`: how much of it is not, relative to the usual; `times`: the greatest of a chunk, each time anew."""
+        """`odd`: the share of odd chunks, relative to the default; `times`: gives each chunk its greatest timestamp."""
         self.times = times
         self.random = random
         self.odd = odd

@@ -1,4 +1,4 @@
-"""What the tests of the persistence manager are made with: looking at jobs, and logs in a known state."""
+"""Support for tests of the persistence manager: inspection of jobs, and logs in a known state."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,7 +9,7 @@ from tests.unit.broker.support import Engine, Log, Outcome
 MakeEngine = Callable[..., Engine]
 NEVER_MS = 1 << 40
 SEGMENT = 4
-"""Chunks that fill one."""
+"""The number of chunks that fill a segment."""
 
 
 def keys(segments: Sequence[Segment]) -> list[tuple[int, int]]:
@@ -17,7 +17,7 @@ def keys(segments: Sequence[Segment]) -> list[tuple[int, int]]:
 
 
 def written(jobs: Sequence[Job]) -> list[tuple[int, int]]:
-    """The segments that are about to be written, in order."""
+    """The segments that the jobs write, in order."""
     return [part.segment.key for job in jobs if isinstance(job, StoreJob) for part in job.parts]
 
 
@@ -35,7 +35,7 @@ def resident(log: Log, entry: int = 0) -> list[tuple[int, int]]:
 
 
 def flushed(log: Log, segments: int) -> Log:
-    """So many segments, on disk and in memory; none is open."""
+    """Fill `segments` segments, on disk and in memory; none stays open."""
     log.append_many(SEGMENT * segments)
     log.engine.memory.segments.close_all()
     log.engine.run()
@@ -44,7 +44,7 @@ def flushed(log: Log, segments: int) -> Log:
 
 
 def on_disk_only(log: Log, segments: int) -> Log:
-    """So many segments, and all memory free."""
+    """Fill `segments` segments, on disk only, and free all memory."""
     flushed(log, segments)
     slots = log.engine.fill_memory()
     slots += [log.engine.memory.slots.allocate() for _ in range(len(log.entry.resident))]

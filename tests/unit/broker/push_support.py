@@ -1,4 +1,4 @@
-"""What tests of the push channel are made with: a broker's side without sockets and time, and readers to push to."""
+"""Support for tests of the push channel: a broker's side without sockets and time, and readers to push to."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,11 +14,11 @@ from kera.v1 import common_pb2, push_pb2
 from tests.unit.broker.support import BROKER_ID, STREAM_ID, Engine, chunk, cursor, stream_info
 
 SLOTS = 64
-"""Of a broker's arena, unless a test wants another number."""
+"""The slots of a broker's arena, unless a test wants another number."""
 
 
 class FakeTimer:
-    """What `FakeLoop.call_later` returns."""
+    """The timer that `FakeLoop.call_later` returns."""
 
     def __init__(self, at_s: float, callback: Callable[[], object]) -> None:
         self.at_s = at_s
@@ -30,7 +30,7 @@ class FakeTimer:
 
 
 class FakeLoop:
-    """A loop whose rounds and time a test makes."""
+    """An event loop whose rounds and time a test controls."""
 
     def __init__(self) -> None:
         self.soon: list[Callable[[], object]] = []
@@ -48,14 +48,14 @@ class FakeLoop:
         return self.timers[-1]
 
     def round(self) -> int:
-        """What was due before is called; returns how much."""
+        """Call the callbacks that are due, and return their number."""
         due, self.soon = self.soon, []
         for callback in due:
             callback()
         return len(due)
 
     def advance(self, seconds: float) -> None:
-        """Time passes."""
+        """Let time pass."""
         self.now_s += seconds
         due = [timer for timer in self.timers if timer.at_s <= self.now_s]
         self.timers = [timer for timer in self.timers if timer.at_s > self.now_s]
@@ -68,7 +68,7 @@ class PushNode:
     """A broker that pushes, called as its server calls it."""
 
     def __init__(self, engine: Engine, *streams: common_pb2.StreamInfo, limits: PushLimits | None = None) -> None:
-        """Of each of `streams`, by default one of one streamlet, what belongs to `BROKER_ID`."""
+        """Open those streamlets of `streams` that belong to `BROKER_ID`; by default one stream with one streamlet."""
         self.engine = engine
         self.loop = FakeLoop()
         self.totals = PushTotals()
@@ -93,13 +93,13 @@ class PushNode:
         return appended
 
     def to_disk(self) -> None:
-        """What is closed is on disk only."""
+        """Move all closed segments to disk, and out of memory."""
         self.engine.run()
         while self.engine.memory.slots.evict():
             pass
 
     def run(self, *, disk: bool = True) -> None:
-        """Until nothing is left to be done; `disk`: that, too."""
+        """Run until nothing is left to do; `disk`: includes the work of the disk."""
         while True:
             if disk:
                 self.engine.run()
@@ -115,7 +115,7 @@ class Reader:
         self.messages: list[tuple[PushKind, bytes]] = []
         self.runs: list[Run] = []
         self.sequences: dict[int, list[int]] = {}
-        """Of the chunks that were pushed, by lane."""
+        """The sequences of the pushed chunks, by lane."""
         self.ends: dict[int, push_pb2.PushEnd] = {}
         self._decoder = Decoder()
         self.connection = PushConnection(node.push, self._take)
@@ -147,7 +147,7 @@ class Reader:
         self.runs.append(run)
 
     def say(self, kind: PushKind, body: bytes = b"") -> None:
-        """Send a message, whole."""
+        """Send one whole message."""
         for each in Decoder().feed(encode(kind, body)):
             self.connection.received(*each)
 
@@ -172,14 +172,14 @@ class Reader:
         return sum(run.length_bytes for run in self.runs)
 
     def end(self, lane: int = 1) -> tuple[str, str, Position]:
-        """Why a lane has ended, with the error's code, and where to go on."""
+        """The reason for the end of a lane, the error's code, and the position to go on from."""
         end = self.ends[lane]
         reason = push_pb2.PushEnd.Reason.Name(end.reason)
         return reason, end.error.code, Position(end.next.group_id, end.next.segment_id, end.next.position)
 
 
 def lane(number: int = 1, start: Position = EARLIEST, end: Position | None = None, **where: int) -> push_pb2.PushLane:
-    """A lane of the first entry, unless `where` says otherwise."""
+    """A lane of the first entry, unless `where` names another one."""
     return push_pb2.PushLane(
         lane=number, start=cursor(start, **where), end=None if end is None else cursor(end, **where)
     )

@@ -1,7 +1,7 @@
-"""What the tests of replication are made with: backups that really keep bytes, and what carries requests to them.
+"""Support for tests of replication: model backups that keep bytes, and a wire that carries requests to them.
 
-The model goes by the messages' contract (proto/kera/v1/backup.proto) and by nothing of the broker's code: a request
-that a backup would have to refuse for a defect of the broker is an assertion here.
+The model follows only the messages' contract (proto/kera/v1/backup.proto), not the broker's code: where a backup would
+have to refuse a request because of a defect in the broker, the model has an assertion.
 """
 
 from collections import Counter, deque
@@ -25,16 +25,16 @@ from tests.unit.broker.support import BROKER_ID, SLOT_BYTES, STREAM_ID, Engine, 
 
 EPOCH = 9
 FIRST_ID = (EPOCH << 32) + 1
-"""Of the first virtual segment."""
+"""The id of the first virtual segment."""
 Key = tuple[int, int, int, int]
 """A chunk: stream, streamlet, entry, ordinal of its first record."""
 ROUNDS_MAX = 2000
 DELAY_MS = 2000
-"""How long a backup may be away before what it has is made anew."""
+"""How long a backup may be away before its replicas are made anew."""
 
 
 def checksum_of(data: bytes | bytearray | memoryview) -> int:
-    """What the checksum of a virtual segment with these bytes has to be."""
+    """The right checksum of a virtual segment with these bytes."""
     checksum = 0
     for _, at in iterate_chunks(data):
         checksum = chained_checksum(data, at, checksum)
@@ -43,15 +43,15 @@ def checksum_of(data: bytes | bytearray | memoryview) -> int:
 
 @dataclass
 class Replica:
-    """What a backup has of a virtual segment."""
+    """A backup's replica of a virtual segment."""
 
     stream_id: int
     data: bytearray = field(default_factory=bytearray)
     closed: bool = False
     chunks: dict[Key, tuple[int, int]] = field(default_factory=dict)
-    """Where each one is."""
+    """Start and end of each chunk."""
     checked: tuple[int, bool] | None = None
-    """How it was when a test last looked at all of it: length, and whether it was closed."""
+    """Its length and whether it was closed, when a test last checked all of it."""
 
     def append(self, data: bytes) -> None:
         at = len(self.data)
@@ -68,19 +68,19 @@ class Replica:
 
 @dataclass
 class Request:
-    """On its way to a backup; numbers as they were when it was sent, chunks where they are."""
+    """A request on its way to a backup: a copy of the numbers, and views of the chunks."""
 
     effect: Effect | None
-    """None: asks what there is."""
+    """None: the request lists the replicas."""
     offset: int = 0
     checksum: int = 0
     views: Sequence[memoryview] = ()
     listed: list[backup_pb2.ReplicaInfo] = field(default_factory=list)
-    """What there was when it was asked."""
+    """The replicas at the time of the list request."""
 
 
 class ModelBackup:
-    """Carries requests out in their order, and answers when a test says so."""
+    """A backup that carries requests out in order, and answers when a test says so."""
 
     def __init__(self, backup_id: int, *, node_id: str = "", rack: str = "", segment_bytes: int = SLOT_BYTES) -> None:
         self.backup_id = backup_id
@@ -98,19 +98,19 @@ class ModelBackup:
         """Takes no new replica."""
         self.requests: deque[Request] = deque()
         self.answers: deque[tuple[Request, str]] = deque()
-        """With what is wrong: nothing, "full", or anything else."""
+        """Each with its error: empty, "full", or another one."""
         self.log: list[Effect] = []
-        """All that was carried out."""
+        """All effects that were carried out."""
         self.refused: set[int] = set()
-        """Virtual segments of which it does not have all that it was sent."""
+        """Virtual segments whose later appends are refused, because an earlier one failed."""
         self.corrupt: list[Send] = []
-        """Whose chunks were not what their checksum says: their memory was used for others meanwhile."""
+        """Sends whose chunks did not match their checksum: their memory had been reused meanwhile."""
 
     def __repr__(self) -> str:
         return f"backup {self.backup_id}"
 
     def carry_out(self) -> None:
-        """Do the next request; its answer waits to be delivered."""
+        """Carry out the next request; its answer waits for delivery."""
         request = self.requests.popleft()
         effect = request.effect
         self.log += [effect] if effect is not None else []
@@ -129,7 +129,7 @@ class ModelBackup:
     def _append(self, send: Send, request: Request) -> str:
         id_ = send.place.virtual_segment_id
         if id_ in self.refused:
-            return "unknown"  # what was sent before the broker knew
+            return "unknown"  # sent before the broker knew of the refusal
         if request.offset == 0:
             if self.full:
                 self.refused.add(id_)
@@ -156,7 +156,7 @@ class ModelBackup:
     def _close(self, close: Close, request: Request) -> str:
         replica = self.replicas.get(close.place.virtual_segment_id)
         if close.log is None and (replica is None or replica.closed or len(replica.data) < request.offset):
-            return "unknown"  # it was away meanwhile
+            return "unknown"  # the backup was away meanwhile
         assert replica is not None, "what is closed was never opened"
         assert not replica.closed or len(replica.data) == request.offset, "a closed replica ends elsewhere"
         replica.cut(request.offset)
@@ -165,7 +165,7 @@ class ModelBackup:
         return ""
 
     def list(self) -> list[backup_pb2.ReplicaInfo]:
-        """What there is."""
+        """The replicas of this backup."""
         return [
             backup_pb2.ReplicaInfo(
                 virtual_segment_id=id_,
@@ -179,17 +179,17 @@ class ModelBackup:
 
 
 class Wire:
-    """Between a replication and its backups; nothing moves unless it is told to."""
+    """The wire between a replication and its backups; a test moves every request and answer."""
 
     def __init__(self, replication: Replication, backups: Iterable[ModelBackup]) -> None:
         self.replication = replication
         self.backups = {backup.backup_id: backup for backup in backups}
         self.sent: list[Effect] = []
-        """Everything, in order."""
+        """All effects that were sent, in order."""
         replication.backups.update([backup.info for backup in self.backups.values()])
 
     def connect(self, *backup_ids: int) -> None:
-        """Backups come up, and are asked what they have."""
+        """Bring backups up, and ask them for their replicas."""
         for backup_id in backup_ids or self.backups:
             backup = self.backups[backup_id]
             if not backup.connected:
@@ -199,7 +199,7 @@ class Wire:
         self.pump()
 
     def lose(self, backup_id: int, *, carried_out: int = 0, memory: bool = False) -> None:
-        """A connection breaks, when so many more of the requests were carried out; with `memory`, that is gone, too."""
+        """Break a connection after `carried_out` more requests; with `memory`, the replicas are gone, too."""
         backup = self.backups[backup_id]
         for _ in range(min(carried_out, len(backup.requests))):
             backup.carry_out()
@@ -213,7 +213,7 @@ class Wire:
             self.pump()
 
     def pump(self) -> None:
-        """Send what is to be sent."""
+        """Send all requests that are due."""
         while effects := self.replication.logs.pump():
             self.sent += effects
             for effect in effects:
@@ -234,7 +234,7 @@ class Wire:
                 backup.requests.append(Request(effect))
 
     def answer(self, backup_id: int, number: int = 0) -> None:
-        """Deliver one answer, the next one unless `number` says otherwise."""
+        """Deliver one answer: the next one, or the one at `number`."""
         backup = self.backups[backup_id]
         request, error = backup.answers[number]
         del backup.answers[number]
@@ -251,7 +251,7 @@ class Wire:
         self.pump()
 
     def step(self, backup_id: int) -> bool:
-        """Carry out a request and deliver all answers; False when there is nothing."""
+        """Carry out a request and deliver all answers; False when there are none."""
         backup = self.backups[backup_id]
         if backup.requests:
             backup.carry_out()
@@ -262,7 +262,7 @@ class Wire:
         return True
 
     def run(self, *backup_ids: int) -> None:
-        """Do all there is to do, on some backups or all."""
+        """Carry out all requests and deliver all answers, of some backups or all."""
         self.pump()
         for _ in range(ROUNDS_MAX):
             moved = [self.step(backup_id) for backup_id in backup_ids or self.backups]
@@ -271,7 +271,7 @@ class Wire:
         raise AssertionError("requests never end")
 
     def tick(self, by_ms: int) -> None:
-        """Time goes on."""
+        """Let time pass."""
         self.replication.tick(self.replication.logs.now_ms + by_ms)
         self.pump()
 
@@ -285,13 +285,13 @@ class Wire:
 
 
 def extents_of(place: VirtualSegment) -> list[Extent]:
-    """What a virtual segment has."""
+    """The extents of a virtual segment."""
     found: Any = place.extents
     return list(found.values()) if isinstance(found, dict) else list(found)
 
 
 class Repairer:
-    """What ``kera.broker.replication.repair`` does, a step at a time."""
+    """The work of ``kera.broker.replication.repair``, a step at a time."""
 
     def __init__(self, engine: Engine, find: Callable[[EntryId], Entry | None], wire: Wire) -> None:
         self._engine = engine
@@ -356,7 +356,7 @@ class Replicated:
     """Streams of a broker, replicated on model backups."""
 
     def __init__(self, engine: Engine, *, backups: int = 3, up: bool = True, **changes: int) -> None:
-        """`changes`: of the limits."""
+        """`changes`: changes of the limits."""
         self.engine = engine
         self.replication = engine.replication
         for name, value in changes.items():
@@ -370,13 +370,13 @@ class Replicated:
             self.wire.run()
 
     def open(self, stream_id: int = STREAM_ID, **config: Any) -> Stream:
-        """A stream with one streamlet, on two backups unless `config` says otherwise."""
+        """Open a stream with one streamlet, on two backups unless `config` has another number."""
         settings = {"replication": 2, "durability": common_pb2.DURABILITY_REPLICATED} | config
         self.engine.streams.open(stream_info(stream_id, **settings), BROKER_ID)
         return self.engine.streams.get(stream_id)
 
     def append(self, stream: Stream, count: int = 1, *, producer: int = 0, requests: int = 0) -> Outcome:
-        """Append chunks and send what is to be sent; returns who waits for the last one, as so many requests do."""
+        """Append chunks and send them; return the outcome of the last one, for which `requests` requests wait."""
         streamlet, logs = stream.streamlets[0], stream.logs
         assert logs is not None
         outcome = Outcome()
@@ -398,18 +398,18 @@ class Replicated:
         return outcome
 
     def finish(self) -> None:
-        """Do all that can be done without time going on."""
+        """Do all work that needs no time to pass."""
         self.wire.run()
         self.engine.run()
         self.wire.run()
 
     def close_all(self) -> None:
-        """Close all virtual segments, and write them down."""
+        """Close all virtual segments, and write them to the index."""
         self.replication.logs.close_open()
         self.finish()
 
     def repair(self) -> None:
-        """Repair all there is to repair."""
+        """Repair everything."""
         for _ in range(ROUNDS_MAX):
             if not self.repairer.step():
                 break
@@ -417,11 +417,11 @@ class Replicated:
         self.finish()
 
     def replicas(self) -> dict[int, list[int]]:
-        """What each backup has, counted from the first virtual segment."""
+        """The replicas of each backup, counted from the first virtual segment."""
         return {id_: [each - FIRST_ID for each in sorted(b.replicas)] for id_, b in self.wire.backups.items()}
 
     def copies(self, stream: Stream) -> list[int]:
-        """On how many backups each chunk of the first entry is, in order."""
+        """The number of backups that have each chunk of the first entry, in order."""
         entry = stream.streamlets[0].entries[0]
         return [
             len(self.wire.holders((*entry.log_id, record))) for record in range(entry.start_record, entry.next_record)
@@ -429,19 +429,19 @@ class Replicated:
 
 
 def durable(stream: Stream) -> int:
-    """Bytes that readers may see."""
+    """The bytes that readers may see."""
     return sum(entry.length_bytes for entry in stream.streamlets[0].entries)
 
 
 def nothing_pinned(engine: Engine) -> bool:
-    """Whether no slot is kept by anybody."""
+    """Whether all slots are unpinned."""
     return not any(slot.pins for slot in engine.arena.slots())
 
 
 def restarted(
     world: Replicated, *, epoch: int = EPOCH + 1, recover_before_epoch: int = 0, spared: Container[int] = ()
 ) -> Replication:
-    """Another launch's replication, that finds the same log."""
+    """The replication of another launch, which finds the same log."""
     replication = Replication(
         world.replication.limits,
         lambda _changes, done: done(None),

@@ -1,4 +1,4 @@
-"""What tests of restarts are made with: one broker, launch after launch, and reading what each of them finds."""
+"""Support for tests of restarts: one broker, launch after launch, and reads of the log that each launch finds."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from kera.core.errors import DataLost, StartError
 from tests.unit.broker.support import SLOT_BYTES, Engine, FailingDisk, Log, Outcome
 
 SEGMENT = 4
-"""Chunks that fill one."""
+"""The number of chunks that fill a segment."""
 
 
 class Launches:
@@ -54,23 +54,23 @@ class Launches:
         return Log(self.engine, streamlet_id=0, **options)
 
     def begin(self) -> Log:
-        """The first launch, or another one that finds what was left."""
+        """Launch the broker, for the first time or on the log of earlier launches."""
         self.start()
         return self.log()
 
     def kill(self) -> None:
-        """The process dies. The machine does not."""
+        """Kill the process, but not the machine."""
         self.engine.index.close()
         self.engine.arena.close(keep=True)
         self.running = False
 
     def lose_host(self) -> None:
-        """The machine dies: what was in memory is gone."""
+        """Kill the machine: its memory is gone."""
         self.kill()
         self.engine.arena.path.unlink()
 
     def stop(self) -> None:
-        """The process ends as it should."""
+        """End the process cleanly."""
         self.engine.memory.segments.close_all()
         self.engine.run()
         self.engine.index.commit([], dict(self.engine.memory.ids.meta, clean=True))
@@ -86,7 +86,7 @@ def commit(log: Log) -> None:
 
 
 def read_all(log: Log) -> tuple[list[int], list[Position]]:
-    """Sequences of all chunks, and where a reader of them all is told of a loss, and continues after it."""
+    """Read all: sequences of the chunks, and the positions where a reader gets `data_lost` and skips the loss."""
     sequences: list[int] = []
     losses: list[Position] = []
     position, following = Position(-1, 0, 0), EARLIEST
@@ -102,7 +102,7 @@ def read_all(log: Log) -> tuple[list[int], list[Position]]:
 
 
 def lost(log: Log, position: Position) -> Position:
-    """Where to read on from, as the error says that a read of `position` gets."""
+    """Read at `position`, which fails with `data_lost`; return the position to go on from in that error."""
     with pytest.raises(DataLost) as raised:
         log.read(position)
     assert raised.value.attributes["lost_from"] == list(position)

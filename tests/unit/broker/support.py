@@ -1,4 +1,4 @@
-"""What the broker's tests are made with: chunks, a log engine without threads, streamlets, calls without sockets."""
+"""Support for the broker's tests: chunks, a log engine without threads, streamlets, calls without sockets."""
 
 import asyncio
 import os
@@ -57,13 +57,13 @@ CHUNK_BYTES = 1024
 SLOT_BYTES = 4 * CHUNK_BYTES
 STREAM_ID = 7
 ADDRESS = SegmentAddress(STREAM_ID, 0, 0, 1, 1)
-"""Of the first segment of the first entry."""
+"""The address of the first segment of the first entry."""
 BROKER_ID = 3
 EVERYTHING = 1 << 20
 
 
 def chunk(producer: int = 1, sequence: int = 0, *, size: int = CHUNK_BYTES, fill: bytes = b"x", **fields: Any) -> bytes:
-    """A chunk of `size` bytes, whose payload is not Arrow but `fill`: the broker never looks into it."""
+    """A chunk of `size` bytes. Its payload is `fill` instead of Arrow: the broker never looks into it."""
     header: dict[str, Any] = {
         "record_count": 1,
         "stream_id": STREAM_ID,
@@ -80,7 +80,7 @@ def chunk(producer: int = 1, sequence: int = 0, *, size: int = CHUNK_BYTES, fill
 
 
 def batch_chunk(producer: int = 1, sequence: int = 0, *, size: int = CHUNK_BYTES, **fields: Any) -> bytes:
-    """A chunk of one record, as a broker takes it that looks at payloads; `size`: about so large."""
+    """A chunk of one record, valid for a broker that checks payloads; `size`: its approximate size."""
     batch = pa.RecordBatch.from_pylist([{"timestamp": 10, "value": b"x" * (size - HEADER_BYTES)}], DEFAULT_SCHEMA)
     data = encode_payload(batch).to_pybytes()
     return chunk(producer, sequence, size=HEADER_BYTES + len(data), fill=data, **fields)
@@ -96,7 +96,7 @@ def placed(
 
 
 class FailingDisk(LocalDisk):
-    """A disk that works until it is told to fail."""
+    """A disk that works until a test makes it fail."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -105,7 +105,7 @@ class FailingDisk(LocalDisk):
         self.read_error = 0
         self.remove_error = 0
         self.sync_error = 0
-        """Error number when removals are to become durable."""
+        """Error number of syncs of removals."""
         self.written: list[Path] = []
         """Files in the order in which they were written to."""
 
@@ -132,7 +132,7 @@ class FailingDisk(LocalDisk):
 
 
 class Engine:
-    """The log engine without loop and threads: what the persistence manager plans is done when a test says so."""
+    """The log engine without loop and threads: a test decides when the planned jobs are done."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class Engine:
         limits: ReplicationLimits | None = None,
         random: Random | None = None,
     ) -> None:
-        """`restart`: that of a launch which goes on from what is there; None: a launch that finds nothing.
+        """`restart`: the restart of a launch that goes on from existing data; None: a launch that finds nothing.
 
         `reserve_slots`: by default a test can use all of the memory.
         """
@@ -171,7 +171,7 @@ class Engine:
             limits or ReplicationLimits(arena.slot_bytes),
             self.memory.index_writer.note,
             self.events,
-            exists=lambda address: self.streams.exists(address),  # noqa: PLW0108 - there are none yet
+            exists=lambda address: self.streams.exists(address),  # noqa: PLW0108 - `streams` does not exist yet
             spared=lambda stream_id: stream_id in self.streams.unknown,
             random=random,
         )
@@ -179,7 +179,7 @@ class Engine:
         self.streamlets = 0
 
     def run(self) -> None:
-        """Do all there is to do."""
+        """Do all planned jobs."""
         while jobs := self.memory.plan():
             for job in jobs:
                 self.perform(job)
@@ -190,16 +190,16 @@ class Engine:
         self.memory.finished(job)
 
     def fill_memory(self) -> list[Slot]:
-        """Take all slots that are free, as other streams would."""
+        """Take all free slots, as other streams would."""
         return [self.arena.allocate() for _ in range(self.arena.free_slots)]
 
     def close(self) -> None:
-        """Let go of the index."""
+        """Close the index."""
         self.index.close()
 
 
 class Outcome:
-    """Stands for somebody who waits for the disk."""
+    """Stands for a waiter for the disk."""
 
     def __init__(self) -> None:
         self.calls: list[KeraError | None] = []
@@ -222,7 +222,7 @@ class Log:
         streamlet_id: int | None = None,
         producer_limits: ProducerLimits = PRODUCER_LIMITS,
     ) -> None:
-        """`streamlet_id`: by default that of a streamlet of its own."""
+        """`streamlet_id`: by default the id of a new streamlet."""
         if streamlet_id is None:
             streamlet_id = engine.streamlets
             engine.streamlets += 1
@@ -253,7 +253,7 @@ class Log:
     def append(
         self, producer: int = 1, sequence: int | None = None, *, publish: bool = True, **fields: Any
     ) -> Appended:
-        """Append a chunk, the producer's next one unless `sequence` says otherwise, and let readers see it."""
+        """Append a chunk, by default with the producer's next sequence, and let readers see it."""
         fields.setdefault("streamlet_id", self.streamlet.streamlet_id)
         data = chunk(producer, self.sequences[producer] if sequence is None else sequence, **fields)
         appended = self.streamlet.append(memoryview(data), verify_header(data))
@@ -276,7 +276,7 @@ class Log:
         entry: int = 0,
         strict: bool = False,
     ) -> tuple[list[int], Position]:
-        """Sequences of the chunks that a read gives, and where the next one goes on. What is on disk is loaded."""
+        """Read: sequences of the chunks, and the next position. Segments on disk are loaded."""
         plan = plan_read(self.streamlet, entry, start, end, bytes_max, strict=strict)
         while plan.missing is not None and not plan.ranges:
             self.engine.memory.loads.load(self.streamlet.entries[entry], plan.missing, Outcome())
@@ -299,22 +299,22 @@ class Log:
 
 
 def position(appended: Appended) -> Position:
-    """Where the chunk starts."""
+    """The position of the chunk's start."""
     return Position(appended.group_id, appended.segment_id, appended.position)
 
 
 def place(appended: Appended) -> tuple[int, int, int, int, int, bool]:
-    """What is told of it: entry, group, segment, position, first record, and whether it is a repeat."""
+    """The chunk's entry, group, segment, position, first record, and whether it is a repeat."""
     return appended[:6]
 
 
 def headers(plan: ReadPlan) -> list[ChunkHeader]:
-    """Of all chunks of a plan, in order."""
+    """The headers of all chunks of a plan, in order."""
     return [header for segment, start, end in plan.ranges for header, _ in iterate_chunks(segment.slot.view[start:end])]
 
 
 def stream_info(stream_id: int = STREAM_ID, *, owners: Sequence[int] = (BROKER_ID,), **config: Any) -> Any:
-    """A stream with one streamlet for each of `owners`, of which only `BROKER_ID` is the broker under test."""
+    """A stream with one streamlet for each of `owners`; only `BROKER_ID` is the broker under test."""
     settings: dict[str, Any] = {"streamlets": len(owners), "entries": 1, "group_segments": 2} | config
     return common_pb2.StreamInfo(
         stream_id=stream_id,
@@ -329,7 +329,7 @@ def stream_info(stream_id: int = STREAM_ID, *, owners: Sequence[int] = (BROKER_I
 
 
 def limited(**limits: int) -> pytest.MarkDecorator:
-    """The test's broker has these `ServingLimits`."""
+    """Give the test's broker these `ServingLimits`."""
     return pytest.mark.parametrize("limits", [ServingLimits(**limits)], ids=["limited"])
 
 
@@ -379,7 +379,7 @@ class Broker:
         self.service = self.broker.service()
         self.peer = Peer("unix", "")
         self.paused = False
-        """Nothing goes to or comes from the disk."""
+        """While true, the disk neither reads nor writes."""
         self._loop = asyncio.get_running_loop()
         engine.events.disk_work.listen(self._work)
         if streams:
@@ -394,14 +394,14 @@ class Broker:
             self.engine.run()
 
     def resume(self) -> None:
-        """The disk goes on."""
+        """Let the disk go on."""
         self.paused = False
         self._run()
 
     def start(
         self, method: Method[Any, Any], message: Any, bulk: bytes | bytearray = b"", peer: Peer | None = None
     ) -> Any:
-        """What the handler returns: a reply, or an awaitable for one."""
+        """Call a handler; the result is a reply, or an awaitable for one."""
         return self.service[method](Call(message, memoryview(bulk), peer or self.peer))
 
     async def ask(self, method: Method[Any, Any], message: Any) -> Any:
@@ -412,7 +412,7 @@ class Broker:
     def write(
         self, *chunks: bytes, count: int | None = None, durability: int = 0
     ) -> Reply[Any] | Awaitable[Reply[Any]]:
-        """What the handler of a write returns."""
+        """Call the handler of writes, and return its result."""
         request = broker_pb2.MultiWriteChunksRequest(
             chunk_count=len(chunks) if count is None else count,
             durability=durability,  # type: ignore[arg-type]
@@ -420,19 +420,19 @@ class Broker:
         return self.broker.writer.write(Call(request, memoryview(b"".join(chunks)), self.peer))
 
     def append(self, *chunks: bytes, count: int | None = None, durability: int = 0) -> list[broker_pb2.ChunkStatus]:
-        """Statuses of a write that is answered at once."""
+        """Write, and return the statuses of the answer, which comes at once."""
         reply = self.write(*chunks, count=count, durability=durability)
         assert isinstance(reply, Reply), "the write waits"
         return list(reply.message.statuses)
 
     def read(self, *ranges: broker_pb2.ReadRange, peer: Peer | None = None, **fields: Any) -> Any:
-        """What the handler of a read returns."""
+        """Call the handler of reads, and return its result."""
         request = broker_pb2.MultiReadChunksRequest(ranges=ranges, **fields)
         return self.broker.fetches.read(Call(request, memoryview(b""), peer or self.peer))
 
 
 def cursor(start: Position = EARLIEST, *, stream_id: int = STREAM_ID, streamlet: int = 0, entry: int = 0) -> Any:
-    """`start` as it travels."""
+    """`start` as a message."""
     return common_pb2.Cursor(
         stream_id=stream_id,
         streamlet_id=streamlet,
@@ -449,10 +449,10 @@ def read_range(start: Position = EARLIEST, end: Position | None = None, **where:
 
 
 def next_of(result: broker_pb2.ReadResult) -> Position:
-    """Where a result says to go on."""
+    """The next position in a result."""
     return Position(result.next.group_id, result.next.segment_id, result.next.position)
 
 
 def sequences_of(reply: Reply[Any]) -> list[int]:
-    """Of all chunks that a reply to a read carries."""
+    """The sequences of all chunks in a reply to a read."""
     return [header.sequence for piece in reply.bulk for header, _ in iterate_chunks(piece)]

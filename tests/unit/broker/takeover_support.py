@@ -1,4 +1,4 @@
-"""What tests of recovery are made with: real backups and brokers in one process, that are killed and come again."""
+"""Support for tests of recovery: real backups and brokers in one process, which a test kills and restarts."""
 
 from __future__ import annotations
 
@@ -42,32 +42,32 @@ PRODUCERS = 4
 
 
 QUICK = RebuildLimits(retry_s=0.02, rescan_s=0.05)
-"""What the second broker waits for between tries."""
+"""Short waits between a new owner's tries."""
 IN_FILES = RebuildLimits(parallel_max=1, read_bytes_max=4096, assembled_bytes_max=0)
-"""What comes is put into files piece by piece."""
+"""Recovered chunks are put into files piece by piece."""
 
 
 class ReadsOfReplicas:
-    """Reads of whole replicas, as all backups are asked: they can be held back, or fail. Reads of headers go on."""
+    """Reads of whole replicas from all backups: a test can hold them back or let them fail. Reads of headers go on."""
 
     def __init__(self) -> None:
         self.open = asyncio.Event()
         self.open.set()
         self.left: int | None = None
-        """So many more are answered before it is as if it were not open."""
+        """The number of reads to answer before the next ones are held back; None: no limit."""
         self.lists = 0
-        """How often replicas were listed."""
+        """The number of requests that list replicas."""
         self.fail: Callable[[VirtualKey], bool] = lambda _: False
         self.chunks: dict[VirtualKey, list[ChunkHeader]] = {}
-        """That were answered, by virtual segment, in the order in which these were read first."""
+        """Headers of all chunks in answers, by virtual segment, in the order in which the segments were first read."""
 
     def release(self) -> None:
-        """All are answered from now on."""
+        """Answer all reads from now on."""
         self.left = None
         self.open.set()
 
     def through(self, service: Service, stopping: asyncio.Event) -> Service:
-        """A backup's handlers, with this before them; `stopping`: when that is set, it answers no more."""
+        """A backup's handlers, with these controls before them; `stopping`: once set, reads fail."""
 
         async def read(call: Call[backup_pb2.ReadReplicaRequest]) -> Reply[backup_pb2.ReadReplicaResponse]:
             if call.message.headers_only:
@@ -102,7 +102,7 @@ class ReadsOfReplicas:
 
 
 class Backup:
-    """A backup that can end and come again."""
+    """A backup that can stop and start again."""
 
     def __init__(self, backup_id: int, root: Path, reads: ReadsOfReplicas | None = None) -> None:
         self.backup_id = backup_id
@@ -155,7 +155,7 @@ class Backup:
     async def free(self, broker_id: int, before_epoch: int) -> None:
         channel = await FrameChannel.connect_tcp(self.address, timeout_s=5)
         fence = backup_pb2.FenceBrokerRequest(broker_id=broker_id, broker_epoch=before_epoch)
-        with contextlib.suppress(StaleEpoch):  # it may have been away before
+        with contextlib.suppress(StaleEpoch):  # fence it now: the backup may have been away before
             await channel.submit(api.FENCE_BROKER, fence, timeout_s=5)
         request = backup_pb2.FreeReplicasRequest(broker_id=broker_id, before_epoch=before_epoch)
         await channel.submit(api.FREE_REPLICAS, request, timeout_s=5)
@@ -163,7 +163,7 @@ class Backup:
 
 
 class Node:
-    """A broker that can be killed and come again."""
+    """A broker that can be killed and started again."""
 
     def __init__(self, broker_id: int, root: Path, shm_dir: Path, backups: Sequence[Backup]) -> None:
         self.broker_id = broker_id
@@ -171,7 +171,7 @@ class Node:
         self.peer = Peer("tcp", "")
         self._backups = backups
         self.limits = RebuildLimits()
-        """Of what is got in the background."""
+        """The limits of recovery in the background."""
         self.open_retry_s = 1.0
         self.settings = BrokerSettings(
             data_dir=root,
@@ -191,7 +191,7 @@ class Node:
         self.service.registered(self.broker_id, streams, epoch)
 
     async def begin(self) -> LogEngine:
-        """A launch that has yet to be registered."""
+        """Begin a launch that has yet to be registered."""
         self.settings.data_dir.mkdir(parents=True, exist_ok=True)
         engine = await LogEngine.start(self.settings, self.settings.data_dir, rebuild_limits=self.limits)
         self.engine = engine
@@ -215,11 +215,11 @@ class Node:
         return engine
 
     def told(self) -> None:
-        """The coordinator tells of the backups."""
+        """Pass the current backups to the broker, as the coordinator would."""
         self.engine.replicator.update_backups([backup.info for backup in self._backups])
 
     async def kill(self, *, memory: bool = False) -> None:
-        """End it as a signal would: nothing is flushed; `memory`: the host is gone."""
+        """End the broker as a signal would, without a flush; `memory`: its host is gone, too."""
         await self.service.close()
         await self.engine.close(flush=False)
         if memory:
@@ -250,7 +250,7 @@ class Node:
                 )
                 reply = await self.ask(api.MULTI_READ_CHUNKS, request)
                 (result,) = reply.message.results
-                if result.error.code in {"recovering", "unavailable"}:  # or there is no room to load it just now
+                if result.error.code in {"recovering", "unavailable"}:  # unavailable: no room to load it just now
                     continue
                 if result.error.code == "data_lost" and skip_lost:
                     start = Position(*json.loads(result.error.attributes["available_from"]))
@@ -284,7 +284,7 @@ class Node:
 
 
 class Cluster:
-    """Backups, brokers, and what the coordinator would know of one stream."""
+    """Backups, brokers, and the coordinator's part for one stream."""
 
     def __init__(self, root: Path, shm_dir: Path, backups: int) -> None:
         self.reads = ReadsOfReplicas()
@@ -298,14 +298,14 @@ class Cluster:
         return self.last_epoch
 
     def chunks(self, producer: int, count: int, **fields: int) -> list[bytes]:
-        """The next ones of a producer."""
+        """The next chunks of a producer."""
         first = self.sequences.get(producer, 0)
         self.sequences[producer] = first + count
         return [self.chunk(producer, number, **fields) for number in range(first, first + count)]
 
     @staticmethod
     def chunk(producer: int, number: int, **fields: int) -> bytes:
-        """The one with this sequence."""
+        """The chunk with this sequence."""
         return chunk(producer, number, size=(1024, 512, 2048)[number % 3], fill=bytes([65 + number % 26]), **fields)
 
     async def take_over(
@@ -317,9 +317,9 @@ class Cluster:
         given: Sequence[common_pb2.StreamletState] = (),
         **fields: Any,
     ) -> tuple[broker_pb2.TakeOverResponse, common_pb2.StreamInfo]:
-        """What the coordinator does about a stream of a broker that is gone; the stream as it is then.
+        """Do the coordinator's part for a stream of a lost broker; return the response and the changed stream.
 
-        `given`: what is handed over with the order to open it.
+        `given`: the states to hand over with the order to open the stream.
         """
         node = self.nodes[by]
         before = node.epoch if lost == by else self.epoch()  # a launch that has lost its memory may be the next owner
@@ -349,7 +349,7 @@ class Cluster:
 
 @asynccontextmanager
 async def cluster(root: Path, shm_dir: Path, backups: int) -> AsyncIterator[Cluster]:
-    """Backups that run; brokers are started and ended by the test."""
+    """A cluster of running backups; a test starts and ends its brokers."""
     found = Cluster(root, shm_dir, backups)
     for backup in found.backups:
         await backup.start()
@@ -362,7 +362,7 @@ async def cluster(root: Path, shm_dir: Path, backups: int) -> AsyncIterator[Clus
 
 
 def payloads(chunks: Iterable[bytes]) -> list[tuple[int, int, bytes]]:
-    """Who has made chunks, and what is in them."""
+    """Producer, sequence and payload of each chunk."""
     return [(header.producer_id, header.sequence, data[128:]) for data, header in ((d, header_of(d)) for d in chunks)]
 
 
@@ -380,7 +380,7 @@ def owned_by(broker_id: int, epoch: int, **config: Any) -> common_pb2.StreamInfo
 
 
 async def written(world: Cluster, count: int, **config: Any) -> tuple[common_pb2.StreamInfo, list[bytes]]:
-    """A stream of broker 1 with chunks of two producers, as they are stored; the broker is gone."""
+    """A stream of broker 1, which is gone, with the stored chunks of two producers."""
     node = world.nodes[1]
     info = owned_by(1, world.epoch(), **config)
     await node.start(info.assignments[0].broker_epoch, info)
@@ -404,7 +404,7 @@ def progress(node: Node) -> list[coordinator_pb2.RecoveryProgress]:
 
 
 def arriving(node: Node) -> Path:
-    """Where the files are that are not complete."""
+    """The directory of incomplete files."""
     return node.engine.restart.store.arriving_path(0).parent
 
 
@@ -421,7 +421,7 @@ async def everything(world: Cluster, broker_id: int, entries: int = 2) -> list[b
 
 
 async def moved_from_second_to_first(world: Cluster) -> tuple[common_pb2.StreamInfo, common_pb2.StreamletState, Any]:
-    """A streamlet whose older group is at broker 2 and whose newer one at broker 1, with what both have."""
+    """A streamlet whose older group is at broker 2 and whose newer group is at broker 1, with the chunks of both."""
     first, second = world.nodes[1], world.nodes[2]
     info = owned_by(2, world.epoch(), entries=1)
     await second.start(info.assignments[0].broker_epoch, info)

@@ -7,7 +7,7 @@ import pytest
 from kera.broker.replication.replicator import ANSWERS_S, AnswerTimes
 
 
-def test_it_is_the_mean_of_the_last_seconds_and_older_answers_are_forgotten() -> None:
+def test_the_answer_time_is_the_mean_of_the_last_seconds() -> None:
     times = AnswerTimes()
     assert times.seconds(100.0) == 0.0
     for at_s, took_s in ((100.0, 0.2), (101.0, 0.4)):
@@ -19,7 +19,7 @@ def test_it_is_the_mean_of_the_last_seconds_and_older_answers_are_forgotten() ->
     assert times.seconds(107.0 + 3 * ANSWERS_S) == 0.0
 
 
-def test_a_request_that_waits_for_longer_than_others_did_counts() -> None:
+def test_a_pending_request_that_waits_longer_than_others_counts() -> None:
     times = AnswerTimes()
     first, second = times.sent(100.0), times.sent(100.5)
     assert times.seconds(103.0) == 3.0
@@ -29,7 +29,7 @@ def test_a_request_that_waits_for_longer_than_others_did_counts() -> None:
     assert times.seconds(104.0) == pytest.approx((2.5 + 4.0) / 2)
 
 
-def test_nothing_of_a_connection_that_is_gone_counts() -> None:
+def test_requests_of_a_lost_connection_do_not_count() -> None:
     times = AnswerTimes()
     times.answered(times.sent(100.0), 101.0)
     late = times.sent(100.0)

@@ -27,13 +27,13 @@ def open_files(folder: Path) -> list[str]:
     """Files below `folder`, removed ones too, that this process has open."""
     names = []
     for descriptor in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # the one that the directory was read with
+        with contextlib.suppress(FileNotFoundError):  # the descriptor that reads the directory
             names.append(str(descriptor.readlink()))
     return [name for name in names if name.startswith(f"{folder}/")]
 
 
 def generation_in_file(arena: Arena, slot: int) -> int:
-    """As a reader sees it, who has the file and nothing else."""
+    """The generation of a slot, as seen by a reader that has only the file."""
     with arena.path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as memory:
         at = HEAD_BYTES + ROW_BYTES * slot
         return int.from_bytes(memory[at : at + 8], "little")
@@ -53,7 +53,7 @@ def create(shm_dir: Path, arena_bytes: int = 4 * SLOT_BYTES, **calls: Any) -> Ar
 # --- creation ----------------------------------------------------------------------------------------------
 
 
-def test_the_head_of_the_file_says_where_its_slots_are(shm_dir: Path) -> None:
+def test_the_head_of_the_file_describes_its_slots(shm_dir: Path) -> None:
     arena = create(shm_dir, arena_bytes=600 * 4096 + 4095)
     head = json.loads(arena.path.read_bytes()[:HEAD_BYTES].rstrip(b"\0"))
     slots_at = head.pop("slots_at")
@@ -98,7 +98,7 @@ def test_only_its_own_user_may_open_an_arena(arena: Arena) -> None:
     assert arena.path.match(f"kera-{os.getuid()}-*.arena")
 
 
-def test_an_arena_larger_than_the_file_system_is_refused_with_both_sizes_and_the_way_out(
+def test_an_arena_larger_than_the_file_system_is_refused_with_both_sizes_and_advice(
     shm_dir: Path,
 ) -> None:
     def fail(*_: int) -> None:
@@ -124,7 +124,7 @@ def test_an_arena_larger_than_the_file_system_is_refused_with_both_sizes_and_the
     ("number", "refused"),
     [(errno.ENOSPC, SharedMemoryTooSmall), (errno.ENOMEM, SharedMemoryTooSmall), (errno.EIO, PathNotWritable)],
 )
-def test_a_file_that_cannot_be_reserved_is_removed_and_the_reason_told(
+def test_an_arena_without_memory_fails_with_the_reason_and_leaves_no_file(
     shm_dir: Path, number: int, refused: type[StartError]
 ) -> None:
     def fail(*_: Any) -> None:
@@ -139,7 +139,7 @@ def test_a_file_that_cannot_be_reserved_is_removed_and_the_reason_told(
 
 
 @pytest.mark.parametrize("name", ["missing", "file"])
-def test_a_directory_that_cannot_take_the_file_is_named(tmp_path: Path, name: str) -> None:
+def test_the_error_names_a_directory_that_cannot_take_the_file(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(PathNotWritable, match=name) as raised:
         create(tmp_path / name)
@@ -147,7 +147,7 @@ def test_a_directory_that_cannot_take_the_file_is_named(tmp_path: Path, name: st
     assert raised.value.attributes == {"path": str(tmp_path / name)}
 
 
-def test_a_lock_that_cannot_be_had_leaves_no_file(shm_dir: Path) -> None:
+def test_a_failed_lock_leaves_no_file(shm_dir: Path) -> None:
     def fail(*_: Any) -> None:
         raise OSError(errno.ENOLCK, "no locks available")
 
@@ -158,7 +158,7 @@ def test_a_lock_that_cannot_be_had_leaves_no_file(shm_dir: Path) -> None:
     assert open_files(shm_dir) == []
 
 
-def test_an_arena_is_not_lost_to_another_broker_that_looks_for_orphans_while_it_is_made(
+def test_an_arena_removed_as_an_orphan_during_its_creation_is_created_again(
     shm_dir: Path,
 ) -> None:
     removed: list[Path | None] = []
@@ -190,7 +190,7 @@ def test_closing_removes_the_file_and_leaves_mapped_memory_as_it_is(shm_dir: Pat
 # --- slots -------------------------------------------------------------------------------------------------
 
 
-def test_the_slot_that_was_let_go_last_is_used_first(arena: Arena) -> None:
+def test_the_last_retired_slot_is_allocated_first(arena: Arena) -> None:
     first, second, third = (arena.allocate() for _ in range(3))
     for slot in (second, first, third):
         slot.retire()
@@ -198,7 +198,7 @@ def test_the_slot_that_was_let_go_last_is_used_first(arena: Arena) -> None:
     assert [arena.allocate() for _ in range(3)] == [third, first, second]
 
 
-def test_a_full_arena_says_so_and_goes_on_when_a_slot_is_free(make_arena: MakeArena) -> None:
+def test_a_full_arena_is_a_retriable_error_until_a_slot_is_free(make_arena: MakeArena) -> None:
     arena = make_arena(slots=2)
     slot, _ = arena.allocate(), arena.allocate()
     with pytest.raises(ArenaFull, match="the 2 segments") as raised:
@@ -210,7 +210,7 @@ def test_a_full_arena_says_so_and_goes_on_when_a_slot_is_free(make_arena: MakeAr
     assert arena.allocate() is slot
 
 
-def test_the_generation_in_the_file_grows_each_time_a_slot_is_let_go(arena: Arena) -> None:
+def test_the_generation_in_the_file_grows_each_time_a_slot_is_retired(arena: Arena) -> None:
     slot = arena.allocate()
     seen = [generation_in_file(arena, slot.index)]
     for _ in range(3):
@@ -255,7 +255,9 @@ def test_the_end_of_a_lease_does_not_free_a_slot_that_is_in_use(make_arena: Make
 
 
 @pytest.mark.parametrize("leased", [False, True])
-def test_retiring_twice_is_a_defect_and_frees_nothing_twice(make_arena: MakeArena, leased: bool) -> None:
+def test_retiring_a_slot_twice_is_an_internal_error_and_frees_no_slot_twice(
+    make_arena: MakeArena, leased: bool
+) -> None:
     arena = make_arena(slots=2)
     slot = arena.allocate()
     if leased:
@@ -267,7 +269,7 @@ def test_retiring_twice_is_a_defect_and_frees_nothing_twice(make_arena: MakeAren
     assert arena.free_slots == (1 if leased else 2)
 
 
-def test_releasing_what_is_not_leased_is_a_defect_and_changes_nothing(make_arena: MakeArena) -> None:
+def test_releasing_a_slot_without_a_lease_is_an_internal_error_and_changes_nothing(make_arena: MakeArena) -> None:
     arena = make_arena(slots=1)
     slot = arena.allocate()
     with pytest.raises(InternalError, match="released twice"):
@@ -278,7 +280,7 @@ def test_releasing_what_is_not_leased_is_a_defect_and_changes_nothing(make_arena
 
 
 @pytest.mark.parametrize("retired", [False, True])
-def test_who_waits_for_memory_is_told_when_a_last_lease_ends(make_arena: MakeArena, retired: bool) -> None:
+def test_the_end_of_a_last_lease_wakes_waiters_for_memory(make_arena: MakeArena, retired: bool) -> None:
     arena = make_arena(slots=1)
     told: list[int] = []
     slot = arena.allocate()
@@ -302,7 +304,7 @@ def row_in_file(arena: Arena, slot: int) -> bytes:
     return arena.path.read_bytes()[at : at + ROW_BYTES]
 
 
-def test_a_row_in_the_file_says_which_segment_is_in_the_slot(arena: Arena) -> None:
+def test_a_row_in_the_file_describes_the_segment_in_its_slot(arena: Arena) -> None:
     slot = arena.slot(2)
     slot.assign(CONTENT)
     slot.lease()
@@ -332,7 +334,7 @@ def test_a_row_follows_its_segment(arena: Arena) -> None:
 
 
 def kill(arena: Arena) -> None:
-    """What the kernel does when the owner dies."""
+    """Release the lock, as the kernel does when the owner dies."""
     arena.close(keep=True)
 
 
@@ -370,7 +372,7 @@ def test_generations_go_on_growing_over_launches(shm_dir: Path) -> None:
     arena.close()
 
 
-def test_what_readers_of_the_last_launch_look_at_is_kept_until_they_have_had_their_time(shm_dir: Path) -> None:
+def test_slots_leased_in_the_last_launch_are_kept_until_their_release(shm_dir: Path) -> None:
     before = create(shm_dir)
     used, free = before.allocate(), before.allocate()
     used.assign(CONTENT)
@@ -404,14 +406,14 @@ def test_an_arena_that_is_kept_is_found_by_the_next_launch(shm_dir: Path) -> Non
     arena.close()
 
 
-def test_nobody_takes_over_the_arena_of_a_living_broker(shm_dir: Path) -> None:
+def test_the_arena_of_a_living_broker_is_not_taken_over(shm_dir: Path) -> None:
     arena = create(shm_dir)
 
     assert attach(shm_dir) is None
     arena.close()
 
 
-def test_who_has_taken_over_an_arena_owns_it(shm_dir: Path) -> None:
+def test_an_arena_that_was_taken_over_has_one_owner(shm_dir: Path) -> None:
     kill(create(shm_dir))
     arena = attach(shm_dir)
     assert arena is not None
@@ -422,7 +424,7 @@ def test_who_has_taken_over_an_arena_owns_it(shm_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["none", "data_dir", "ephemeral", "format", "slots", "size", "head"])
-def test_an_arena_that_is_not_of_this_broker_or_not_whole_is_not_taken_over(shm_dir: Path, change: str) -> None:
+def test_an_arena_of_another_broker_or_with_damage_is_not_taken_over(shm_dir: Path, change: str) -> None:
     before = create(shm_dir)
     head = json.loads(before.path.read_bytes()[:HEAD_BYTES].rstrip(b"\0"))
     kill(before)

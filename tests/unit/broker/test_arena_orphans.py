@@ -1,4 +1,4 @@
-"""Arenas that dead brokers left: which are removed, and by whom."""
+"""Orphaned arenas of dead brokers: which broker removes which of them."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ def create(shm_dir: Path, data_dir: Path, *, ephemeral: bool = False) -> Arena:
 
 
 def orphan(shm_dir: Path, data_dir: Path, *, ephemeral: bool = False) -> Path:
-    """The arena of a broker that is dead: the kernel has ended its lock, and nobody removed the file."""
+    """The arena of a dead broker: the kernel has ended its lock, and its file is left."""
     arena = create(shm_dir, data_dir, ephemeral=ephemeral)
     arena.close(keep=True)
     return arena.path
@@ -29,7 +29,7 @@ def orphan(shm_dir: Path, data_dir: Path, *, ephemeral: bool = False) -> Path:
 
 @pytest.fixture
 def named(shm_dir: Path) -> Iterator[Path]:
-    """A path that is called like an arena of ours."""
+    """A path that is named like one of our arenas."""
     path = shm_dir / f"kera-{os.getuid()}-00000000.arena"
     yield path
     path.unlink(missing_ok=True)
@@ -67,7 +67,7 @@ def test_the_arena_of_a_living_broker_is_left_alone(shm_dir: Path, data_dir: Pat
 
 
 @pytest.mark.parametrize("content", [b"", bytes(4096), b"{ no json", b"[1, 2]", b"\xff\xfe"])
-def test_a_file_without_a_head_was_left_by_a_start_that_failed_and_is_removed(named: Path, content: bytes) -> None:
+def test_an_arena_file_without_a_valid_head_is_removed(named: Path, content: bytes) -> None:
     named.write_bytes(content)
     named.chmod(0o600)
 
@@ -96,7 +96,7 @@ def test_files_with_other_names_and_of_other_users_are_left_alone(shm_dir: Path)
         path.unlink()
 
 
-def test_a_directory_by_the_name_of_an_arena_does_not_keep_a_broker_from_starting(named: Path) -> None:
+def test_a_directory_named_like_an_arena_does_not_stop_a_start(named: Path) -> None:
     named.mkdir()
     path = orphan(named.parent, OURS)
 
@@ -104,7 +104,7 @@ def test_a_directory_by_the_name_of_an_arena_does_not_keep_a_broker_from_startin
     named.rmdir()
 
 
-def test_a_link_to_nowhere_by_the_name_of_an_arena_does_not_keep_a_broker_from_starting(named: Path) -> None:
+def test_a_dangling_link_named_like_an_arena_does_not_stop_a_start(named: Path) -> None:
     named.symlink_to("nowhere")
     path = orphan(named.parent, OURS)
 
@@ -112,7 +112,7 @@ def test_a_link_to_nowhere_by_the_name_of_an_arena_does_not_keep_a_broker_from_s
 
 
 @pytest.mark.timeout(10)
-def test_a_pipe_by_the_name_of_an_arena_does_not_hold_up_a_start(named: Path) -> None:
+def test_a_pipe_named_like_an_arena_does_not_hold_up_a_start(named: Path) -> None:
     os.mkfifo(named)
     path = orphan(named.parent, OURS)
 

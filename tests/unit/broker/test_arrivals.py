@@ -1,4 +1,4 @@
-"""Segments that come from elsewhere: their records, readers that wait for them, and what goes before it comes."""
+"""Segments that arrive from elsewhere: their records, the readers that wait, and removals before the arrival."""
 
 import os
 from pathlib import Path
@@ -19,7 +19,7 @@ def record_of(first_record: int, physical_id: int = 0) -> SegmentRecord:
 
 
 def to_come(engine: Engine, segments: int = 3, **options: Any) -> Log:
-    """A streamlet all of which is to come: so many segments, in groups of two."""
+    """A streamlet whose `segments` segments, in groups of two, have all yet to arrive."""
     addresses = [ADDRESS._replace(group_id=1 + at // 2, segment_id=1 + at % 2) for at in range(segments)]
     changes = [put_segment(address, record_of(4 * at)) for at, address in enumerate(addresses)]
     last = addresses[-1]
@@ -31,7 +31,7 @@ def to_come(engine: Engine, segments: int = 3, **options: Any) -> Log:
 
 
 def arrive(engine: Engine, log: Log, key: tuple[int, int], outcome: Outcome) -> Path:
-    """The file of a segment is complete."""
+    """Complete the file of a segment, and install it."""
     physical_id = engine.memory.ids.take()
     address = log.entry.address(key)
     record = engine.index.segment(address)
@@ -47,7 +47,7 @@ def arrive(engine: Engine, log: Log, key: tuple[int, int], outcome: Outcome) -> 
     return path
 
 
-def test_a_segment_that_is_to_come_has_its_place_and_is_loaded_when_it_has_come(engine: Engine) -> None:
+def test_a_segment_keeps_its_place_before_its_arrival_and_is_loaded_after_it(engine: Engine) -> None:
     log = to_come(engine)
     assert (log.entry.next_record, log.streamlet.next_group_id) == (12, 3)
     assert log.entry.recovering((1, 1))
@@ -64,14 +64,14 @@ def test_a_segment_that_is_to_come_has_its_place_and_is_loaded_when_it_has_come(
     assert log.read(bytes_max=SLOT_BYTES)[0] == [0, 1, 2, 3]
 
 
-def test_who_recovers_is_told_what_readers_wait_for_and_they_do_not_wait_for_ever(engine: Engine) -> None:
+def test_a_recovery_learns_what_readers_wait_for_and_readers_time_out(engine: Engine) -> None:
     log = to_come(engine)
     wanted = []
     engine.memory.events.awaited.listen(lambda entry, key: wanted.append((entry, key)))
     outcome = Outcome()
     engine.memory.loads.load(log.entry, (1, 2), outcome)
     engine.run()
-    engine.memory.loads.load(log.entry, (2, 1))  # ahead: nobody waits
+    engine.memory.loads.load(log.entry, (2, 1))  # ahead: no reader waits
     engine.run()
     assert wanted == [(log.entry, (1, 2))]
     engine.memory.tick(AWAITED_MS - 1, idle_close_ms=1 << 40)
@@ -82,7 +82,7 @@ def test_who_recovers_is_told_what_readers_wait_for_and_they_do_not_wait_for_eve
     assert isinstance(error, Recovering)
 
 
-def test_chunks_go_behind_what_is_to_come(engine: Engine) -> None:
+def test_new_chunks_go_behind_segments_that_have_yet_to_arrive(engine: Engine) -> None:
     log = to_come(engine)
     appended = log.append()
     assert (appended.group_id, appended.first_record) == (3, 12)
@@ -92,7 +92,7 @@ def test_chunks_go_behind_what_is_to_come(engine: Engine) -> None:
     assert [key for key, _ in log.entry.segments()] == [(1, 1), (1, 2), (2, 1), (3, 1)]
 
 
-def test_what_is_removed_before_it_comes_has_no_file_and_does_not_come_back(engine: Engine) -> None:
+def test_a_segment_removed_before_its_arrival_does_not_come_back(engine: Engine) -> None:
     log = to_come(engine)
     log.entry.start, log.entry.start_record = Position(2, 1, 0), 8
     outcome = Outcome()
@@ -110,7 +110,7 @@ def test_what_is_removed_before_it_comes_has_no_file_and_does_not_come_back(engi
     assert log.entry.stored_segments == 1
 
 
-def test_an_index_that_cannot_be_written_is_tried_again(engine: Engine) -> None:
+def test_a_failed_write_to_the_index_is_tried_again(engine: Engine) -> None:
     log = to_come(engine)
     outcome = Outcome()
     arrive(engine, log, (1, 1), outcome)
@@ -123,7 +123,7 @@ def test_an_index_that_cannot_be_written_is_tried_again(engine: Engine) -> None:
     assert outcome.calls == [None]
 
 
-def test_segments_are_grafted_before_and_behind_what_is_here(engine: Engine) -> None:
+def test_segments_are_grafted_before_and_behind_existing_ones(engine: Engine) -> None:
     log = flushed(Log(engine, first_group_id=1), 1)
     entry = log.entry
     key = (5, 1)
@@ -149,8 +149,8 @@ def test_segments_are_grafted_before_and_behind_what_is_here(engine: Engine) -> 
     assert entry.record().next_record == 24
 
 
-def test_an_entry_of_which_nothing_is_left_starts_with_what_comes(engine: Engine) -> None:
-    """What is between was removed at the broker that is lost: readers who are there have to be told."""
+def test_an_entry_without_records_starts_where_its_graft_starts(engine: Engine) -> None:
+    """The records between were removed at the lost broker: readers at them must get an error."""
     entry = flushed(Log(engine, first_group_id=1), 1).entry
     entry.move_start(Position(2, 1, 0), 4)
     engine.memory.removals.collect(entry)
@@ -170,8 +170,8 @@ def test_an_entry_of_which_nothing_is_left_starts_with_what_comes(engine: Engine
     assert start_after(later._replace(gaps=(lost,))) == (Position(2, 1, 512), 6, 20), "what is lost is told as lost"
 
 
-def test_what_is_grafted_is_not_overwritten_by_an_older_change_that_is_tried_again(engine: Engine) -> None:
-    """The disk did not take where an entry was to begin; what was taken over meanwhile begins earlier."""
+def test_a_graft_is_not_overwritten_by_the_retry_of_an_older_change(engine: Engine) -> None:
+    """The disk refused the start of an entry; the graft of a takeover meanwhile starts earlier."""
     memory, entry_id = engine.memory, EntryId(STREAM_ID, 0, 0)
     older, newer = EntryRecord(Position(2, 1, 0), 16, 16), EntryRecord(Position(1, 1, 0), 0, 16, stored_segments=1)
     memory.index_writer.note([put_entry(entry_id, older)], Outcome())
@@ -188,7 +188,7 @@ def test_what_is_grafted_is_not_overwritten_by_an_older_change_that_is_tried_aga
     assert engine.index.entry(entry_id) == newer
 
 
-def test_one_streamlet_can_go_without_its_stream(engine: Engine) -> None:
+def test_one_streamlet_can_be_dropped_without_its_stream(engine: Engine) -> None:
     one, other = to_come(engine), Log(engine)
     flushed(other, 2)
     kept = other.entry.stored_segments
@@ -209,14 +209,14 @@ def test_one_streamlet_can_go_without_its_stream(engine: Engine) -> None:
     assert {streamlet_of(key) for key in engine.index.keys_of_stream(STREAM_ID)} == {(STREAM_ID, 1)}
 
 
-def test_what_was_not_complete_is_gone_after_a_start(engine: Engine) -> None:
+def test_clearing_arriving_files_removes_incomplete_ones(engine: Engine) -> None:
     log = to_come(engine)
     path = arrive(engine, log, (1, 1), Outcome())
     engine.store.clear_arriving()
     assert not path.exists()
 
 
-def test_where_a_streamlet_came_from_is_remembered(engine: Engine) -> None:
+def test_the_origin_of_a_streamlet_is_stored_with_its_next_group_id(engine: Engine) -> None:
     record = OriginRecord(frozenset({(1, 9), (2, 12)}), 77, 3)
     engine.index.commit([put_origin(STREAM_ID, 4, record)])
     assert engine.index.origin(STREAM_ID, 4) == record
@@ -225,7 +225,7 @@ def test_where_a_streamlet_came_from_is_remembered(engine: Engine) -> None:
     assert Log(engine, streamlet_id=4).streamlet.next_group_id == 77
 
 
-def test_a_loaded_segment_that_came_is_like_any_other(engine: Engine) -> None:
+def test_an_arrived_segment_is_loaded_like_any_other(engine: Engine) -> None:
     log = to_come(engine, 1)
     arrive(engine, log, (1, 1), Outcome())
     engine.run()

@@ -1,4 +1,4 @@
-"""The memory in which segments are put together: bounded, used again, and never by two."""
+"""The memory for assembling segments: bounded, reused, and never shared by two segments."""
 
 import errno
 from pathlib import Path
@@ -21,11 +21,11 @@ def target(number: int, length: int = LENGTH, *, holes: bool = False) -> Target:
 
 @pytest.fixture
 def assembly() -> Assembly:
-    """With room for two segments."""
+    """An assembly with room for two segments."""
     return Assembly(6 * BLOCK_BYTES)
 
 
-def test_memory_is_bounded_and_whoever_got_none_stays_in_its_file(assembly: Assembly) -> None:
+def test_memory_is_bounded_and_a_segment_without_memory_stays_in_its_file(assembly: Assembly) -> None:
     targets = [target(number) for number in range(3)]
     found = [assembly.begin(each) for each in targets]
     assert [memory is not None and len(memory) for memory in found] == [3 * BLOCK_BYTES, 3 * BLOCK_BYTES, False]
@@ -37,7 +37,7 @@ def test_memory_is_bounded_and_whoever_got_none_stays_in_its_file(assembly: Asse
     assert assembly.begin(target(3)) is not None
 
 
-def test_memory_that_is_used_again_is_empty(assembly: Assembly) -> None:
+def test_reused_memory_is_empty(assembly: Assembly) -> None:
     first = target(0)
     memory = assembly.begin(first)
     assert memory is not None
@@ -53,7 +53,7 @@ def test_memory_that_is_used_again_is_empty(assembly: Assembly) -> None:
     assert assembly.begin(target(3)) is None, "it was released once"
 
 
-def test_memory_in_which_somebody_still_writes_is_nobody_elses(assembly: Assembly) -> None:
+def test_released_memory_is_not_reused_while_a_write_to_it_goes_on(assembly: Assembly) -> None:
     first = target(0)
     memory = assembly.begin(first)
     assembly.release(first)
@@ -63,7 +63,7 @@ def test_memory_in_which_somebody_still_writes_is_nobody_elses(assembly: Assembl
     assert assembly.begin(first) is None
 
 
-def test_smaller_memory_makes_room_for_what_is_larger(assembly: Assembly) -> None:
+def test_smaller_free_memory_makes_room_for_a_larger_segment(assembly: Assembly) -> None:
     small = [target(number) for number in range(2)]
     for each in small:
         assembly.begin(each)
@@ -74,7 +74,7 @@ def test_smaller_memory_makes_room_for_what_is_larger(assembly: Assembly) -> Non
     assert len(large) == 6 * BLOCK_BYTES
 
 
-def test_a_segment_for_which_the_host_has_no_memory_is_put_together_in_its_file_and_costs_no_room(
+def test_a_segment_that_gets_no_memory_from_the_host_stays_in_its_file_and_costs_no_room(
     assembly: Assembly, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_memory(*_: object) -> None:
@@ -87,5 +87,5 @@ def test_a_segment_for_which_the_host_has_no_memory_is_put_together_in_its_file_
     assert None not in [assembly.begin(target(number)) for number in (2, 3)]
 
 
-def test_a_segment_with_holes_is_put_together_in_its_file(assembly: Assembly) -> None:
+def test_a_segment_with_holes_is_assembled_in_its_file(assembly: Assembly) -> None:
     assert assembly.begin(target(0, holes=True)) is None

@@ -1,4 +1,4 @@
-"""Which groups of a streamlet there are: what is said of them while chunks are appended.
+"""Bounds of a streamlet's groups, also while chunks are appended.
 
 The streamlets here have two segments of four chunks in a group.
 """
@@ -16,7 +16,7 @@ MANY = 100
 
 
 def result_of(steps: Generator[None, None, T]) -> T:
-    """What it returns, when it has come to its end."""
+    """The result of the steps, once they have ended."""
     try:
         while True:
             next(steps)
@@ -40,7 +40,7 @@ def test_groups_of_all_entries_are_listed_in_the_order_of_their_ids(engine: Engi
     assert complete
 
 
-def test_a_group_that_is_filled_while_it_is_looked_at_is_not_said_to_end_where_it_was_then(log: Log) -> None:
+def test_a_group_that_fills_during_the_scan_is_not_reported_as_closed(log: Log) -> None:
     log.append_many(7, record_count=1)
     steps = group_bounds(log.streamlet, log.entry, 1)
     next(steps)
@@ -56,8 +56,8 @@ def test_a_group_that_is_filled_while_it_is_looked_at_is_not_said_to_end_where_i
     assert told([again]) == [(1, 0, 0, 8, True)]
 
 
-def test_no_group_is_left_out_that_is_opened_while_others_are_listed(engine: Engine) -> None:
-    """Of an entry that had none left, when the other one has a later group by then."""
+def test_a_group_opened_during_a_listing_is_in_the_next_one(engine: Engine) -> None:
+    """Its entry had no group left to list, and the other entry has a later group by then."""
     log = Log(engine, entries=2)
     log.append_many(8, 1, record_count=1)
     log.append_many(3, 0, record_count=1)
@@ -75,7 +75,7 @@ def test_no_group_is_left_out_that_is_opened_while_others_are_listed(engine: Eng
     assert told(rest) == [(3, 1, 8, 9, False), (4, 0, 8, 9, False)]
 
 
-def test_a_group_that_is_removed_while_others_are_looked_for_does_not_end_the_list(log: Log) -> None:
+def test_a_group_removed_during_a_listing_does_not_end_the_list(log: Log) -> None:
     log.append_many(9, record_count=1)
     steps = list_groups(log.streamlet, 0, MANY)
     next(steps)
@@ -86,8 +86,8 @@ def test_a_group_that_is_removed_while_others_are_looked_for_does_not_end_the_li
     assert (told(groups), complete) == ([(2, 0, 8, 9, False)], True)
 
 
-def test_a_group_that_is_written_to_is_listed_though_all_that_it_had_was_removed(engine: Engine) -> None:
-    """Who had seen the one behind it would pass over what comes to it later."""
+def test_an_open_group_is_listed_although_all_its_records_were_removed(engine: Engine) -> None:
+    """Otherwise a reader that had seen the group behind it would miss its later records."""
     log = Log(engine, entries=2)
     log.append_many(1, 0, record_count=1)
     log.append_many(2, 1, record_count=1)
@@ -104,8 +104,8 @@ def test_a_group_that_is_written_to_is_listed_though_all_that_it_had_was_removed
     assert told(groups) == [(1, 0, 1, 2, False), (2, 1, 0, 2, False)]
 
 
-def test_what_was_removed_ends_where_others_have_what_comes_next(log: Log) -> None:
-    """It was elsewhere from group 3 on, and came back with group 7."""
+def test_the_removed_part_ends_where_another_brokers_interval_begins(log: Log) -> None:
+    """The streamlet was elsewhere from group 3 on, and came back with group 7."""
     older = Interval(0, 3, (), (8,))
     newer = Interval(7, first_records=(14,), leads=False)
     log.streamlet.hold(Holding((older, newer), broker_epoch=1))
@@ -120,7 +120,7 @@ def test_what_was_removed_ends_where_others_have_what_comes_next(log: Log) -> No
         assert removed_before(log.streamlet, log.entry) == place
 
 
-def test_nothing_was_removed_of_an_older_interval_that_had_nothing(log: Log) -> None:
+def test_an_older_interval_without_records_has_no_removed_part(log: Log) -> None:
     older = Interval(0, 3, (), (0,))
     newer = Interval(7, first_records=(14,), leads=False)
     log.streamlet.hold(Holding((older, newer), broker_epoch=1))

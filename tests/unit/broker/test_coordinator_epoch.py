@@ -1,4 +1,4 @@
-"""Whose orders a broker carries out."""
+"""The coordinator's epoch: which coordinator's orders a broker carries out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kera.core.errors import StaleEpoch, Unavailable
 LARGEST = (1 << 64) - 1
 
 
-async def test_an_order_of_the_coordinator_that_leads_is_carried_out_at_once() -> None:
+async def test_an_order_of_the_leading_coordinator_is_confirmed_at_once() -> None:
     leader = CoordinatorEpoch()
     leader.observe(3)
     await leader.confirm(3)
@@ -21,7 +21,7 @@ async def test_an_order_of_the_coordinator_that_leads_is_carried_out_at_once() -
 
 
 @pytest.mark.parametrize("epoch", [0, 2])
-async def test_an_order_of_one_that_was_replaced_or_of_nobody_is_refused(epoch: int) -> None:
+async def test_an_order_of_a_replaced_coordinator_or_without_an_epoch_is_refused(epoch: int) -> None:
     leader = CoordinatorEpoch()
     leader.observe(3)
     with pytest.raises(StaleEpoch) as refused:
@@ -29,7 +29,7 @@ async def test_an_order_of_one_that_was_replaced_or_of_nobody_is_refused(epoch: 
     assert refused.value.attributes == {"coordinator_epoch": 3}
 
 
-async def test_an_order_of_a_later_one_waits_until_the_coordinator_says_that_it_leads() -> None:
+async def test_an_order_of_a_later_epoch_waits_until_the_coordinator_confirms_it() -> None:
     leader = CoordinatorEpoch()
     leader.observe(3)
     order = asyncio.create_task(leader.confirm(4))
@@ -39,7 +39,7 @@ async def test_an_order_of_a_later_one_waits_until_the_coordinator_says_that_it_
     await order
 
 
-async def test_the_answer_to_a_heartbeat_that_was_under_way_does_not_refuse_it() -> None:
+async def test_the_answer_to_an_earlier_heartbeat_does_not_refuse_a_waiting_order() -> None:
     leader = CoordinatorEpoch()
     leader.observe(3)
     order = asyncio.create_task(leader.confirm(4))
@@ -50,7 +50,7 @@ async def test_the_answer_to_a_heartbeat_that_was_under_way_does_not_refuse_it()
     await order
 
 
-async def test_an_epoch_that_the_coordinator_does_not_confirm_is_not_believed() -> None:
+async def test_an_order_whose_epoch_the_coordinator_does_not_confirm_is_refused() -> None:
     leader = CoordinatorEpoch()
     leader.observe(3)
     order = asyncio.create_task(leader.confirm(LARGEST))
@@ -60,24 +60,24 @@ async def test_an_epoch_that_the_coordinator_does_not_confirm_is_not_believed() 
         await asyncio.sleep(0)
     with pytest.raises(Unavailable):
         await order
-    await leader.confirm(3)  # the one that leads is not stale for it
+    await leader.confirm(3)  # the leading coordinator's epoch is still valid
 
 
-async def test_without_a_coordinator_that_answers_it_is_refused_in_time() -> None:
+async def test_an_order_is_refused_when_no_coordinator_answers_in_time() -> None:
     leader = CoordinatorEpoch(confirm_timeout_s=0.01)
     leader.observe(3)
     with pytest.raises(Unavailable):
         await leader.confirm(4)
 
 
-async def test_an_answer_that_comes_late_does_not_bring_an_old_coordinator_back() -> None:
+async def test_a_late_answer_does_not_bring_an_old_epoch_back() -> None:
     leader = CoordinatorEpoch()
     leader.observe(4)
     leader.observe(3)
     assert leader.value == 4
 
 
-async def test_where_nobody_confirms_epochs_the_latest_order_counts() -> None:
+async def test_the_latest_order_counts_when_epochs_are_not_confirmed() -> None:
     leader = CoordinatorEpoch(confirmed=False)
     await leader.confirm(4)
     await leader.confirm(0)

@@ -31,7 +31,7 @@ from tests.unit.broker.support import (
 
 @pytest.fixture(params=["memory", "disk"])
 async def broker(request: pytest.FixtureRequest, engine: Engine, limits: ServingLimits) -> Broker:
-    """Eleven chunks in segments (1, 1), (1, 2) and (2, 1), of which the closed ones may be on disk only."""
+    """Eleven chunks in segments (1, 1), (1, 2) and (2, 1); the closed segments may be on disk only."""
     broker = Broker(engine, stream_info(owners=(BROKER_ID, BROKER_ID + 1)), limits=limits)
     broker.paused = True
     broker.append(*(chunk(1, sequence) for sequence in range(11)))
@@ -81,7 +81,9 @@ def in_index(broker: Broker) -> list[tuple[int, int]]:
         (Position(2, 1, 3 * CHUNK_BYTES), Position(2, 1, 3 * CHUNK_BYTES), 11),
     ],
 )
-async def test_what_is_before_a_cursor_goes(broker: Broker, position: Position, start: Position, record: int) -> None:
+async def test_a_truncation_removes_records_before_its_cursor(
+    broker: Broker, position: Position, start: Position, record: int
+) -> None:
     (result,) = await truncate(broker, cursor(position))
 
     assert (result.error.code, place(result.start)) == ("", start)
@@ -95,7 +97,7 @@ async def test_what_is_before_a_cursor_goes(broker: Broker, position: Position, 
 
 
 @pytest.mark.parametrize("session_id", [0, 1])
-async def test_where_the_oldest_record_is_in_its_segment_is_told(broker: Broker, session_id: int) -> None:
+async def test_a_read_of_the_oldest_record_reports_its_position_in_its_segment(broker: Broker, session_id: int) -> None:
     await truncate(broker, cursor(Position(1, 1, CHUNK_BYTES)))
     for start, begins_at in ((EARLIEST, CHUNK_BYTES), (Position(1, 1, CHUNK_BYTES), 0), (Position(1, 2, 0), 0)):
         request = broker_pb2.MultiReadChunksRequest(ranges=[read_range(start)], session_id=session_id)
@@ -103,7 +105,7 @@ async def test_where_the_oldest_record_is_in_its_segment_is_told(broker: Broker,
         assert (result.length_bytes > 0, result.begins_at) == (True, begins_at)
 
 
-async def test_truncating_again_and_to_what_is_gone_is_no_error(broker: Broker) -> None:
+async def test_truncating_again_or_to_a_removed_position_is_no_error(broker: Broker) -> None:
     await truncate(broker, cursor(Position(1, 2, 0)))
     results = await truncate(broker, cursor(Position(1, 1, CHUNK_BYTES)), cursor(Position(1, 2, 0)))
 
@@ -124,14 +126,16 @@ async def test_truncating_again_and_to_what_is_gone_is_no_error(broker: Broker) 
         (cursor(Position(1, 2, 0), entry=1), "invalid_cursor"),
     ],
 )
-async def test_a_cursor_that_names_no_place_removes_nothing_and_fails_alone(broker: Broker, at: Any, code: str) -> None:
+async def test_a_truncation_at_an_invalid_cursor_removes_nothing_and_fails_alone(
+    broker: Broker, at: Any, code: str
+) -> None:
     bad, good = await truncate(broker, at, cursor(Position(1, 1, CHUNK_BYTES)))
 
     assert (bad.error.code, good.error.code) == (code, "")
     assert entry_of(broker).start == Position(1, 1, CHUNK_BYTES)
 
 
-async def test_a_truncation_is_answered_when_it_cannot_come_back(broker: Broker) -> None:
+async def test_a_truncation_is_answered_once_it_is_durable(broker: Broker) -> None:
     broker.paused = True
     asked = asyncio.ensure_future(truncate(broker, cursor(Position(2, 1, 0))))
     for _ in range(10):
@@ -149,7 +153,7 @@ async def test_a_truncation_is_answered_when_it_cannot_come_back(broker: Broker)
 @limited(load_wait_ms=10)
 @pytest.mark.parametrize("broker", ["disk"], indirect=True)
 @pytest.mark.timeout(20)
-async def test_a_truncation_waits_for_memory_only_so_long(broker: Broker) -> None:
+async def test_a_truncation_that_waits_too_long_for_memory_gets_a_retriable_error(broker: Broker) -> None:
     slots = broker.engine.fill_memory()
     late, good = await truncate(broker, cursor(Position(1, 2, CHUNK_BYTES)), cursor(Position(1, 2, 0)))
     assert (late.error.code, late.error.retriable, good.error.code) == ("unavailable", True, "")
@@ -160,7 +164,7 @@ async def test_a_truncation_waits_for_memory_only_so_long(broker: Broker) -> Non
     assert (result.error.code, place(result.start)) == ("", Position(1, 2, CHUNK_BYTES))
 
 
-async def test_a_group_that_was_truncated_is_gone_and_those_behind_it_are_there(broker: Broker) -> None:
+async def test_a_truncated_group_is_gone_and_later_groups_are_available(broker: Broker) -> None:
     await truncate(broker, cursor(Position(2, 1, 0)))
     request = api.GET_AVAILABLE_GROUPS.request(stream_id=STREAM_ID)
     answer = await broker.ask(api.GET_AVAILABLE_GROUPS, request)
@@ -171,7 +175,7 @@ async def test_a_group_that_was_truncated_is_gone_and_those_behind_it_are_there(
 # --- cursors -----------------------------------------------------------------------------------------------
 
 
-async def test_a_cursor_is_on_disk_when_it_is_answered(broker: Broker) -> None:
+async def test_a_commit_is_answered_once_its_cursor_is_on_disk(broker: Broker) -> None:
     broker.paused = True
     asked = asyncio.ensure_future(commit(broker, cursor(Position(1, 2, CHUNK_BYTES))))
     for _ in range(10):
@@ -200,7 +204,7 @@ async def test_the_cursors_of_a_request_are_written_to_disk_together(broker: Bro
     assert entry_of(broker).committed == {"a": Position(1, 2, 0)}
 
 
-async def test_consumer_groups_have_cursors_of_their_own(broker: Broker) -> None:
+async def test_each_consumer_group_has_its_own_cursor(broker: Broker) -> None:
     await commit(broker, cursor(Position(1, 2, 0)), consumer_group="a")
     await commit(broker, cursor(Position(1, 1, CHUNK_BYTES)), consumer_group="b")
     await commit(broker, cursor(Position(2, 1, 0)), consumer_group="a")
@@ -217,7 +221,7 @@ async def test_a_cursor_beyond_the_durable_head_is_refused(broker: Broker) -> No
     assert entry_of(broker).committed == {"a": end}
 
 
-async def test_a_cursor_of_who_has_read_nothing_yet_is_no_cursor(broker: Broker) -> None:
+async def test_committing_the_earliest_position_stores_no_cursor(broker: Broker) -> None:
     (result,) = await commit(broker, cursor(EARLIEST))
 
     assert (result.error.code, entry_of(broker).committed) == ("", {})
@@ -231,13 +235,13 @@ async def test_a_cursor_that_cannot_be_committed_fails_alone(broker: Broker) -> 
 
 
 @pytest.mark.parametrize("consumer_group", ["", "a" * (CONSUMER_GROUP_BYTES_MAX + 1), "ä" * CONSUMER_GROUP_BYTES_MAX])
-async def test_a_consumer_group_needs_a_name_that_the_index_can_keep(broker: Broker, consumer_group: str) -> None:
+async def test_an_empty_or_too_long_name_of_a_consumer_group_is_refused(broker: Broker, consumer_group: str) -> None:
     with pytest.raises(InvalidArgument, match=str(CONSUMER_GROUP_BYTES_MAX)):
         await commit(broker, cursor(Position(1, 1, 0)), consumer_group=consumer_group)
 
 
 @limited(consumer_groups_max=2)
-async def test_so_many_consumer_groups_and_no_more(broker: Broker) -> None:
+async def test_the_number_of_consumer_groups_is_limited(broker: Broker) -> None:
     codes = [
         (await commit(broker, cursor(Position(1, 1, 0)), consumer_group=name))[0].error.code
         for name in ("a", "b", "c", "a")
@@ -246,7 +250,7 @@ async def test_so_many_consumer_groups_and_no_more(broker: Broker) -> None:
     assert codes == ["", "", "invalid_argument", ""]
 
 
-async def test_a_cursor_that_the_disk_does_not_take_is_an_error(
+async def test_a_commit_fails_when_the_disk_does_not_take_the_cursor(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
@@ -261,7 +265,7 @@ async def test_a_cursor_that_the_disk_does_not_take_is_an_error(
 
 
 @pytest.mark.parametrize("method", [api.COMMIT_CURSORS, api.TRUNCATE_STREAMLETS], ids=lambda method: method.name)
-async def test_a_request_changes_so_many_cursors(broker: Broker, method: Any) -> None:
+async def test_a_request_with_too_many_cursors_is_refused(broker: Broker, method: Any) -> None:
     request = method.request(cursors=[cursor(EARLIEST)] * (CHANGES_MAX + 1))
     if method is api.COMMIT_CURSORS:
         request.consumer_group = "reader"

@@ -1,4 +1,4 @@
-"""Data directories as they were once written, and what one flipped bit in them does: to the start, and to `verify`."""
+"""Data directories of earlier formats, and the effect of one flipped bit on the start and on `verify`."""
 
 import json
 import os
@@ -40,10 +40,10 @@ INDEX_CHECKSUM = Path("log/index/data.crc32")
 INDEX_LOCK = Path("log/index/lock.mdb")
 ROUNDS = 15
 FLIPS = 8
-"""Of each round."""
+"""The number of flips in each round."""
 
 Chunks = dict[tuple[int, int], bytes]
-"""Stream and sequence of a chunk, and all of it."""
+"""The bytes of each chunk, by stream and sequence."""
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ def test_a_directory_of_format_2_has_all_its_chunks(data_dir: Path, arena: Arena
     assert sum(verify_chunk(chunk).record_count for chunk in found.values()) == 768
 
 
-def test_a_directory_from_before_epochs_says_up_to_when_its_entries_are_written(data_dir: Path) -> None:
+def test_entries_of_a_directory_from_before_epochs_get_a_watermark(data_dir: Path) -> None:
     index, whole = SegmentIndex.open_checked(data_dir / "log" / "index")
     try:
         store = SegmentStore(data_dir / "log", LocalDisk(data_dir / "log"), index)
@@ -186,7 +186,7 @@ def test_a_directory_from_before_epochs_says_up_to_when_its_entries_are_written(
 def test_the_sample_is_what_the_script_writes(tmp_path: Path, arena: Arena) -> None:
     sample.write(tmp_path / "broker")
 
-    (tmp_path / "broker/log/spare").rmdir()  # there is none
+    (tmp_path / "broker/log/spare").rmdir()  # it has no spare files
     written = sorted(path.relative_to(tmp_path / "broker") for path in (tmp_path / "broker").rglob("*"))
     assert written == sorted(path.relative_to(FORMAT_2) for path in FORMAT_2.rglob("*"))
     assert read_by_engine(tmp_path / "broker", arena).keys() == WRITTEN.keys()
@@ -201,7 +201,7 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def positions(path: Path, seed: int) -> list[tuple[int, int]]:
-    """Some bits of a file of which something is used: most of them in bytes that are not 0."""
+    """Some bits of a file, most of them in used bytes, which are not 0."""
     chance, content = random.Random(f"{path.name} {seed}"), path.read_bytes()
     used = [offset for offset, byte in enumerate(content) if byte]
     return [
@@ -211,7 +211,7 @@ def positions(path: Path, seed: int) -> list[tuple[int, int]]:
 
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("seed", first_quick(range(ROUNDS), 3))
-def test_a_bit_of_a_segment_costs_one_chunk_and_is_found(tmp_path: Path, arena: Arena, seed: int) -> None:
+def test_a_flipped_bit_in_a_segment_costs_one_chunk_and_is_found(tmp_path: Path, arena: Arena, seed: int) -> None:
     chance = random.Random(seed)
     for number in range(FLIPS):
         place = chance.choice(PLACES)
@@ -229,7 +229,7 @@ def test_a_bit_of_a_segment_costs_one_chunk_and_is_found(tmp_path: Path, arena: 
 
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("seed", first_quick(range(ROUNDS), 3))
-def test_a_bit_of_the_index_costs_nothing_and_is_found(tmp_path: Path, arena: Arena, seed: int) -> None:
+def test_a_flipped_bit_in_the_index_costs_no_chunk_and_is_found(tmp_path: Path, arena: Arena, seed: int) -> None:
     for number, position in enumerate(positions(FORMAT_2 / INDEX, seed)):
         data_dir = Path(shutil.copytree(FORMAT_2, tmp_path / f"{number}"))
         flip(data_dir / INDEX, *position)
@@ -243,7 +243,7 @@ def test_a_bit_of_the_index_costs_nothing_and_is_found(tmp_path: Path, arena: Ar
 
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("seed", first_quick(range(3), 1))
-def test_a_bit_of_the_indexs_lock_file_does_nothing(data_dir: Path, arena: Arena, seed: int) -> None:
+def test_a_flipped_bit_in_the_lock_file_of_the_index_has_no_effect(data_dir: Path, arena: Arena, seed: int) -> None:
     for position in positions(FORMAT_2 / INDEX_LOCK, seed):
         flip(data_dir / INDEX_LOCK, *position)
         assert findings_of(data_dir)[0] == []
@@ -254,7 +254,9 @@ def test_a_bit_of_the_indexs_lock_file_does_nothing(data_dir: Path, arena: Arena
 
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("bit", first_quick(range(8), 2))
-def test_a_bit_of_the_indexs_checksum_does_nothing(data_dir: Path, arena: Arena, bit: int) -> None:
+def test_a_flipped_bit_in_the_checksum_of_the_index_costs_no_chunk_and_is_found(
+    data_dir: Path, arena: Arena, bit: int
+) -> None:
     for offset in range((FORMAT_2 / INDEX_CHECKSUM).stat().st_size):
         flip(data_dir / INDEX_CHECKSUM, offset, bit)
         assert [finding.path for finding in findings_of(data_dir)[0]] == [data_dir / INDEX]
@@ -263,7 +265,7 @@ def test_a_bit_of_the_indexs_checksum_does_nothing(data_dir: Path, arena: Arena,
         shutil.copytree(FORMAT_2, data_dir)
 
 
-def test_a_bit_of_the_index_is_found_by_a_process_that_may_crash(data_dir: Path, arena: Arena) -> None:
+def test_a_flipped_bit_in_the_index_is_found_in_a_process_that_may_crash(data_dir: Path, arena: Arena) -> None:
     content = (data_dir / INDEX).read_bytes()
     flip(data_dir / INDEX, content.rindex(b"s" + (1).to_bytes(8)), 3)
 
@@ -272,11 +274,13 @@ def test_a_bit_of_the_index_is_found_by_a_process_that_may_crash(data_dir: Path,
 
 
 @pytest.mark.parametrize("name", ["broker.json", "broker.copy.json"])
-def test_no_bit_of_the_identity_stops_a_start(data_dir: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_flipped_bit_in_an_identity_file_does_not_stop_a_start(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)
     path = data_dir / name
     directory = BrokerDirectory(data_dir)
-    directory.load()  # which gives a directory of an earlier version an id of its own
+    directory.load()  # gives a directory of an earlier version its own id
     content = path.read_bytes()
     for offset in range(len(content)):
         for bit in range(8):
@@ -288,7 +292,7 @@ def test_no_bit_of_the_identity_stops_a_start(data_dir: Path, monkeypatch: pytes
 
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("seed", first_quick(range(3), 1))
-def test_a_bit_of_an_open_segment_that_was_committed_costs_one_chunk(tmp_path: Path, arena: Arena, seed: int) -> None:
+def test_a_flipped_bit_in_a_committed_open_segment_costs_one_chunk(tmp_path: Path, arena: Arena, seed: int) -> None:
     sample.write(tmp_path / "whole", clean=False)
     whole = read_by_engine(Path(shutil.copytree(tmp_path / "whole", tmp_path / "read")), arena)
     path = Path("log/segments/000000/000000000003.segment")
@@ -308,10 +312,10 @@ def test_a_bit_of_an_open_segment_that_was_committed_costs_one_chunk(tmp_path: P
 
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(("ticked", "cost"), [(True, 1), (False, 3)])
-def test_a_bit_of_what_was_committed_last_costs_one_chunk_once_a_tick_has_noted_it(
+def test_a_flipped_bit_in_the_last_commit_costs_one_chunk_once_a_tick_has_noted_it(
     tmp_path: Path, arena: Arena, ticked: bool, cost: int
 ) -> None:
-    """Before that, damage in the last commit cannot be told from a write that the loss of the host has cut off."""
+    """Before the tick, damage in the last commit looks like a write that the loss of the host has cut off."""
     sample.write(tmp_path / "whole", clean=False, commit_chunks=4, ticked=ticked)
     whole = read_by_engine(Path(shutil.copytree(tmp_path / "whole", tmp_path / "read")), arena)
     flip(tmp_path / "whole" / "log/segments/000000/000000000003.segment", 3136 + 130, 0)
@@ -320,7 +324,7 @@ def test_a_bit_of_what_was_committed_last_costs_one_chunk_once_a_tick_has_noted_
 
 
 @pytest.mark.usefixtures("forked")
-def test_a_bit_of_what_was_committed_last_is_told_as_the_damage_that_the_start_finds(tmp_path: Path) -> None:
+def test_verify_reports_a_flipped_bit_in_the_last_commit_as_one_damaged_chunk(tmp_path: Path) -> None:
     sample.write(tmp_path / "broker", clean=False, commit_chunks=4)
     path = tmp_path / "broker" / "log/segments/000000/000000000003.segment"
     ends = scan_segment(memoryview(path.read_bytes())).chunk_ends
@@ -334,7 +338,7 @@ def test_a_bit_of_what_was_committed_last_is_told_as_the_damage_that_the_start_f
 
 
 @pytest.mark.usefixtures("forked")
-def test_a_first_commit_of_which_only_a_later_header_arrived_is_a_torn_tail(tmp_path: Path, arena: Arena) -> None:
+def test_a_first_commit_with_only_a_later_header_on_disk_is_a_torn_tail(tmp_path: Path, arena: Arena) -> None:
     sample.write(tmp_path / "broker", clean=False, ticked=False)
     path = tmp_path / "broker" / "log/segments/000000/000000000003.segment"
     content = path.read_bytes()

@@ -1,4 +1,4 @@
-"""What a broker says of its streamlets: the bounds of their entries."""
+"""Descriptions of streamlets: the bounds of their entries."""
 
 from typing import Any
 
@@ -48,10 +48,10 @@ async def test_an_entry_without_chunks_starts_and_ends_at_the_earliest_position(
     ] * 2
 
 
-async def test_what_may_be_lost_is_told_unless_nobody_can_have_seen_it(broker: Broker) -> None:
+async def test_a_possible_loss_is_described_only_if_readers_may_have_seen_it(broker: Broker) -> None:
     even, odd = broker.streams.get(STREAM_ID).streamlets[0].entries
     even.gaps = [Gap(Position(2, 1, 1024), Position(9, 1, 0))]
-    odd.gaps = [Gap(Position(3, 1, 1025), Position(9, 1, 0))]  # readers see what is on disk, and that is there
+    odd.gaps = [Gap(Position(3, 1, 1025), Position(9, 1, 0))]  # readers see only chunks on disk, and these are there
     (streamlet,) = await describe(broker, 0)
 
     assert [each.HasField("lost_from") for each in streamlet.entries] == [True, False]
@@ -69,8 +69,8 @@ async def test_a_streamlet_of_another_broker_is_not_described(broker: Broker) ->
 
 
 @limited(described_entries_max=4)
-async def test_an_answer_describes_so_many_entries(broker: Broker) -> None:
-    """A stream may have a million of them: they would fit into no message, and take the broker's memory."""
+async def test_the_number_of_described_entries_is_limited(broker: Broker) -> None:
+    """A stream may have a million entries: too many for a message and for the broker's memory."""
     assert len(await describe(broker, 0, 0)) == 2
     with pytest.raises(InvalidArgument, match="name fewer streamlets"):
         await describe(broker, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""Files as the log writes them, around the page cache and through it."""
+"""Files of the log, with direct I/O and through the page cache."""
 
 import errno
 import mmap
@@ -13,7 +13,7 @@ from kera.core.base.blocks import FileCalls
 
 
 def blocks(*fills: bytes) -> memoryview:
-    """Memory as slots have it: on page boundaries."""
+    """Memory on page boundaries, like that of slots."""
     view = memoryview(mmap.mmap(-1, BLOCK_BYTES * max(1, len(fills))))
     for index, fill in enumerate(fills):
         view[index * BLOCK_BYTES : (index + 1) * BLOCK_BYTES] = fill * BLOCK_BYTES
@@ -22,7 +22,7 @@ def blocks(*fills: bytes) -> memoryview:
 
 @pytest.fixture(params=["direct", "cached"])
 def disk(request: pytest.FixtureRequest, tmp_path: Path) -> LocalDisk:
-    """Around the page cache, if the file system of the tests can, and through it."""
+    """A disk with direct I/O, if the file system of the tests has it, or through the page cache."""
     disk = LocalDisk(tmp_path)
     if request.param == "cached":
         disk.direct = 0
@@ -49,7 +49,7 @@ def test_offsets_are_rounded_to_blocks(offset: int, floor: int, ceiling: int) ->
     assert (block_floor(offset), block_ceiling(offset)) == (floor, ceiling)
 
 
-def test_what_is_written_is_read(disk: LocalDisk, path: Path) -> None:
+def test_written_blocks_are_read_back(disk: LocalDisk, path: Path) -> None:
     disk.create(path, 4 * BLOCK_BYTES)
     disk.write(path, BLOCK_BYTES, blocks(b"b", b"c"))
     disk.write(path, 0, blocks(b"a"))
@@ -58,7 +58,7 @@ def test_what_is_written_is_read(disk: LocalDisk, path: Path) -> None:
     assert disk.length(path) == 4 * BLOCK_BYTES
 
 
-def test_a_read_gives_what_is_there_and_says_how_much_that_is(disk: LocalDisk, path: Path) -> None:
+def test_a_read_returns_existing_blocks_and_their_length(disk: LocalDisk, path: Path) -> None:
     disk.create(path, 0)
     disk.write(path, 0, blocks(b"a", b"b"))
     into = blocks(b"?", b"?", b"?")
@@ -75,14 +75,14 @@ def test_a_file_that_does_not_end_with_a_block_is_read_to_its_end(disk: LocalDis
     assert disk.read(path, 0, blocks(b"?", b"?", b"?")) == BLOCK_BYTES + 100
 
 
-def test_room_is_reserved_when_a_file_is_made(disk: LocalDisk, path: Path) -> None:
+def test_room_is_reserved_when_a_file_is_created(disk: LocalDisk, path: Path) -> None:
     disk.create(path, 16 * BLOCK_BYTES)
 
     assert path.stat().st_blocks * 512 >= 16 * BLOCK_BYTES
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_file_that_is_made_again_is_empty(disk: LocalDisk, path: Path) -> None:
+def test_a_file_that_is_created_again_is_empty(disk: LocalDisk, path: Path) -> None:
     disk.create(path, BLOCK_BYTES)
     disk.write(path, 0, blocks(b"a"))
     disk.create(path, BLOCK_BYTES)
@@ -90,7 +90,7 @@ def test_a_file_that_is_made_again_is_empty(disk: LocalDisk, path: Path) -> None
     assert content(disk, path, 1) == [b"\0"]
 
 
-def test_a_file_for_which_there_is_no_room_is_not_made(tmp_path: Path, path: Path) -> None:
+def test_a_file_without_room_is_not_created(tmp_path: Path, path: Path) -> None:
     def fail(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -101,7 +101,7 @@ def test_a_file_for_which_there_is_no_room_is_not_made(tmp_path: Path, path: Pat
     assert disk.names(path.parent) == []
 
 
-def test_what_is_behind_a_length_is_given_back(disk: LocalDisk, path: Path) -> None:
+def test_truncating_a_file_removes_the_blocks_behind_the_new_length(disk: LocalDisk, path: Path) -> None:
     disk.create(path, 4 * BLOCK_BYTES)
     disk.write(path, 0, blocks(b"a", b"b"))
     disk.truncate(path, BLOCK_BYTES)
@@ -110,7 +110,7 @@ def test_what_is_behind_a_length_is_given_back(disk: LocalDisk, path: Path) -> N
     assert disk.length(path) == BLOCK_BYTES
 
 
-def test_a_file_that_is_removed_is_gone_and_removing_it_again_is_no_error(disk: LocalDisk, path: Path) -> None:
+def test_a_removed_file_is_gone_and_removing_it_again_is_no_error(disk: LocalDisk, path: Path) -> None:
     disk.create(path, 0)
     assert disk.names(path.parent) == ["a.segment"]
     disk.remove(path)
@@ -119,7 +119,7 @@ def test_a_file_that_is_removed_is_gone_and_removing_it_again_is_no_error(disk: 
     assert disk.names(path.parent) == []
 
 
-def test_names_are_in_order_and_a_directory_that_is_not_there_has_none(disk: LocalDisk, tmp_path: Path) -> None:
+def test_names_are_sorted_and_a_missing_directory_has_none(disk: LocalDisk, tmp_path: Path) -> None:
     for name in "cab":
         disk.create(tmp_path / "d" / name, 0)
 
@@ -127,7 +127,7 @@ def test_names_are_in_order_and_a_directory_that_is_not_there_has_none(disk: Loc
     assert disk.names(tmp_path / "nowhere") == []
 
 
-def test_a_file_that_is_not_there_is_an_error(disk: LocalDisk, path: Path) -> None:
+def test_using_a_missing_file_is_an_error(disk: LocalDisk, path: Path) -> None:
     for use in (
         lambda: disk.read(path, 0, blocks(b"?")),
         lambda: disk.write(path, 0, blocks(b"?")),
@@ -141,9 +141,7 @@ def test_a_file_that_is_not_there_is_an_error(disk: LocalDisk, path: Path) -> No
 # --- around the page cache, or not -------------------------------------------------------------------------
 
 
-def test_a_file_system_that_cannot_write_around_the_page_cache_is_written_through_it(
-    tmp_path: Path, path: Path
-) -> None:
+def test_a_file_system_without_direct_io_is_written_through_the_page_cache(tmp_path: Path, path: Path) -> None:
     flags = list[int]()
 
     def refuse(name: Any, how: int, *rest: Any) -> int:
@@ -162,7 +160,7 @@ def test_a_file_system_that_cannot_write_around_the_page_cache_is_written_throug
     assert [found.name for found in tmp_path.iterdir()] == ["segments"], "nothing is left of the attempt"
 
 
-def test_any_other_error_of_the_attempt_is_told(tmp_path: Path) -> None:
+def test_other_errors_of_the_attempt_at_direct_io_are_raised(tmp_path: Path) -> None:
     def refuse(*_: Any) -> int:
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))
 
@@ -170,7 +168,7 @@ def test_any_other_error_of_the_attempt_is_told(tmp_path: Path) -> None:
         LocalDisk(tmp_path, FileCalls(open=refuse))
 
 
-def test_a_write_that_takes_several_calls_is_finished(tmp_path: Path, path: Path) -> None:
+def test_a_short_write_is_continued(tmp_path: Path, path: Path) -> None:
     disk = LocalDisk(tmp_path, FileCalls(write=lambda fd, data, *rest: os.pwritev(fd, [data[0][:BLOCK_BYTES]], *rest)))
     disk.create(path, 0)
     disk.write(path, 0, blocks(b"a", b"b", b"c"))
@@ -178,7 +176,7 @@ def test_a_write_that_takes_several_calls_is_finished(tmp_path: Path, path: Path
     assert content(disk, path, 3) == [b"a", b"b", b"c"]
 
 
-def test_a_write_that_ends_inside_a_block_is_an_error_of_a_full_disk(tmp_path: Path, path: Path) -> None:
+def test_a_write_that_ends_inside_a_block_means_a_full_disk(tmp_path: Path, path: Path) -> None:
     disk = LocalDisk(tmp_path, FileCalls(write=lambda *_: 100))
     if not disk.direct:
         pytest.skip("the file system of the tests does not write around the page cache")

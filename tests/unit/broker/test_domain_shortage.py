@@ -1,4 +1,4 @@
-"""A memory domain for which no memory can be had is in nobody else's way: others write, and have segments loaded."""
+"""A memory domain that gets no memory does not delay others: they still write and load segments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ORDERS, PAYMENTS = 7, 8
 
 
 def starve(engine: Engine, domain: str) -> None:
-    """As if others had taken all shared memory that is not reserved."""
+    """Let a domain get no memory, as if others had taken all shared memory that is not reserved."""
 
     def fails(*_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -21,7 +21,7 @@ def starve(engine: Engine, domain: str) -> None:
     engine.arena.file(domain)._calls = FileCalls(reserve=fails)
 
 
-async def test_writes_to_other_domains_do_not_wait_for_it(make_engine: MakeEngine) -> None:
+async def test_writes_to_other_domains_do_not_wait_for_a_domain_without_memory(make_engine: MakeEngine) -> None:
     broker = Broker(make_engine(8), stream_info(ORDERS, memory_domain="eu"), stream_info(PAYMENTS))
     starve(broker.engine, "eu")
     refused, taken = broker.append(chunk(stream_id=ORDERS), chunk(stream_id=PAYMENTS))
@@ -30,7 +30,7 @@ async def test_writes_to_other_domains_do_not_wait_for_it(make_engine: MakeEngin
     assert "memory domain 'eu'" in refused.error.message
 
 
-def test_loads_of_other_domains_do_not_wait_for_it(make_engine: MakeEngine) -> None:
+def test_loads_of_other_domains_do_not_wait_for_a_domain_without_memory(make_engine: MakeEngine) -> None:
     engine = make_engine(slots=8)
     theirs, ours = on_disk_only(Log(engine), 1), on_disk_only(Log(engine), 1)
     starve(engine, "eu")

@@ -1,4 +1,4 @@
-"""Entries are made when somebody asks for them: a stream may have a million that nobody ever writes to."""
+"""Entries are made on first use: a stream may have a million entries that are never written to."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from kera.core.base.ids import EntryId
 from tests.unit.broker.support import BROKER_ID, Broker, Engine, chunk, stream_info
 
 
-def test_only_those_are_made_that_somebody_asked_for(engine: Engine) -> None:
+def test_only_requested_entries_are_made(engine: Engine) -> None:
     there = Entry(EntryId(7, 0, 5), engine.index)
     entries = Entries(7, 0, 64, engine.index, [there])
     assert len(entries) == 64
@@ -20,21 +20,21 @@ def test_only_those_are_made_that_somebody_asked_for(engine: Engine) -> None:
     assert [entry.index for entry in entries] == list(range(64))
 
 
-def test_what_holds_for_all_of_them_holds_for_those_that_are_made_later(engine: Engine) -> None:
+def test_a_setting_of_all_entries_holds_for_entries_made_later(engine: Engine) -> None:
     entries = Entries(7, 0, 3, engine.index)
     entries[0].by_replicas = False
     entries.set_by_replicas(True)
     assert [entry.by_replicas for entry in entries] == [True, True, True]
 
 
-def test_of_a_streamlet_that_is_gone_none_is_made_any_more(engine: Engine) -> None:
+def test_a_dropped_streamlet_makes_no_more_entries(engine: Engine) -> None:
     entries = Entries(7, 0, 3, engine.index)
     made = entries[1]
     entries.drop()
     assert list(entries) == [made]
 
 
-async def test_opening_writing_sealing_and_dropping_make_only_the_entry_that_is_written_to(engine: Engine) -> None:
+async def test_opening_writing_and_dropping_make_only_the_written_entry(engine: Engine) -> None:
     broker = Broker(engine, stream_info(owners=(BROKER_ID, BROKER_ID), entries=64))
     streamlets = [broker.streams.get(7).streamlets[number] for number in range(2)]
     assert [each.entries.made for each in streamlets] == [[], []]

@@ -1,4 +1,4 @@
-"""How far the entries of a stream are settled for its epochs: to look at it promises nothing."""
+"""Epoch lag: how far the entries of a stream are settled, measured without making promises."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def append(broker: Broker, producer: int, time_us: int, sequence: int = 0) -> No
     broker.append(chunk(producer, sequence, min_timestamp_us=time_us, max_timestamp_us=time_us))
 
 
-async def test_by_the_clock_all_are_as_far_as_the_broker_would_promise(engine: Engine) -> None:
+async def test_entries_by_clock_are_settled_as_far_as_the_broker_would_promise(engine: Engine) -> None:
     broker = open_broker(engine)
     entries = broker.streams.streamlet(7, 0).entries
     assert look(broker) == (NOW_US - GRACE_US, 0, 0)
@@ -53,7 +53,7 @@ async def test_by_the_clock_all_are_as_far_as_the_broker_would_promise(engine: E
     assert {entry.promised_us for entry in entries.made} == {-(1 << 63)}, "nobody was promised anything"
 
 
-async def test_who_promises_nothing_is_as_far_as_its_records(engine: Engine) -> None:
+async def test_a_broker_that_promises_nothing_is_settled_as_far_as_its_records(engine: Engine) -> None:
     broker = open_broker(engine)
     append(broker, 0, NOW_US - 5)
     assert look(broker, promises=False) == (CREATED_US, 0, 1), "nothing has come: since there is such a stream"
@@ -63,7 +63,7 @@ async def test_who_promises_nothing_is_as_far_as_its_records(engine: Engine) -> 
     assert look(broker, promises=False) == (NOW_US - 5, 0, 0), "what was promised is kept"
 
 
-async def test_by_producers_only_what_was_written_counts(engine: Engine) -> None:
+async def test_entries_by_producers_are_settled_as_far_as_their_records(engine: Engine) -> None:
     broker = open_broker(engine, punctuation=common_pb2.PUNCTUATION_PRODUCERS)
     assert look(broker) is None
     append(broker, 1, 4000)
@@ -75,13 +75,13 @@ async def test_by_producers_only_what_was_written_counts(engine: Engine) -> None
 
 
 @pytest.mark.parametrize("owned", [True, False])
-async def test_only_what_is_owned_here_counts_and_only_with_epochs(engine: Engine, owned: bool) -> None:
+async def test_only_owned_streamlets_with_epochs_count(engine: Engine, owned: bool) -> None:
     broker = open_broker(engine, epoch_ms=1000 if owned else 0)
     broker.streams.streamlet(7, 0).owned = not owned
     assert look(broker) is None
 
 
-async def test_a_streamlet_that_is_about_to_move_promises_nothing_new(engine: Engine) -> None:
+async def test_a_sealed_streamlet_makes_no_new_promise(engine: Engine) -> None:
     broker = open_broker(engine)
     append(broker, 0, NOW_US)
     append(broker, 1, NOW_US)

@@ -1,4 +1,4 @@
-"""What a broker does for epochs: it promises, keeps promises by punctuations, and takes no times from the future."""
+"""Epochs at a broker: it makes promises, keeps them with punctuations, and refuses times from the future."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def open_broker(engine: Engine, **config: Any) -> Broker:
 
 
 def chunks(broker: Broker) -> list[tuple[bool, int]]:
-    """Of each chunk of the first entry whether it is a punctuation, and its greatest time."""
+    """Whether each chunk of the first entry is a punctuation, and its greatest time."""
     entry = broker.streams.streamlet(STREAM_ID, 0).entries[0]
     return [
         (is_punctuation(header), header.max_timestamp_us)
@@ -72,7 +72,7 @@ async def described(broker: Broker, *, promise: bool = True) -> Any:
     return streamlet.entries[0]
 
 
-def test_rules_are_those_of_the_stream_and_without_epochs_there_are_none() -> None:
+def test_epoch_rules_follow_the_config_of_the_stream() -> None:
     config = common_pb2.StreamConfig(epoch_ms=10)
     assert EpochRules.of(config) == EpochRules(True, 1_000_000, 3_600_000_000), "what is left out has its default"
     config.epoch_grace_ms, config.timestamp_ahead_max_ms = 5, 0
@@ -97,7 +97,7 @@ def test_a_punctuation_is_a_whole_chunk_without_records() -> None:
     )
 
 
-async def test_an_entry_that_nobody_writes_to_is_promised_to_get_nothing_older(engine: Engine) -> None:
+async def test_an_entry_without_writes_promises_up_to_a_grace_before_the_clock(engine: Engine) -> None:
     broker = open_broker(engine)
     first = await described(broker)
     assert (first.HasField("watermark_us"), first.promised_us) == (False, NOW_US)
@@ -109,7 +109,7 @@ async def test_an_entry_that_nobody_writes_to_is_promised_to_get_nothing_older(e
     assert engine.arena.free_slots == engine.arena.slot_count, "which takes no memory"
 
 
-async def test_who_only_looks_is_promised_nothing(engine: Engine) -> None:
+async def test_a_description_without_a_request_for_a_promise_promises_nothing(engine: Engine) -> None:
     broker = open_broker(engine)
     set_time(engine, NOW_US + 7000 * MS)
     seen = await described(broker, promise=False)
@@ -123,7 +123,7 @@ async def test_who_only_looks_is_promised_nothing(engine: Engine) -> None:
     assert (asked.HasField("promised_us"), asked.settled_us) == (False, NOW_US + 9)
 
 
-async def test_without_epochs_nothing_is_settled(engine: Engine) -> None:
+async def test_a_stream_without_epochs_promises_and_settles_nothing(engine: Engine) -> None:
     broker = open_broker(engine, epoch_ms=0)
     broker.append(sent(NOW_US, 0))
     seen = await described(broker)
@@ -131,7 +131,9 @@ async def test_without_epochs_nothing_is_settled(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("durability", [common_pb2.DURABILITY_LEADER, common_pb2.DURABILITY_PERSISTED])
-async def test_a_promise_is_written_down_only_before_a_chunk_that_is_older(engine: Engine, durability: int) -> None:
+async def test_a_punctuation_is_written_only_before_a_chunk_older_than_the_promise(
+    engine: Engine, durability: int
+) -> None:
     broker = open_broker(engine, durability=durability)
     set_time(engine, NOW_US + 7000 * MS)
     promised_us = (await described(broker)).promised_us
@@ -157,14 +159,14 @@ async def test_a_promise_is_written_down_only_before_a_chunk_that_is_older(engin
     assert dict(streamlet.producers) == {1: (0, 3)}, "and of no producer"
 
 
-async def test_who_was_promised_nothing_finds_no_punctuation(engine: Engine) -> None:
+async def test_no_punctuation_is_written_without_a_promise(engine: Engine) -> None:
     broker = open_broker(engine, punctuation=common_pb2.PUNCTUATION_PRODUCERS)
     assert not (await described(broker)).HasField("promised_us")
     broker.append(sent(NOW_US, 0), sent(5, 1), sent(-5, 2))
     assert [is_one for is_one, _ in chunks(broker)] == [False] * 3
 
 
-async def test_a_repeat_that_is_older_is_answered_and_writes_no_punctuation(engine: Engine) -> None:
+async def test_an_older_repeat_is_answered_without_a_punctuation(engine: Engine) -> None:
     broker = open_broker(engine)
     broker.append(sent(NOW_US, 0))
     set_time(engine, NOW_US + 9000 * MS)
@@ -175,7 +177,7 @@ async def test_a_repeat_that_is_older_is_answered_and_writes_no_punctuation(engi
     assert [is_one for is_one, _ in chunks(broker)] == [False, True, False]
 
 
-async def test_the_next_owner_keeps_what_the_one_before_has_promised_and_no_more(make_engine: MakeEngine) -> None:
+async def test_the_next_owner_keeps_the_promise_of_the_last_one_and_no_more(make_engine: MakeEngine) -> None:
     engines = make_engine(16), make_engine(16)
     for engine in engines:
         set_time(engine, NOW_US)
@@ -198,7 +200,7 @@ async def test_the_next_owner_keeps_what_the_one_before_has_promised_and_no_more
     assert chunks(cluster.owner)[-2:] == [(True, NOW_US + 19_000 * MS), (False, promised_us)]
 
 
-async def test_a_promise_that_was_handed_over_is_kept_also_when_nobody_promises_any_more(
+async def test_a_handed_over_promise_is_kept_when_the_stream_makes_no_more_promises(
     make_engine: MakeEngine,
 ) -> None:
     engines = make_engine(16), make_engine(16)
@@ -212,16 +214,14 @@ async def test_a_promise_that_was_handed_over_is_kept_also_when_nobody_promises_
     assert chunks(cluster.owner) == [(True, promised_us), (False, promised_us - 1)]
 
 
-async def test_an_owner_to_whom_nobody_has_handed_it_promises_what_the_one_before_may_have(engine: Engine) -> None:
+async def test_an_owner_without_a_handover_keeps_what_the_last_one_may_have_promised(engine: Engine) -> None:
     broker = open_broker(engine, entries=2)
     streamlet = broker.streams.streamlet(STREAM_ID, 0)
     assert [entry.promised_us for entry in streamlet.entries] == [NOW_US] * 2
 
 
 @pytest.mark.parametrize("grace_ms", [1, 1000])
-async def test_of_a_stream_that_is_created_nothing_is_promised_until_somebody_asks(
-    engine: Engine, grace_ms: int
-) -> None:
+async def test_a_new_stream_has_promised_nothing(engine: Engine, grace_ms: int) -> None:
     broker = open_broker(engine)
     info = stream_info(8, **(EPOCHS | {"epoch_grace_ms": grace_ms}))
     request = api.OPEN_STREAMLETS.request(stream=info, created=True)
@@ -229,7 +229,7 @@ async def test_of_a_stream_that_is_created_nothing_is_promised_until_somebody_as
     assert not broker.streams.streamlet(8, 0).promised_us > 0, "however long its creation took"
 
 
-async def test_of_a_stream_without_epochs_nothing_was_promised_before_it_gets_some(engine: Engine) -> None:
+async def test_a_stream_that_gets_epochs_later_has_promised_nothing_before(engine: Engine) -> None:
     broker = open_broker(engine, epoch_ms=0)
     set_time(engine, NOW_US + 9000 * MS)
     broker.streams.get(STREAM_ID).alter(_altered())
@@ -249,7 +249,7 @@ async def test_of_a_stream_without_epochs_nothing_was_promised_before_it_gets_so
         ({}, NO_TIME),
     ],
 )
-async def test_an_owner_keeps_what_was_promised_while_the_clock_counted(
+async def test_an_owner_keeps_promises_from_the_time_when_the_clock_counted(
     engine: Engine, config: dict[str, Any], promised_us: int
 ) -> None:
     broker = open_broker(engine, punctuation=common_pb2.PUNCTUATION_PRODUCERS, **config)
@@ -258,7 +258,7 @@ async def test_an_owner_keeps_what_was_promised_while_the_clock_counted(
     assert chunks(broker)[:-1] == [(True, promised_us)] * (promised_us != NO_TIME)
 
 
-async def test_times_too_far_ahead_are_refused_and_nothing_else_with_them(engine: Engine) -> None:
+async def test_only_chunks_with_times_too_far_ahead_are_refused(engine: Engine) -> None:
     broker = open_broker(engine)
     statuses = broker.append(sent(NOW_US + 5000 * MS, 0), sent(NOW_US + 5000 * MS + 1, 1), sent((1 << 63) - 1, 1))
     errors = [status.error.code for status in statuses]
@@ -275,7 +275,7 @@ def _altered(**config: Any) -> common_pb2.StreamInfo:
     return info
 
 
-async def test_who_may_be_replaced_or_whose_clock_is_off_promises_nothing(engine: Engine) -> None:
+async def test_a_broker_without_a_valid_lease_promises_nothing(engine: Engine) -> None:
     broker = open_broker(engine)
     service = broker.broker
     service.lease.renew(0.0, 1)
@@ -297,7 +297,7 @@ async def test_who_may_be_replaced_or_whose_clock_is_off_promises_nothing(engine
         (NOW_US - 9_000_000, -1.0, 9_000_000),
     ],
 )
-def test_a_clock_is_off_by_what_is_left_of_the_way_of_the_answer(
+def test_the_clock_offset_is_what_the_round_trip_does_not_explain(
     coordinator_us: int, round_trip_s: float, least_us: int
 ) -> None:
     offset = ClockOffset(lambda: NOW_US)
@@ -305,7 +305,7 @@ def test_a_clock_is_off_by_what_is_left_of_the_way_of_the_answer(
     assert offset.least_us == least_us
 
 
-def test_a_clock_that_is_off_by_more_than_half_the_grace_is_told_once() -> None:
+def test_a_clock_offset_beyond_half_the_grace_is_logged_once() -> None:
     offset = ClockOffset(lambda: NOW_US)
     with capture_logs() as lines:
         assert offset.is_within(0)
@@ -317,7 +317,7 @@ def test_a_clock_that_is_off_by_more_than_half_the_grace_is_told_once() -> None:
     assert [line["log_level"] for line in lines] == ["warning", "info"]
 
 
-def test_a_clock_that_keeps_epochs_open_is_a_concern_of_the_broker() -> None:
+def test_a_clock_that_keeps_epochs_open_is_a_health_warning() -> None:
     offset = ClockOffset(lambda: NOW_US)
     health = Health()
     watch_clock(health, offset)
@@ -376,7 +376,7 @@ async def test_boundaries_stay_where_they_were_promised(engine: Engine, on_disk:
     assert watermark_of(entry) == promised.promised_us
 
 
-async def test_watermarks_outlive_a_restart_and_what_was_removed(make_engine: MakeEngine) -> None:
+async def test_watermarks_outlive_removed_records_and_are_in_the_index(make_engine: MakeEngine) -> None:
     engine = make_engine(8)
     broker = open_broker(engine)
     broker.append(*(sent(time_us, at) for at, time_us in enumerate((50, 900, 10, 20, 30, 40, 45, 46, 47))))
@@ -399,7 +399,7 @@ async def test_watermarks_outlive_a_restart_and_what_was_removed(make_engine: Ma
     assert watermark_within(first, 0) == NO_TIME
 
 
-def test_producers_are_told_from_punctuations_after_a_restart(engine: Engine) -> None:
+def test_a_punctuation_is_made_once_and_belongs_to_no_producer(engine: Engine) -> None:
     set_time(engine, NOW_US)
     log = Log(engine)
     log.streamlet.set_epochs(EpochRules(by_clock=True, grace_us=GRACE_US))
@@ -416,7 +416,7 @@ async def test_a_broker_promises_and_punctuates_as_its_model_does(seed: int, mak
     random, engine = Random(seed), make_engine(64)
     broker, model, now_us, sequence = open_broker(engine), Owner(GRACE_US), NOW_US, 0
     streamlet = broker.streams.streamlet(STREAM_ID, 0)
-    broker.paused = True  # what is on disk is not looked at
+    broker.paused = True  # `chunks` does not look at the disk
     model.begin(NOW_US)
     for number in range(60):
         match random.randrange(5):

@@ -1,4 +1,4 @@
-"""One client neither stops the loop with what it asks for, nor the writers with answers that it does not take."""
+"""Fairness: a client blocks neither the loop with large requests nor the writers with answers that it does not take."""
 
 import asyncio
 from collections.abc import Callable
@@ -37,7 +37,7 @@ REQUESTS: dict[Method[Any, Any], Callable[[], Any]] = {
 
 @pytest.fixture
 async def broker(engine: Engine, limits: ServingLimits) -> Broker:
-    """Owns streamlet 0 of stream 7, which has two entries."""
+    """A broker that owns streamlet 0 of stream 7, which has two entries."""
     broker = Broker(engine, stream_info(owners=(BROKER_ID,), entries=2), limits=limits)
     broker.append(chunk(2, 0))
     return broker
@@ -58,7 +58,7 @@ async def test_others_are_served_while_a_large_request_is_handled(broker: Broker
     assert len(rows) == LARGE
 
 
-async def test_a_stream_that_is_dropped_meanwhile_is_an_error_of_the_rest(broker: Broker) -> None:
+async def test_dropping_a_stream_fails_the_rest_of_a_large_request(broker: Broker) -> None:
     large = asyncio.ensure_future(broker.start(api.MEASURE_LAG, REQUESTS[api.MEASURE_LAG]()))
     slices = broker.broker.turns.slices
     while broker.broker.turns.slices == slices:
@@ -70,7 +70,7 @@ async def test_a_stream_that_is_dropped_meanwhile_is_an_error_of_the_rest(broker
     assert lags[-1].error.code
 
 
-async def test_writers_go_on_though_readers_do_not_take_their_answers(broker: Broker) -> None:
+async def test_writers_go_on_although_readers_do_not_take_their_answers(broker: Broker) -> None:
     answers, written = [], 1
     for number in range(12 * 4):  # four chunks to a slot, and eight slots
         assert not any(status.error.code for status in broker.append(chunk(2, written))), f"chunk {written}"
@@ -81,7 +81,7 @@ async def test_writers_go_on_though_readers_do_not_take_their_answers(broker: Br
     assert sequences_of(answers[0])[:2] == [0, 1]
 
 
-async def test_answers_that_are_taken_hold_nothing(broker: Broker) -> None:
+async def test_taken_answers_hold_no_memory(broker: Broker) -> None:
     outgoing = broker.broker.fetches.outgoing
     answers = [broker.read(read_range(), peer=Peer("tcp", str(number))) for number in range(40)]
     assert outgoing.slots == 1
@@ -108,7 +108,7 @@ async def rounds_until(condition: Callable[[], bool]) -> int:
 
 
 @limited(forgotten_at_once=4)
-async def test_a_connection_with_many_sessions_goes_in_slices(broker: Broker) -> None:
+async def test_the_sessions_of_a_closed_connection_are_forgotten_in_slices(broker: Broker) -> None:
     broker.append(chunk(3, 0))
     peer = Peer("tcp", "gone")
     for number in range(1, 101):
@@ -119,7 +119,7 @@ async def test_a_connection_with_many_sessions_goes_in_slices(broker: Broker) ->
     assert broker.broker.sessions.ranges == 0
 
 
-async def test_many_requests_that_wait_for_one_write_go_on_a_few_in_each_round(broker: Broker) -> None:
+async def test_a_write_wakes_waiting_requests_a_few_at_a_time(broker: Broker) -> None:
     waiting = [
         asyncio.ensure_future(broker.start(api.MULTI_READ_CHUNKS, session(number, 1, wait_ms=60_000)))
         for number in range(1, 101)
@@ -136,7 +136,7 @@ async def test_many_requests_that_wait_for_one_write_go_on_a_few_in_each_round(b
         before, done = done, sum(each.done() for each in waiting)
         most = max(most, done - before)
     assert most <= ROUSED_AT_ONCE
-    assert broker.broker.turns.slices >= slices + 100 // ROUSED_AT_ONCE  # two that are quick may share one
+    assert broker.broker.turns.slices >= slices + 100 // ROUSED_AT_ONCE  # two quick requests may share a slice
     assert all(each.result().message.results for each in waiting)
 
 
@@ -160,7 +160,7 @@ async def test_many_ranges_of_an_entry_are_woken_in_slices(broker: Broker) -> No
     assert sorted(told) == list(range(400)), "each is woken once"
 
 
-async def test_a_read_that_waits_for_many_entries_is_woken_by_each_and_forgotten_when_it_is_given_up(
+async def test_a_read_of_many_ranges_is_woken_by_any_entry_and_forgotten_when_cancelled(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiting_module, "FORGOTTEN_AT_ONCE", 1)

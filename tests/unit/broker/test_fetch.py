@@ -36,12 +36,12 @@ MINUTE_MS = 60_000
 
 @pytest.fixture
 async def broker(engine: Engine) -> Broker:
-    """Owns streamlets 0 and 1 of stream 7, each with two entries; not streamlet 2."""
+    """A broker that owns streamlets 0 and 1 of stream 7, each with two entries, but not streamlet 2."""
     return Broker(engine, stream_info(owners=(BROKER_ID, BROKER_ID, BROKER_ID + 1), entries=2))
 
 
 def fill(broker: Broker, count: int, producer: int = 2, **fields: Any) -> None:
-    """Chunks of one producer, from sequence 0. Even producers write to entry 0."""
+    """Append chunks of one producer, from sequence 0. Even producers write to entry 0."""
     assert not any(status.error.code for status in broker.append(*(chunk(producer, n, **fields) for n in range(count))))
 
 
@@ -109,7 +109,7 @@ async def test_a_range_that_cannot_be_read_fails_alone_and_keeps_its_place(
     assert sequences_of(reply) == [0, 1, 0, 1]
 
 
-async def test_a_loss_is_told_with_its_limits(engine: Engine) -> None:
+async def test_a_read_of_a_loss_fails_with_the_limits_of_the_loss(engine: Engine) -> None:
     info = stream_info()
     info.assignments[0].first_group_id = 100
     broker = Broker(engine, info)
@@ -138,7 +138,7 @@ async def test_the_budget_is_for_the_whole_response(broker: Broker) -> None:
     assert next_of(reply.message.results[2]) == EARLIEST, "where it stood"
 
 
-async def test_a_chunk_over_the_budget_comes_alone_and_not_beside_others(broker: Broker) -> None:
+async def test_a_chunk_over_the_budget_is_sent_only_alone(broker: Broker) -> None:
     fill(broker, 1, producer=2, size=2048)
     fill(broker, 1, producer=1, size=512)
     fill(broker, 1, producer=2, size=4096, streamlet_id=1)
@@ -164,7 +164,7 @@ async def test_a_response_is_never_larger_than_the_transports_can_send(engine: E
 # --- waiting -----------------------------------------------------------------------------------------------
 
 
-async def test_without_a_time_to_wait_an_empty_answer_comes_at_once(broker: Broker) -> None:
+async def test_a_read_without_a_wait_time_gets_an_empty_answer_at_once(broker: Broker) -> None:
     reply = broker.read(read_range())
 
     assert isinstance(reply, Reply)
@@ -192,7 +192,7 @@ async def test_a_waiting_read_is_answered_by_an_append_to_any_of_its_entries(bro
 
 
 @pytest.mark.timeout(20)
-async def test_an_append_between_the_look_and_the_wait_is_not_missed(broker: Broker) -> None:
+async def test_an_append_between_the_check_and_the_wait_is_not_missed(broker: Broker) -> None:
     """Requests that arrive together are handled one after the other, before any task begins to wait."""
     read = waits(broker.read(read_range(), wait_ms=MINUTE_MS))
     fill(broker, 1)
@@ -201,7 +201,7 @@ async def test_an_append_between_the_look_and_the_wait_is_not_missed(broker: Bro
 
 
 @pytest.mark.timeout(20)
-async def test_a_drop_between_the_look_and_the_wait_is_not_missed(broker: Broker) -> None:
+async def test_a_drop_between_the_check_and_the_wait_is_not_missed(broker: Broker) -> None:
     read = waits(broker.read(read_range(), wait_ms=MINUTE_MS))
     broker.streams.drop(STREAM_ID)
 
@@ -224,7 +224,7 @@ async def test_an_append_elsewhere_does_not_wake_a_waiting_read(broker: Broker) 
 
 
 @pytest.mark.timeout(20)
-async def test_a_waiting_read_is_told_when_its_stream_is_dropped(broker: Broker) -> None:
+async def test_a_waiting_read_fails_when_its_stream_is_dropped(broker: Broker) -> None:
     read = waits(broker.read(read_range(), wait_ms=MINUTE_MS))
     while not waiting_readers(broker):
         await asyncio.sleep(0)
@@ -242,7 +242,7 @@ async def test_a_waiting_read_ends_with_an_empty_answer_when_its_time_is_up(brok
     assert waiting_readers(broker) == 0
 
 
-async def test_a_read_that_is_given_up_waits_no_longer(broker: Broker) -> None:
+async def test_a_cancelled_read_waits_no_longer(broker: Broker) -> None:
     read = waits(broker.read(read_range(), wait_ms=MINUTE_MS))
     while not waiting_readers(broker):
         await asyncio.sleep(0)
@@ -256,7 +256,7 @@ async def test_a_read_that_is_given_up_waits_no_longer(broker: Broker) -> None:
 # --- leases of bytes that are being sent -------------------------------------------------------------------
 
 
-async def test_bytes_on_their_way_keep_their_slots_until_the_last_view_is_gone(broker: Broker) -> None:
+async def test_bytes_being_sent_keep_their_slots_until_the_last_view_is_gone(broker: Broker) -> None:
     fill(broker, 5, fill=b"a")
     reply = broker.read(read_range())
     kept = reply.bulk[1]
@@ -278,7 +278,7 @@ async def test_bytes_on_their_way_keep_their_slots_until_the_last_view_is_gone(b
 
 @pytest.fixture
 async def stored(engine: Engine, limits: ServingLimits) -> Broker:
-    """Chunks 0 to 15 in four segments that are on disk only, and 16 in memory. The disk does what it is asked to."""
+    """Chunks 0 to 15 in four segments on disk only, and chunk 16 in memory. The disk works."""
     broker = Broker(engine, stream_info(), limits=limits)
     fill(broker, 17)
     engine.run()
@@ -294,7 +294,7 @@ async def answer(result: Any) -> Reply[Any]:
     return result if isinstance(result, Reply) else await waits(result)
 
 
-async def test_a_read_of_what_is_on_disk_waits_for_it_whether_the_reader_would_wait_or_not(stored: Broker) -> None:
+async def test_a_read_from_disk_waits_for_the_load_even_without_a_wait_time(stored: Broker) -> None:
     stored.paused = True
     read = waits(stored.read(read_range()))
     for _ in range(10):
@@ -308,7 +308,7 @@ async def test_a_read_of_what_is_on_disk_waits_for_it_whether_the_reader_would_w
     assert [result.error.code for result in reply.message.results] == [""]
 
 
-async def test_a_reader_who_follows_gets_everything_from_disk_and_memory(stored: Broker) -> None:
+async def test_a_reader_that_goes_on_gets_all_chunks_from_disk_and_memory(stored: Broker) -> None:
     found, here = list[int](), EARLIEST
     while here < (3, 1, 1024):
         reply = await answer(stored.read(read_range(here)))
@@ -318,7 +318,7 @@ async def test_a_reader_who_follows_gets_everything_from_disk_and_memory(stored:
     assert found == list(range(17))
 
 
-async def test_what_was_loaded_and_read_can_be_given_to_others_at_once(stored: Broker) -> None:
+async def test_the_memory_of_a_loaded_segment_can_be_reused_once_it_is_read(stored: Broker) -> None:
     here = EARLIEST
     while here < (3, 1, 1024):
         here = next_of((await answer(stored.read(read_range(here)))).message.results[0])
@@ -332,7 +332,7 @@ async def test_what_was_loaded_and_read_can_be_given_to_others_at_once(stored: B
     assert len(slots) == engine.arena.slot_count - 1
 
 
-async def test_a_range_that_has_something_does_not_wait_for_one_that_is_on_disk(stored: Broker) -> None:
+async def test_a_range_in_memory_does_not_wait_for_a_range_on_disk(stored: Broker) -> None:
     stored.paused = True
     reply = stored.read(read_range(), read_range(Position(3, 1, 0)))
     assert isinstance(reply, Reply)
@@ -345,7 +345,7 @@ async def test_a_range_that_has_something_does_not_wait_for_one_that_is_on_disk(
     assert sequences_of(again)[:4] == [0, 1, 2, 3]
 
 
-async def test_a_disk_that_cannot_be_read_is_the_error_of_the_range(stored: Broker) -> None:
+async def test_an_unreadable_disk_is_an_error_of_the_range(stored: Broker) -> None:
     stored.engine.disk.read_error = errno.EIO
     reply = await waits(stored.read(read_range()))
     assert [result.error.code for result in reply.message.results] == ["disk_failed"]
@@ -354,7 +354,7 @@ async def test_a_disk_that_cannot_be_read_is_the_error_of_the_range(stored: Brok
     assert sequences_of(await waits(stored.read(read_range())))[:4] == [0, 1, 2, 3]
 
 
-async def test_damage_on_disk_is_told_with_its_limits_and_the_rest_is_served(stored: Broker) -> None:
+async def test_damage_on_disk_is_an_error_with_its_limits_and_other_chunks_are_read(stored: Broker) -> None:
     with stored.engine.store.path(1).open("r+b") as file:
         file.seek(CHUNK_BYTES + 200)
         file.write(b"\xff")
@@ -369,7 +369,7 @@ async def test_damage_on_disk_is_told_with_its_limits_and_the_rest_is_served(sto
 
 @pytest.mark.timeout(20)
 @limited(load_wait_ms=10)
-async def test_a_load_that_finds_no_room_in_time_is_worth_another_try(stored: Broker) -> None:
+async def test_a_load_that_finds_no_room_in_time_is_a_retriable_error(stored: Broker) -> None:
     slots = stored.engine.fill_memory()
     (result,) = (await waits(stored.read(read_range()))).message.results
     assert (result.error.code, result.error.retriable) == ("unavailable", True)
@@ -378,7 +378,7 @@ async def test_a_load_that_finds_no_room_in_time_is_worth_another_try(stored: Br
     assert sequences_of(await answer(stored.read(read_range())))[:4] == [0, 1, 2, 3]
 
 
-async def test_with_a_full_disk_readers_who_take_nothing_do_not_keep_others_from_what_is_on_disk(
+async def test_untaken_answers_do_not_block_loads_when_disk_and_memory_are_full(
     make_engine: Callable[..., Engine],
 ) -> None:
     engine = make_engine(reserve_slots=1)
@@ -402,7 +402,7 @@ async def test_with_a_full_disk_readers_who_take_nothing_do_not_keep_others_from
         assert sequences_of(held[-1]) == [number]
 
 
-async def test_a_reader_who_waits_for_the_disk_is_told_when_his_stream_is_dropped(stored: Broker) -> None:
+async def test_a_read_that_waits_for_the_disk_fails_when_its_stream_is_dropped(stored: Broker) -> None:
     stored.paused = True
     read = waits(stored.read(read_range()))
     for _ in range(10):
@@ -431,7 +431,7 @@ async def test_entries_that_a_connection_reads_no_longer_are_forgotten(
     assert not entry.readers
 
 
-async def test_where_readers_are_is_known_until_their_connections_end(broker: Broker) -> None:
+async def test_positions_of_readers_are_known_until_their_connections_end(broker: Broker) -> None:
     fill(broker, 6)
     one, two = Peer("unix", "one"), Peer("unix", "two")
     entry = broker.streams.get(STREAM_ID).streamlet(0).entries[0]

@@ -1,4 +1,4 @@
-"""What the coordinator is told with a heartbeat."""
+"""Reports to the coordinator in heartbeats."""
 
 import pytest
 
@@ -48,7 +48,7 @@ async def test_loads_are_rates_since_the_last_heartbeat(broker: Broker, clock: F
     assert loads(filled(report)) == []
 
 
-async def test_how_busy_the_loop_was_since_the_last_heartbeat(broker: Broker, clock: FakeClock) -> None:
+async def test_the_busy_share_of_the_loop_is_that_since_the_last_heartbeat(broker: Broker, clock: FakeClock) -> None:
     clock.processor = ProcessorTime(5.0, 9.0)
     report = HeartbeatReport(broker.streams, clock=clock)
     clock.advance(4)
@@ -66,7 +66,7 @@ async def test_how_busy_the_loop_was_since_the_last_heartbeat(broker: Broker, cl
     assert not filled(report).HasField("loop_busy_permille")
 
 
-async def test_only_the_busiest_are_told_of(broker: Broker, clock: FakeClock) -> None:
+async def test_only_the_busiest_streamlets_are_reported(broker: Broker, clock: FakeClock) -> None:
     report = HeartbeatReport(broker.streams, clock=clock, limits=HeartbeatLimits(loads_max=2))
     for streamlet_id, count in ((0, 2), (1, 1), (2, 3)):
         broker.append(*(chunk(1, sequence, streamlet_id=streamlet_id) for sequence in range(count)))
@@ -85,7 +85,7 @@ def starts(request: coordinator_pb2.HeartbeatRequest) -> list[tuple[int, int, in
     return [(each.start.group_id, each.start.position, each.first_record) for each in request.starts]
 
 
-async def test_starts_that_moved_are_told_until_that_is_answered(broker: Broker) -> None:
+async def test_moved_starts_are_reported_until_a_heartbeat_is_answered(broker: Broker) -> None:
     report = HeartbeatReport(broker.streams)
     broker.append(*(chunk(1, sequence) for sequence in range(3)))
     assert starts(filled(report)) == []
@@ -115,8 +115,8 @@ async def test_starts_that_do_not_fit_go_with_the_next_heartbeat(
     assert told == [[0, 1], [2]]
 
 
-async def test_it_is_said_whether_something_was_removed_before_a_start(make_engine: MakeEngine) -> None:
-    """Where a broker's first interval begins, older records may be at others."""
+async def test_a_reported_start_says_whether_records_before_it_were_removed(make_engine: MakeEngine) -> None:
+    """Older records than a broker's first interval may be at other brokers."""
     cluster = Cluster(make_engine(16), make_engine(16))
     cluster.send(2)
     await cluster.move(2)
@@ -145,7 +145,7 @@ async def test_a_stream_that_is_being_dropped_does_not_hold_up_heartbeats(broker
     assert not filled(report).starts
 
 
-async def test_starts_of_what_is_gone_are_not_told(broker: Broker) -> None:
+async def test_starts_of_a_dropped_stream_are_not_reported(broker: Broker) -> None:
     report = HeartbeatReport(broker.streams)
     broker.append(*(chunk(1, sequence) for sequence in range(3)))
     await truncate(broker, Position(1, 1, 1024))
@@ -154,7 +154,7 @@ async def test_starts_of_what_is_gone_are_not_told(broker: Broker) -> None:
     assert starts(filled(report)) == []
 
 
-async def test_intervals_of_which_nothing_is_left_are_told_until_they_are_given_up(make_engine: MakeEngine) -> None:
+async def test_empty_intervals_are_reported_until_they_are_given_up(make_engine: MakeEngine) -> None:
     cluster = Cluster(make_engine(16), make_engine(16), entries=2)
     cluster.send(2, producer=0)
     await cluster.move(2)
@@ -177,7 +177,7 @@ async def test_intervals_of_which_nothing_is_left_are_told_until_they_are_given_
     assert empty(first) == []
 
 
-async def test_of_many_streamlets_that_moved_some_are_looked_at_in_turn(
+async def test_moved_streamlets_are_checked_a_few_at_a_time(
     broker: Broker,
 ) -> None:
     for streamlet in broker.streams.get(STREAM_ID).streamlets.values():
@@ -188,7 +188,7 @@ async def test_of_many_streamlets_that_moved_some_are_looked_at_in_turn(
     assert told == [[0, 1], [2], [0, 1], [2]]
 
 
-async def test_recoveries_are_told_as_they_are(broker: Broker) -> None:
+async def test_recoveries_are_reported_unchanged(broker: Broker) -> None:
     progress = coordinator_pb2.RecoveryProgress(
         source=common_pb2.RecoverySource(broker_id=4, before_epoch=9), bytes_total=5
     )

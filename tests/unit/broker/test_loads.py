@@ -1,4 +1,4 @@
-"""What the persistence manager brings back from disk, for whom, and what it does not bring back."""
+"""Loads from disk: for waiting readers, ahead of readers, and into the reserve."""
 
 import errno
 
@@ -19,7 +19,7 @@ from tests.unit.broker.persistence_support import (
 from tests.unit.broker.support import Engine, Log, Outcome
 
 
-def test_a_segment_that_a_reader_waits_for_is_loaded_and_the_following_ones_ahead_of_it(
+def test_a_requested_segment_is_loaded_and_the_following_ones_are_read_ahead(
     make_engine: MakeEngine,
 ) -> None:
     log = on_disk_only(Log(make_engine(slots=15)), 6)
@@ -39,7 +39,7 @@ def test_a_segment_that_a_reader_waits_for_is_loaded_and_the_following_ones_ahea
 
 
 @pytest.mark.parametrize("readers", [0, 1])
-def test_nothing_is_read_ahead_for_who_will_not_read_on(make_engine: MakeEngine, readers: int) -> None:
+def test_segments_are_read_ahead_only_for_readers_that_read_on(make_engine: MakeEngine, readers: int) -> None:
     log = on_disk_only(Log(make_engine(slots=15)), 6)
     outcomes = [Outcome(), Outcome()]
     for reader, outcome in enumerate(outcomes, start=1):
@@ -50,7 +50,7 @@ def test_nothing_is_read_ahead_for_who_will_not_read_on(make_engine: MakeEngine,
     assert resident(log) == [(1, 2), (2, 1), (2, 2)][: 1 + readers * READ_AHEAD_SEGMENTS]
 
 
-def test_a_segment_is_loaded_once_however_many_wait_for_it(log: Log) -> None:
+def test_a_segment_is_loaded_once_for_all_its_waiting_readers(log: Log) -> None:
     on_disk_only(log, 1)
     outcomes = [Outcome(), Outcome(), Outcome()]
     for outcome in outcomes[:2]:
@@ -68,14 +68,14 @@ def test_a_segment_is_loaded_once_however_many_wait_for_it(log: Log) -> None:
     assert log.engine.memory.totals.segments_loaded == 1
 
 
-def test_what_is_gone_is_not_waited_for(log: Log) -> None:
+def test_a_load_of_a_missing_segment_ends_at_once(log: Log) -> None:
     outcome = Outcome()
     log.engine.memory.loads.load(log.entry, (9, 9), outcome)
 
     assert (log.engine.memory.plan(), outcome.calls) == ([], [None])
 
 
-def test_what_was_loaded_for_a_reader_is_kept_until_he_has_come_or_his_time_is_up(make_engine: MakeEngine) -> None:
+def test_a_loaded_segment_is_kept_for_its_reader_until_its_time_is_up(make_engine: MakeEngine) -> None:
     engine = make_engine(slots=2)
     log = on_disk_only(Log(engine), 1)
     engine.memory.loads.load(log.entry, (1, 1), Outcome())
@@ -92,7 +92,7 @@ def test_what_was_loaded_for_a_reader_is_kept_until_he_has_come_or_his_time_is_u
     assert resident(log) == []
 
 
-def test_what_was_loaded_and_read_can_be_evicted(make_engine: MakeEngine) -> None:
+def test_a_loaded_segment_can_be_evicted_once_it_is_read(make_engine: MakeEngine) -> None:
     engine = make_engine(slots=2)
     log = on_disk_only(Log(engine), 1)
     engine.memory.loads.load(log.entry, (1, 1), Outcome())
@@ -133,7 +133,7 @@ def test_a_load_waits_for_memory(make_engine: MakeEngine) -> None:
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_who_waits_no_longer_is_forgotten_and_the_segment_is_loaded_nevertheless(log: Log, *, begun: bool) -> None:
+def test_a_waiter_that_gave_up_is_forgotten_and_the_segment_is_loaded_for_others(log: Log, *, begun: bool) -> None:
     engine = on_disk_only(log, 1).engine
     gone, stays = Outcome(), Outcome()
     engine.memory.loads.load(log.entry, (1, 1), gone)
@@ -148,7 +148,7 @@ def test_who_waits_no_longer_is_forgotten_and_the_segment_is_loaded_nevertheless
     assert (gone.calls, stays.calls, resident(log)) == ([], [None], [(1, 1)])
 
 
-def test_a_disk_that_cannot_be_read_is_told_and_tried_again_when_somebody_asks(log: Log) -> None:
+def test_a_failed_load_is_an_error_and_is_tried_again_on_the_next_request(log: Log) -> None:
     on_disk_only(log, 1)
     log.engine.disk.read_error = errno.EIO
     failed, again = Outcome(), Outcome()
@@ -163,7 +163,7 @@ def test_a_disk_that_cannot_be_read_is_told_and_tried_again_when_somebody_asks(l
     assert again.calls == [None]
 
 
-def test_however_many_segments_are_wanted_that_are_gone_nobody_waits_for_them(log: Log) -> None:
+def test_loads_of_many_missing_segments_all_end_at_once(log: Log) -> None:
     memory, waiting = log.engine.memory, Outcome()
     for group in range(100, 2100):
         memory.loads.load(log.entry, (group, 1), waiting)
@@ -179,7 +179,7 @@ RESERVE = 2
 
 @pytest.fixture
 def full(make_engine: MakeEngine) -> Log:
-    """Four segments are on disk, which takes nothing more, and writers have all the memory that they can get."""
+    """Four segments on a full disk, and writers that have taken all the memory that they can get."""
     engine = make_engine(reserve_slots=RESERVE)
     log, other = on_disk_only_of(Log(engine), 4), Log(engine)
     engine.disk.write_error = errno.ENOSPC
@@ -203,7 +203,7 @@ def on_disk_only_of(log: Log, segments: int) -> Log:
     return log
 
 
-def test_writers_leave_a_reserve_to_readers_of_what_is_on_disk_who_do_not_hold_it(full: Log) -> None:
+def test_writers_leave_a_reserve_for_loads_that_readers_may_not_lease(full: Log) -> None:
     memory = full.engine.memory
     assert full.engine.arena.free_slots == RESERVE
     for key in ((1, 1), (1, 2), (2, 1), (2, 2)):
@@ -217,8 +217,8 @@ def test_writers_leave_a_reserve_to_readers_of_what_is_on_disk_who_do_not_hold_i
 
 
 @pytest.mark.parametrize("error", [0, errno.ENOSPC])
-def test_readers_may_hold_all_but_the_reserve_also_while_the_disk_works(make_engine: MakeEngine, error: int) -> None:
-    """What they hold of it when the disk gets full, they could keep for ever."""
+def test_readers_may_lease_all_but_the_reserve_even_while_the_disk_works(make_engine: MakeEngine, error: int) -> None:
+    """When the disk gets full, readers could keep slots of the reserve forever."""
     engine = make_engine(reserve_slots=RESERVE)
     log = Log(engine)
     for _ in range(engine.arena.slot_count - 1):
@@ -243,8 +243,8 @@ def test_readers_may_hold_all_but_the_reserve_also_while_the_disk_works(make_eng
     engine.memory.slots.allocate()
 
 
-def test_what_readers_hold_when_the_disk_gets_full_leaves_the_reserve_to_others(make_engine: MakeEngine) -> None:
-    """They hold all that they may, of what was just written and of what was loaded, and let go of nothing."""
+def test_leases_leave_the_reserve_to_other_readers_when_the_disk_gets_full(make_engine: MakeEngine) -> None:
+    """Readers lease all written and loaded segments that they may, and release none."""
     engine = make_engine(reserve_slots=RESERVE)
     cold, log = on_disk_only_of(Log(engine), 4), Log(engine)
 
@@ -277,7 +277,7 @@ def test_nothing_is_read_ahead_into_the_reserve(full: Log) -> None:
     assert resident(full) == [(1, 1)]
 
 
-def test_a_reader_who_does_not_come_keeps_others_from_the_reserve_for_a_moment_only(full: Log) -> None:
+def test_an_absent_reader_keeps_others_from_the_reserve_only_briefly(full: Log) -> None:
     memory = full.engine.memory
     for key in ((1, 1), (1, 2)):
         memory.loads.load(full.entry, key, Outcome())
@@ -293,7 +293,7 @@ def test_a_reader_who_does_not_come_keeps_others_from_the_reserve_for_a_moment_o
     assert outcome.calls == [None]
 
 
-def test_who_finds_no_room_is_told_why_and_what_to_do(make_engine: MakeEngine) -> None:
+def test_a_load_without_room_fails_with_the_reason_and_advice(make_engine: MakeEngine) -> None:
     log = on_disk_only(Log(make_engine()), 1)
     plain = log.engine.memory.loads.not_loaded(log.entry, (1, 1))
     assert "released by its readers" in plain.message
@@ -315,9 +315,7 @@ def test_who_finds_no_room_is_told_why_and_what_to_do(make_engine: MakeEngine) -
         (errno.EIO, "the kernel's log may say why: writing resumes when"),
     ],
 )
-def test_a_disk_that_takes_nothing_is_told_with_the_way_out_of_that(
-    make_engine: MakeEngine, code: int, advice: str
-) -> None:
+def test_a_disk_that_fails_writes_is_an_error_with_advice(make_engine: MakeEngine, code: int, advice: str) -> None:
     log = Log(make_engine())
     log.append_many(2 * SEGMENT)
     log.engine.disk.write_error = code

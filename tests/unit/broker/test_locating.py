@@ -1,4 +1,4 @@
-"""Where an entry has so many records or bytes, or a time, and in which segments a range lies: what is decided.
+"""Locating places in an entry by records, bytes or time, and listing the segments of a range.
 
 The streamlets here have two segments of four chunks in a group, so a lane looks like this:
 
@@ -44,7 +44,7 @@ def stored(log: Log) -> Log:
 
 
 def find(log: Log, start: Position = EARLIEST, *, segments_max: int = SEGMENTS_MAX, **query: Any) -> FoundPlace:
-    """The answer, and nothing of it is missing."""
+    """The place, found without loading a segment."""
     step = locate(log.streamlet, 0, Query(**query), Progress(start), segments_max)
     assert step.missing is None
     assert step.place is not None
@@ -52,7 +52,7 @@ def find(log: Log, start: Position = EARLIEST, *, segments_max: int = SEGMENTS_M
 
 
 def find_loading(log: Log, start: Position = EARLIEST, **query: Any) -> tuple[FoundPlace, list[Key]]:
-    """The answer, and what had to be loaded for it."""
+    """The place, and the segments that had to be loaded for it."""
     loaded: list[Key] = []
     step = locate(log.streamlet, 0, Query(**query), Progress(start), SEGMENTS_MAX)
     while step.missing is not None:
@@ -89,7 +89,9 @@ def listed(log: Log, start: Position = EARLIEST, end: Position | None = None, **
         (1 << 40, 11),
     ],
 )
-def test_so_many_records_and_at_least_a_chunk(full: Log, records_max: int, chunks: int) -> None:
+def test_a_limit_of_records_gives_the_whole_chunks_within_it_and_at_least_one(
+    full: Log, records_max: int, chunks: int
+) -> None:
     group, rest = divmod(chunks, 8)
     segment, number = divmod(rest, 4)
     place = find(full, records_max=records_max)
@@ -102,7 +104,9 @@ def test_so_many_records_and_at_least_a_chunk(full: Log, records_max: int, chunk
 @pytest.mark.parametrize(
     ("bytes_max", "chunks"), [(0, 1), (1023, 1), (1024, 1), (2047, 1), (2048, 2), (4096, 4), (5000, 4), (1 << 40, 11)]
 )
-def test_so_many_bytes_and_at_least_a_chunk(full: Log, bytes_max: int, chunks: int) -> None:
+def test_a_limit_of_bytes_gives_the_whole_chunks_within_it_and_at_least_one(
+    full: Log, bytes_max: int, chunks: int
+) -> None:
     place = find(full, bytes_max=bytes_max)
 
     assert (place.record, place.bytes) == (10 * chunks, chunks * CHUNK_BYTES)
@@ -120,7 +124,7 @@ def test_counting_begins_at_the_start_and_stops_at_the_end(full: Log) -> None:
     assert find(full, start, end=Position(1, 1, 4096), records_max=70).position == Position(1, 1, 4096)
 
 
-def test_what_is_not_durable_does_not_count(full: Log) -> None:
+def test_chunks_that_are_not_durable_do_not_count(full: Log) -> None:
     fill(full, 1, publish=False)
     fill(full, 5, publish=False)
 
@@ -129,7 +133,7 @@ def test_what_is_not_durable_does_not_count(full: Log) -> None:
     assert listed(full).segments[-1] == Bounds(Position(2, 1, 0), Position(2, 1, 3072), 80, 110, resident=True)
 
 
-def test_an_entry_without_chunks_has_nothing(log: Log) -> None:
+def test_an_entry_without_chunks_has_only_its_start_and_no_segments(log: Log) -> None:
     assert find(log, records_max=5) == find(log, timestamp_us=0) == FoundPlace(EARLIEST, 0, 0)
     assert listed(log) == Listing([], EARLIEST, complete=True)
 
@@ -142,13 +146,13 @@ def test_an_entry_without_chunks_has_nothing(log: Log) -> None:
 
 
 @pytest.mark.parametrize("number", range(11))
-def test_the_first_chunk_with_a_record_of_that_time_or_later(full: Log, number: int) -> None:
+def test_a_time_gives_the_first_chunk_with_that_time_or_a_later_one(full: Log, number: int) -> None:
     place = find(full, timestamp_us=100 + number)
 
     assert (place.record, place.bytes) == (10 * number, CHUNK_BYTES * number)
 
 
-def test_a_time_before_all_is_the_start_and_one_behind_all_the_end(full: Log) -> None:
+def test_a_time_before_all_chunks_gives_the_start_and_one_behind_all_gives_the_end(full: Log) -> None:
     assert find(full, timestamp_us=-5) == FoundPlace(Position(1, 1, 0), 0, 0)
     assert find(full, timestamp_us=111) == FoundPlace(Position(2, 1, 3072), 110, 11 * CHUNK_BYTES)
     assert find(full, end=Position(1, 2, 0), timestamp_us=105) == FoundPlace(Position(1, 2, 0), 40, 4 * CHUNK_BYTES)
@@ -187,7 +191,7 @@ def test_a_segment_is_loaded_only_for_a_boundary_within_it(
     assert missing == loaded
 
 
-def test_of_a_start_within_a_segment_the_ordinal_has_to_be_known_and_no_other_segment_meanwhile(stored: Log) -> None:
+def test_a_start_within_a_segment_loads_that_segment_once(stored: Log) -> None:
     place, loaded = find_loading(stored, Position(1, 1, 1024), records_max=70)
 
     assert (place.record, place.bytes) == (80, 7 * CHUNK_BYTES)
@@ -196,7 +200,7 @@ def test_of_a_start_within_a_segment_the_ordinal_has_to_be_known_and_no_other_se
     assert step.missing == (1, 2), "it goes on from there, even if the first one has gone again"
 
 
-def test_a_search_goes_on_behind_what_it_has_passed(stored: Log) -> None:
+def test_a_search_goes_on_behind_the_segments_it_has_passed(stored: Log) -> None:
     step = locate(stored.streamlet, 0, Query(bytes_max=6 * CHUNK_BYTES), Progress(EARLIEST), SEGMENTS_MAX)
 
     assert (step.place, step.missing, step.walked) == (None, (1, 2), 2)
@@ -211,7 +215,7 @@ def test_an_end_within_a_segment_on_disk_is_counted_exactly(stored: Log) -> None
         find_loading(stored, end=Position(1, 2, 2000), timestamp_us=999)
 
 
-def test_a_walk_is_cut_where_it_becomes_too_long(stored: Log) -> None:
+def test_a_walk_over_too_many_segments_is_cut(stored: Log) -> None:
     place = find(stored, segments_max=2, timestamp_us=999)
 
     assert place == FoundPlace(Position(2, 1, 0), 80, 8 * CHUNK_BYTES, moved=True)
@@ -233,7 +237,7 @@ def test_segments_are_clipped_to_the_range(full: Log) -> None:
     assert listed(full, Position(1, 1, 4096), Position(1, 2, 0)) == Listing([], Position(1, 2, 0), complete=True)
 
 
-def test_segments_come_in_parts_if_they_are_many(full: Log) -> None:
+def test_many_segments_are_listed_in_parts(full: Log) -> None:
     first = listed(full, segments_max=2)
     assert (len(first.segments), first.next, first.complete) == (2, Position(2, 1, 0), False)
 
@@ -241,7 +245,7 @@ def test_segments_come_in_parts_if_they_are_many(full: Log) -> None:
     assert ([each.start for each in rest.segments], rest.complete) == ([Position(2, 1, 0)], True)
 
 
-def test_segments_on_disk_are_told_of_without_loading_them(stored: Log) -> None:
+def test_segments_on_disk_are_listed_without_loading_them(stored: Log) -> None:
     found = listed(stored)
     assert [each[2:] for each in found.segments] == [(0, 40, False), (40, 80, False), (80, 120, False)]
 
@@ -253,7 +257,7 @@ def test_segments_on_disk_are_told_of_without_loading_them(stored: Log) -> None:
 # --- what is not there -------------------------------------------------------------------------------------
 
 
-def test_a_start_that_was_removed_is_lost_and_the_earliest_is_not(full: Log) -> None:
+def test_a_removed_start_is_lost_but_the_earliest_position_is_not(full: Log) -> None:
     full.entry.start, full.entry.start_record = Position(1, 2, 1024), 50
 
     assert find(full, records_max=10) == FoundPlace(Position(1, 2, 2048), 60, 1024)
@@ -268,7 +272,7 @@ def test_a_start_that_was_removed_is_lost_and_the_earliest_is_not(full: Log) -> 
 
 
 @pytest.mark.parametrize("wrong", [Position(1, 1, 100), Position(1, 1, 5000), Position(1, 3, 0), Position(9, 1, 0)])
-def test_a_start_that_is_no_boundary_is_refused(full: Log, wrong: Position) -> None:
+def test_a_start_or_end_that_is_no_boundary_is_refused(full: Log, wrong: Position) -> None:
     with pytest.raises(InvalidCursor):
         find(full, wrong, bytes_max=1)
     with pytest.raises(InvalidCursor):
@@ -306,7 +310,7 @@ def test_a_gap_is_passed_over_and_a_start_in_it_is_lost(full: Log) -> None:
 
 @pytest.fixture
 def damaged(stored: Log) -> Log:
-    """Chunks 1, 2 and 4 are damaged; 1 and 2 as one."""
+    """Chunks 1, 2 and 4 are damaged; 1 and 2 form one damaged range."""
     for file, offset in ((1, CHUNK_BYTES), (1, 2 * CHUNK_BYTES), (2, 0)):
         with stored.engine.store.path(file).open("r+b") as writing:
             writing.seek(offset)
@@ -314,7 +318,7 @@ def damaged(stored: Log) -> Log:
     return stored
 
 
-def test_a_damaged_chunk_counts_as_one_with_the_records_that_are_missing(damaged: Log) -> None:
+def test_a_damaged_chunk_counts_with_its_missing_records(damaged: Log) -> None:
     counts = {number: find_loading(damaged, records_max=number)[0] for number in (5, 15, 30, 45, 50)}
 
     assert [place.position.offset for place in counts.values()] == [1024, 1024, 3072, 0, 1024]
@@ -333,7 +337,7 @@ def test_a_damaged_chunk_has_no_time(damaged: Log) -> None:
     assert [place.lost_from for place in found] == [None, Position(1, 1, 1024), Position(1, 1, 1024), Position(1, 2, 0)]
 
 
-def test_segments_with_damage_are_told_of_like_others(damaged: Log) -> None:
+def test_segments_with_damage_are_listed_like_others(damaged: Log) -> None:
     find_loading(damaged, records_max=5)
     find_loading(damaged, records_max=45)
 
@@ -355,7 +359,7 @@ def sealed(log: Log) -> Log:
     return log
 
 
-def test_at_the_end_of_an_interval_it_goes_on_elsewhere(sealed: Log) -> None:
+def test_a_search_beyond_the_end_of_an_interval_goes_on_at_another_broker(sealed: Log) -> None:
     beyond, whole = FoundPlace(Position(5, 1, 0), 60, 6 * CHUNK_BYTES, moved=True), 6 * CHUNK_BYTES
 
     assert find(sealed, records_max=100) == find(sealed, bytes_max=whole) == find(sealed, timestamp_us=106) == beyond
@@ -367,21 +371,21 @@ def test_at_the_end_of_an_interval_it_goes_on_elsewhere(sealed: Log) -> None:
     assert len(listed(sealed).segments) == 2
 
 
-def test_what_is_in_no_interval_of_this_broker_is_at_another_one(sealed: Log) -> None:
+def test_a_start_outside_the_intervals_of_this_broker_is_not_owned(sealed: Log) -> None:
     with pytest.raises(NotOwner):
         find(sealed, Position(5, 1, 0), records_max=100)
     with pytest.raises(NotOwner):
         listed(sealed, Position(5, 1, 0))
 
 
-def test_an_interval_of_which_nothing_is_left_is_left_at_once(sealed: Log) -> None:
+def test_a_search_leaves_an_interval_without_records_at_once(sealed: Log) -> None:
     sealed.entry.start, sealed.entry.start_record = Position(5, 1, 0), 60
 
     assert find(sealed, timestamp_us=0) == FoundPlace(Position(5, 1, 0), 60, 0, moved=True)
     assert listed(sealed) == Listing([], Position(5, 1, 0), complete=True)
 
 
-def test_an_interval_that_nothing_was_written_to_yet_has_a_place(log: Log) -> None:
+def test_an_interval_without_writes_has_a_place(log: Log) -> None:
     log.streamlet.hold(Holding((Interval(5, first_records=(60,), leads=False),)))
 
     assert find(log, Position(5, 1, 0), timestamp_us=0) == FoundPlace(Position(5, 1, 0), 60, 0)

@@ -1,4 +1,4 @@
-"""The log engine with its threads and clock: starts, ends, and what one launch leaves to the next."""
+"""The log engine with its threads and clock: starts, ends, and the data that one launch leaves to the next."""
 
 import asyncio
 import errno
@@ -60,7 +60,7 @@ async def started(settings: BrokerSettings, tick_s: float = TICK_S, **stream: An
 
 
 async def kill(engine: LogEngine) -> None:
-    """End it as a signal would: nothing is flushed, the arena stays, the lock of it goes."""
+    """End the engine as a signal would: without a flush; the arena stays, but its lock goes."""
     await engine.close(flush=False)
 
 
@@ -98,16 +98,16 @@ async def read_all(engine: LogEngine) -> list[int]:
 
 
 @pytest.mark.parametrize("known", [False, True])
-async def test_memory_of_an_earlier_directory_at_the_same_path_is_let_go(
+async def test_memory_of_a_removed_log_is_attached_only_if_the_broker_is_known(
     settings: BrokerSettings, *, known: bool
 ) -> None:
-    """Else nobody would ever use what is in it, and a new broker could have no memory at all."""
+    """Otherwise its content would stay there unused, and a new broker might get no memory at all."""
     engine = await LogEngine.start(settings, settings.data_dir)
     engine.streams.open(stream_info(), BROKER_ID)
     append(engine, 0)
     await kill(engine)
     shutil.rmtree(settings.data_dir / "log")
-    if known:  # it is still this broker, whatever became of its log
+    if known:  # the broker is still the same, although its log is gone
         (settings.data_dir / "broker.json").write_text("{}")
     async with started(settings) as engine:
         assert engine.restart.found.attached is known
@@ -115,7 +115,7 @@ async def test_memory_of_an_earlier_directory_at_the_same_path_is_let_go(
         assert [path.name for path in settings.shm_dir.iterdir()] == [engine.arena.path.name]
 
 
-async def test_what_was_written_is_there_after_a_clean_end(settings: BrokerSettings) -> None:
+async def test_a_clean_end_loses_no_chunks(settings: BrokerSettings) -> None:
     async with started(settings) as engine:
         append(engine, *range(9))
     assert list(settings.shm_dir.iterdir()) == []
@@ -125,7 +125,7 @@ async def test_what_was_written_is_there_after_a_clean_end(settings: BrokerSetti
         assert await read_all(engine) == list(range(9))
 
 
-async def test_more_than_memory_holds_is_written_and_read(settings: BrokerSettings) -> None:
+async def test_a_log_larger_than_memory_can_be_written_and_read(settings: BrokerSettings) -> None:
     async with started(settings) as engine:
         for first in range(0, 20 * SEGMENT, SEGMENT):
             append(engine, *range(first, first + SEGMENT))
@@ -134,7 +134,7 @@ async def test_more_than_memory_holds_is_written_and_read(settings: BrokerSettin
         assert engine.memory.totals.segments_evicted > 0
 
 
-async def test_what_was_written_is_there_after_a_kill(settings: BrokerSettings) -> None:
+async def test_a_kill_loses_no_chunks(settings: BrokerSettings) -> None:
     engine = await LogEngine.start(settings, settings.data_dir)
     engine.streams.open(stream_info(), BROKER_ID)
     append(engine, *range(9))
@@ -162,10 +162,10 @@ async def test_the_log_of_another_directory_is_refused_and_stays_as_it_is(settin
 
 
 @pytest.mark.parametrize("killed", [True, False])
-async def test_memory_that_was_lost_is_lost_until_the_coordinator_knows(
+async def test_a_loss_of_memory_is_found_by_each_launch_until_one_has_registered(
     settings: BrokerSettings, *, killed: bool
 ) -> None:
-    """A launch that ends before it has registered leaves memory, or a clean end, that says nothing of what was lost."""
+    """A launch that ends before its registration leaves memory, or a clean end, without a trace of the loss."""
     engine = await LogEngine.start(settings, settings.data_dir)
     engine.streams.open(stream_info(), BROKER_ID)
     append(engine, 0)
@@ -186,7 +186,7 @@ async def test_memory_that_was_lost_is_lost_until_the_coordinator_knows(
 
 
 @pytest.mark.parametrize(("slots", "slot_bytes"), [(4, SLOT_BYTES), (SLOTS, 2 * SLOT_BYTES)])
-async def test_memory_of_another_size_is_emptied_to_the_disk_first(
+async def test_memory_of_another_size_is_flushed_to_disk_before_it_is_replaced(
     settings: BrokerSettings, slots: int, slot_bytes: int
 ) -> None:
     engine = await LogEngine.start(settings, settings.data_dir)
@@ -202,7 +202,7 @@ async def test_memory_of_another_size_is_emptied_to_the_disk_first(
         assert await read_all(engine) == list(range(10))
 
 
-async def test_smaller_segments_than_those_that_are_there_stop_the_start(settings: BrokerSettings) -> None:
+async def test_a_segment_size_below_that_of_existing_segments_stops_the_start(settings: BrokerSettings) -> None:
     larger = change(settings, segment_bytes=ByteSize(2 * SLOT_BYTES))
     async with started(larger) as engine:
         append(engine, 0)
@@ -212,7 +212,7 @@ async def test_smaller_segments_than_those_that_are_there_stop_the_start(setting
         assert await read_all(engine) == [0]
 
 
-async def test_what_the_disk_does_not_take_at_the_end_stays_in_memory_for_the_next_launch(
+async def test_chunks_that_the_disk_refuses_at_the_end_stay_in_memory_for_the_next_launch(
     settings: BrokerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> None:
@@ -229,14 +229,14 @@ async def test_what_the_disk_does_not_take_at_the_end_stays_in_memory_for_the_ne
     assert list(settings.shm_dir.iterdir()) == []
 
 
-async def test_a_stop_without_time_tells_how_much_is_not_on_disk_and_keeps_it(
+async def test_a_stop_without_time_to_flush_logs_the_bytes_left_and_keeps_them(
     settings: BrokerSettings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with monkeypatch.context() as context:
         async with started(change(settings, stop_flush_ms=0)) as engine:
             append(engine, *range(6))
             left = engine.memory.segments.bytes_left
-            context.setattr(engine.memory, "plan", list)  # the disk does not get to it
+            context.setattr(engine.memory, "plan", list)  # the disk gets no jobs
     assert left > 0
     assert f"bytes={left}" in capsys.readouterr().err
     assert len(list(settings.shm_dir.iterdir())) == 1
@@ -246,10 +246,10 @@ async def test_a_stop_without_time_tells_how_much_is_not_on_disk_and_keeps_it(
     assert list(settings.shm_dir.iterdir()) == []
 
 
-async def test_memory_is_taken_aside_so_that_the_loop_turns_meanwhile(
+async def test_memory_is_allocated_outside_the_thread_of_the_loop(
     settings: BrokerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes half a second for each GiB: probes would find a loop that is stuck, and restart the broker."""
+    """Allocation takes half a second for each GiB: probes would find a stuck loop, and restart the broker."""
     create, threads = Arena.create, list[threading.Thread]()
 
     def noting(*arguments: Any, **settings: Any) -> Arena:
@@ -262,7 +262,7 @@ async def test_memory_is_taken_aside_so_that_the_loop_turns_meanwhile(
         assert threads != [threading.current_thread()]
 
 
-async def test_memory_that_cannot_be_put_on_disk_keeps_its_size(
+async def test_memory_that_cannot_be_flushed_stops_a_start_with_another_size(
     settings: BrokerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> None:
@@ -288,7 +288,7 @@ async def test_an_ephemeral_broker_flushes_nothing_at_its_end_and_leaves_no_memo
     assert list((settings.data_dir / "log").rglob("*.segment")) == []
 
 
-async def test_an_index_that_was_damaged_is_made_anew_and_nothing_is_lost(settings: BrokerSettings) -> None:
+async def test_a_damaged_index_is_rebuilt_without_loss(settings: BrokerSettings) -> None:
     async with started(settings) as engine:
         append(engine, *range(9))
     data = settings.data_dir / "log" / "index" / "data.mdb"
@@ -302,7 +302,7 @@ async def test_an_index_that_was_damaged_is_made_anew_and_nothing_is_lost(settin
 async def registered(
     settings: BrokerSettings, *owned: common_pb2.StreamInfo, elsewhere: tuple[int, ...] = ()
 ) -> AsyncIterator[LogEngine]:
-    """Started, with what the coordinator says of its streams."""
+    """A started engine that has been given its streams by the coordinator."""
     engine = await LogEngine.start(settings, settings.data_dir)
     try:
         await engine.own(owned, BROKER_ID, 9, elsewhere=elsewhere)
@@ -320,7 +320,7 @@ async def dropped(engine: LogEngine, stream_id: int) -> None:
     assert await done is None
 
 
-async def test_streams_of_which_others_have_everything_leave_nothing(settings: BrokerSettings) -> None:
+async def test_streams_that_are_elsewhere_are_removed_with_their_files(settings: BrokerSettings) -> None:
     async with started(settings) as engine:
         append(engine, *range(5))
     async with registered(settings, stream_info(8), elsewhere=(STREAM_ID,)) as engine:
@@ -329,7 +329,9 @@ async def test_streams_of_which_others_have_everything_leave_nothing(settings: B
         assert engine.streams.unknown == {}
 
 
-async def test_files_that_a_new_index_has_taken_in_stay_if_others_have_their_streams(settings: BrokerSettings) -> None:
+async def test_files_taken_into_a_new_index_are_kept_although_their_streams_are_elsewhere(
+    settings: BrokerSettings
+) -> None:
     async with started(settings) as engine:
         append(engine, *range(5))
         engine.memory.segments.close_all()
@@ -343,7 +345,7 @@ async def test_files_that_a_new_index_has_taken_in_stay_if_others_have_their_str
             assert list(engine.restart.store.physical_ids()) == files
 
 
-async def test_a_stream_that_the_coordinator_does_not_know_is_kept_until_it_is_opened(settings: BrokerSettings) -> None:
+async def test_an_unknown_stream_is_reported_and_kept_until_it_is_opened(settings: BrokerSettings) -> None:
     async with started(settings) as engine:
         append(engine, *range(5))
     async with registered(settings, stream_info(8)) as engine:
@@ -365,7 +367,7 @@ async def test_a_stream_that_the_coordinator_does_not_know_is_kept_until_it_is_o
         assert engine.streams.unknown == {}
 
 
-async def test_a_stream_that_the_coordinator_does_not_know_is_dropped_when_ordered(settings: BrokerSettings) -> None:
+async def test_an_unknown_stream_is_dropped_on_order(settings: BrokerSettings) -> None:
     async with started(settings) as engine:
         append(engine, *range(5))
     async with registered(settings) as engine:
@@ -375,7 +377,7 @@ async def test_a_stream_that_the_coordinator_does_not_know_is_dropped_when_order
         assert engine.streams.unknown == {}
 
 
-async def test_an_unknown_stream_that_is_in_memory_only_is_kept_there(settings: BrokerSettings) -> None:
+async def test_an_unknown_stream_in_memory_only_is_kept_there(settings: BrokerSettings) -> None:
     engine = await LogEngine.start(settings, settings.data_dir)
     engine.streams.open(stream_info(), BROKER_ID)
     append(engine, 0, 1)
@@ -386,7 +388,7 @@ async def test_an_unknown_stream_that_is_in_memory_only_is_kept_there(settings: 
         assert await read_all(engine) == [0, 1]
 
 
-async def test_an_unknown_stream_that_is_in_memory_only_is_on_disk_when_the_broker_has_stopped(
+async def test_an_unknown_stream_in_memory_only_is_flushed_when_the_broker_stops(
     settings: BrokerSettings,
 ) -> None:
     engine = await LogEngine.start(settings, settings.data_dir)
@@ -400,7 +402,7 @@ async def test_an_unknown_stream_that_is_in_memory_only_is_on_disk_when_the_brok
         assert await read_all(engine) == [0, 1]
 
 
-async def test_an_unknown_stream_that_is_in_memory_only_leaves_it_when_it_is_dropped(settings: BrokerSettings) -> None:
+async def test_dropping_an_unknown_stream_in_memory_only_frees_its_memory(settings: BrokerSettings) -> None:
     engine = await LogEngine.start(settings, settings.data_dir)
     engine.streams.open(stream_info(), BROKER_ID)
     append(engine, 0, 1)
@@ -412,7 +414,7 @@ async def test_an_unknown_stream_that_is_in_memory_only_leaves_it_when_it_is_dro
         assert engine.restart.index.stream_ids() == set()
 
 
-async def test_a_launch_that_ends_before_it_is_registered_leaves_what_it_found(settings: BrokerSettings) -> None:
+async def test_a_launch_that_ends_before_its_registration_loses_no_chunks(settings: BrokerSettings) -> None:
     engine = await LogEngine.start(settings, settings.data_dir)
     engine.streams.open(stream_info(), BROKER_ID)
     append(engine, 0, 1)
@@ -422,7 +424,7 @@ async def test_a_launch_that_ends_before_it_is_registered_leaves_what_it_found(s
         assert await read_all(engine) == [0, 1]
 
 
-async def test_streamlets_stay_when_the_assignments_are_older_than_what_is_here(settings: BrokerSettings) -> None:
+async def test_streamlets_stay_when_the_received_assignments_are_older(settings: BrokerSettings) -> None:
     newer = stream_info()
     newer.assignments_version = 5
     async with registered(settings, newer) as engine:
@@ -437,7 +439,7 @@ async def test_streamlets_stay_when_the_assignments_are_older_than_what_is_here(
         assert await read_all(engine) == list(range(5))
 
 
-async def test_what_a_stream_is_stays_known(settings: BrokerSettings) -> None:
+async def test_the_record_of_a_stream_survives_a_restart(settings: BrokerSettings) -> None:
     info = stream_info()
     async with registered(settings, info):
         pass
@@ -446,7 +448,7 @@ async def test_what_a_stream_is_stays_known(settings: BrokerSettings) -> None:
         assert stream_record(engine.restart.index, STREAM_ID) == info
 
 
-async def test_retention_goes_by_the_clock(settings: BrokerSettings) -> None:
+async def test_retention_goes_by_the_clock_of_the_broker(settings: BrokerSettings) -> None:
     async with started(settings, tick_s=0.002, retention_ms=3_600_000) as engine:
         made_us = SystemClock().now_us() + 1000 * 3_600_000_000  # their producer's clock is wrong
         engine.memory.now_us -= 2 * 3_600_000_000
@@ -458,7 +460,7 @@ async def test_retention_goes_by_the_clock(settings: BrokerSettings) -> None:
         assert await read_all(engine) == [2 * SEGMENT]
 
 
-async def test_a_part_of_a_tick_that_fails_stops_neither_the_other_parts_nor_the_next_ticks(
+async def test_a_failing_part_of_a_tick_stops_neither_the_other_parts_nor_later_ticks(
     settings: BrokerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
@@ -483,7 +485,7 @@ async def test_idle_segments_go_to_disk(settings: BrokerSettings) -> None:
 
 
 @pytest.mark.parametrize("killed", [False, True])
-async def test_what_was_written_to_before_the_first_tick_is_not_idle(settings: BrokerSettings, killed: bool) -> None:
+async def test_a_segment_written_before_the_first_tick_is_not_idle(settings: BrokerSettings, killed: bool) -> None:
     if killed:
         engine = await LogEngine.start(settings, settings.data_dir)
         engine.streams.open(stream_info(), BROKER_ID)
@@ -499,7 +501,7 @@ async def test_what_was_written_to_before_the_first_tick_is_not_idle(settings: B
 
 
 @pytest.mark.parametrize("place", ["log", "shm"])
-async def test_a_directory_that_cannot_be_written_is_named(settings: BrokerSettings, place: str) -> None:
+async def test_the_error_names_a_directory_that_cannot_be_written(settings: BrokerSettings, place: str) -> None:
     if place == "log":
         (settings.data_dir / "log").touch()
         wrong = settings

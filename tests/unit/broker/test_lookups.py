@@ -33,7 +33,7 @@ END = Position(4, 1, 1024)
 
 @pytest.fixture
 async def broker(engine: Engine, limits: ServingLimits) -> Broker:
-    """25 chunks of ten records each; but for the last one they are on disk only."""
+    """25 chunks of ten records each; all but the last one are on disk only."""
     broker = Broker(engine, stream_info(owners=(BROKER_ID, BROKER_ID + 1)), limits=limits, turns=Turns(0.0))
     for number in range(25):
         broker.append(chunk(1, number, record_count=10, max_timestamp_us=100 + number))
@@ -43,7 +43,7 @@ async def broker(engine: Engine, limits: ServingLimits) -> Broker:
 
 
 def spill(broker: Broker) -> None:
-    """What is on disk leaves the memory."""
+    """Evict all segments that are on disk."""
     entry, engine = entry_of(broker), broker.engine
     slots = engine.fill_memory()
     slots += [engine.memory.slots.allocate() for segment in list(entry.resident.values()) if segment.in_index]
@@ -86,7 +86,7 @@ async def segments(broker: Broker, start: Position = EARLIEST, end: Position | N
     return await broker.ask(api.LIST_SEGMENTS, request)
 
 
-async def test_places_are_answered_in_order_and_one_error_is_of_one_query(broker: Broker) -> None:
+async def test_places_are_answered_in_order_and_each_query_fails_alone(broker: Broker) -> None:
     places = await locate(
         broker,
         query(records_max=65),
@@ -116,7 +116,7 @@ async def test_places_are_answered_in_order_and_one_error_is_of_one_query(broker
     assert told(places[6]) == (END, 250, 25 * CHUNK_BYTES, False)
 
 
-async def test_only_segments_that_are_looked_into_are_loaded(broker: Broker) -> None:
+async def test_only_segments_with_a_place_inside_are_loaded(broker: Broker) -> None:
     totals = broker.engine.memory.totals
     await locate(broker, query(records_max=80), query(timestamp_us=999), query(END, bytes_max=1))
     listing = await segments(broker)
@@ -127,7 +127,7 @@ async def test_only_segments_that_are_looked_into_are_loaded(broker: Broker) -> 
     assert totals.segments_loaded == 1, "that of the start; nobody reads on behind it"
 
 
-async def test_there_need_not_be_room_for_two_segments_at_a_time(broker: Broker) -> None:
+async def test_room_for_one_segment_at_a_time_is_enough(broker: Broker) -> None:
     slots = broker.engine.fill_memory()
     slots.pop().retire()
     places = await locate(broker, *(query(Position(1, 1, 1024), records_max=number) for number in (45, 95, 145, 185)))
@@ -136,7 +136,7 @@ async def test_there_need_not_be_room_for_two_segments_at_a_time(broker: Broker)
 
 
 @limited(load_wait_ms=10)
-async def test_a_load_that_finds_no_room_in_time_is_worth_another_try(broker: Broker) -> None:
+async def test_a_load_that_finds_no_room_in_time_is_a_retriable_error(broker: Broker) -> None:
     slots = broker.engine.fill_memory()
     places = await locate(broker, query(records_max=15), query(records_max=40))
     assert codes(places) == [Unavailable.code, ""]
@@ -148,13 +148,13 @@ async def test_a_load_that_finds_no_room_in_time_is_worth_another_try(broker: Br
     assert told((await locate(broker, query(records_max=15)))[0])[1] == 10
 
 
-async def test_a_disk_that_cannot_be_read_is_the_error_of_the_query(broker: Broker) -> None:
+async def test_an_unreadable_disk_is_an_error_of_the_query(broker: Broker) -> None:
     broker.engine.disk.read_error = errno.EIO
 
     assert codes(await locate(broker, query(records_max=15), query(records_max=40))) == ["disk_failed", ""]
 
 
-async def test_what_has_yet_to_come_from_backups_is_passed_over_but_not_looked_into(
+async def test_a_search_passes_segments_under_recovery_but_cannot_look_into_them(
     make_engine: MakeEngine,
 ) -> None:
     engine = make_engine(8)
@@ -174,8 +174,8 @@ async def test_what_has_yet_to_come_from_backups_is_passed_over_but_not_looked_i
 
 
 @limited(load_wait_ms=500)
-async def test_who_waits_for_a_recovery_is_answered_last(broker: Broker) -> None:
-    """Its time is that of the whole request, and the others need little of it."""
+async def test_a_query_that_waits_for_a_recovery_does_not_fail_the_others(broker: Broker) -> None:
+    """It may wait for the time of the whole request, and the other queries need little of it."""
     engine, address = broker.engine, SegmentAddress(STREAM_ID, 0, 0, 1, 1)
     record = engine.index.segment(address)
     assert record is not None
@@ -217,7 +217,7 @@ async def test_a_long_walk_is_cut_and_lets_others_have_their_turn(broker: Broker
     assert turns >= 16
 
 
-async def test_segments_of_a_range_within_segments_on_disk(broker: Broker) -> None:
+async def test_listed_segments_on_disk_are_clipped_to_the_range(broker: Broker) -> None:
     listing = await segments(broker, Position(1, 1, 3072), Position(2, 1, 1024))
     assert (len(listing.segments), listing.complete) == (2, False), "what needs no loading comes first"
     rest = await segments(broker, Position(2, 1, 0), Position(2, 1, 1024))
@@ -241,7 +241,7 @@ async def test_a_listing_fails_as_a_read_does(broker: Broker) -> None:
         await segments(broker, Position(1, 1, 0))
 
 
-async def test_a_stream_that_is_dropped_meanwhile_is_the_error(broker: Broker) -> None:
+async def test_dropping_a_stream_fails_waiting_queries_and_listings(broker: Broker) -> None:
     broker.paused = True
     places = asyncio.ensure_future(locate(broker, query(records_max=15)))
     listing = asyncio.ensure_future(segments(broker, Position(1, 1, 1024)))
@@ -255,7 +255,7 @@ async def test_a_stream_that_is_dropped_meanwhile_is_the_error(broker: Broker) -
         await listing
 
 
-async def test_a_broker_that_is_starting_does_not_answer_yet(engine: Engine) -> None:
+async def test_a_starting_broker_is_unavailable_for_lookups(engine: Engine) -> None:
     broker = Broker(engine)
     for method in (api.LOCATE_CHUNKS, api.LIST_SEGMENTS):
         with pytest.raises(Unavailable):

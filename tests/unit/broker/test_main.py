@@ -1,4 +1,4 @@
-"""A whole broker in this process, between a coordinator that is a fake and real sockets."""
+"""A whole broker in this process, with a fake coordinator and real sockets."""
 
 import asyncio
 import contextlib
@@ -53,7 +53,7 @@ def has_ipv6() -> bool:
 
 
 async def describe(channel: Any) -> int:
-    """How many entries the broker says that its streamlet has."""
+    """The number of entries in the broker's description of its streamlet."""
     request = api.DESCRIBE_STREAMLETS.request(stream_id=STREAM_ID)
     try:
         answer = await call(channel, api.DESCRIBE_STREAMLETS, request, timeout_s=5)
@@ -62,7 +62,7 @@ async def describe(channel: Any) -> int:
     return len(answer.streamlets[0].entries)
 
 
-async def test_a_broker_serves_its_streams_where_it_says_that_it_is(
+async def test_a_broker_serves_its_streams_at_its_announced_addresses(
     settings: BrokerSettings, coordinator: FakeCoordinator
 ) -> None:
     async with serve(settings) as ready:
@@ -79,14 +79,14 @@ async def test_a_broker_serves_its_streams_where_it_says_that_it_is(
 
 
 @pytest.mark.parametrize("ephemeral", [False, True])
-async def test_the_arena_says_whose_it_is(settings: BrokerSettings, ephemeral: bool) -> None:
+async def test_the_head_of_the_arena_names_its_data_directory(settings: BrokerSettings, ephemeral: bool) -> None:
     async with serve(settings.model_copy(update={"ephemeral": ephemeral})) as ready:
         head = json.loads(Path(ready["arena_path"]).read_bytes()[:HEAD_BYTES].rstrip(b"\0"))
 
     assert (head["data_dir"], head["ephemeral"]) == (str(settings.data_dir), ephemeral)
 
 
-async def test_a_read_without_a_bound_gives_what_the_transport_can_send(settings: BrokerSettings) -> None:
+async def test_a_read_without_a_limit_gets_what_the_transport_can_send(settings: BrokerSettings) -> None:
     async with serve(settings.model_copy(update={"message_bytes_max": 65 * KIB})) as ready:
         channel = await FrameChannel.connect_tcp(ready["frames_address"], timeout_s=5)
         for sequence in range(2):
@@ -101,7 +101,7 @@ async def test_a_read_without_a_bound_gives_what_the_transport_can_send(settings
     assert sequences_of(reply) == [0]
 
 
-async def test_who_connects_to_be_pushed_to_is_told_which_broker_that_is(settings: BrokerSettings) -> None:
+async def test_a_push_connection_begins_with_a_hello_that_names_the_broker(settings: BrokerSettings) -> None:
     async with serve(settings) as ready:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.setblocking(False)
@@ -113,7 +113,7 @@ async def test_who_connects_to_be_pushed_to_is_told_which_broker_that_is(setting
     assert hello.arena_path == ready["arena_path"]
 
 
-async def test_a_broker_that_ends_leaves_its_identity_and_its_log_and_nothing_else(settings: BrokerSettings) -> None:
+async def test_a_stopped_broker_leaves_only_its_identity_and_its_log(settings: BrokerSettings) -> None:
     async with serve(settings) as ready:
         assert Path(ready["frames_unix_path"]).is_socket()
         assert Path(ready["push_unix_path"]).is_socket()
@@ -129,7 +129,7 @@ async def test_a_broker_that_ends_leaves_its_identity_and_its_log_and_nothing_el
 
 
 async def write(address: str, *chunks: bytes) -> list[str]:
-    """The codes of the statuses."""
+    """Write chunks, and return the error codes of their statuses."""
     channel = await FrameChannel.connect_tcp(address, timeout_s=5)
     request = api.MULTI_WRITE_CHUNKS.request(chunk_count=len(chunks))
     try:
@@ -140,7 +140,7 @@ async def write(address: str, *chunks: bytes) -> list[str]:
 
 
 async def read(address: str) -> list[int]:
-    """The sequences of all that is there."""
+    """The sequences of all chunks."""
     channel = await FrameChannel.connect_tcp(address, timeout_s=5)
     following, found = EARLIEST, list[int]()
     try:
@@ -155,7 +155,7 @@ async def read(address: str) -> list[int]:
         await channel.close()
 
 
-async def test_a_broker_that_is_started_again_has_what_was_written(settings: BrokerSettings) -> None:
+async def test_a_restarted_broker_has_all_chunks_and_producer_sequences(settings: BrokerSettings) -> None:
     lasting = settings.model_copy(update={"ephemeral": False})
     for launch in range(3):
         async with serve(lasting) as ready:
@@ -169,13 +169,13 @@ async def test_a_broker_that_is_started_again_has_what_was_written(settings: Bro
         assert await write(ready["frames_address"], batch_chunk(1, 5), batch_chunk(1, 7)) == ["", "out_of_sequence"]
 
 
-async def test_a_broker_removes_what_its_last_launch_left(settings: BrokerSettings) -> None:
+async def test_a_broker_removes_the_arena_that_its_last_launch_left(settings: BrokerSettings) -> None:
     (settings.shm_dir / f"kera-{os.getuid()}-00000000.arena").touch(0o600)
     async with serve(settings) as ready:
         assert list(settings.shm_dir.iterdir()) == [Path(ready["arena_path"])]
 
 
-async def test_metrics_are_served_where_they_are_announced(settings: BrokerSettings) -> None:
+async def test_metrics_are_served_at_the_announced_address(settings: BrokerSettings) -> None:
     async with serve(settings.model_copy(update={"metrics_port": 0})) as ready:
         address = f"http://{ready['metrics_address']}/metrics"
         text = await asyncio.to_thread(lambda: urllib.request.urlopen(address, timeout=10).read().decode())
@@ -184,14 +184,14 @@ async def test_metrics_are_served_where_they_are_announced(settings: BrokerSetti
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
-async def test_ipv6_addresses_are_announced_as_clients_take_them(settings: BrokerSettings) -> None:
+async def test_clients_can_connect_to_announced_ipv6_addresses(settings: BrokerSettings) -> None:
     async with serve(settings.model_copy(update={"host": "::1"})) as ready:
         assert ready["grpc_address"].startswith("[::1]:")
         assert await describe(GrpcChannel(ready["grpc_address"])) == 1
         assert await describe(await FrameChannel.connect_tcp(ready["frames_address"], timeout_s=5)) == 1
 
 
-async def test_a_broker_that_cannot_start_leaves_nothing(settings: BrokerSettings) -> None:
+async def test_a_failed_start_leaves_neither_memory_nor_an_identity(settings: BrokerSettings) -> None:
     unreachable = settings.model_copy(update={"coordinator": "127.0.0.1:1", "coordinator_timeout_ms": 0})
     with pytest.raises(CoordinatorUnreachable):
         async with serve(unreachable):
@@ -211,16 +211,14 @@ async def test_two_brokers_cannot_share_an_identity(settings: BrokerSettings) ->
 
 
 @pytest.mark.parametrize("name", ["nowhere", "x" * 300], ids=["missing", "too long"])
-async def test_a_directory_for_the_arena_that_cannot_be_is_named(settings: BrokerSettings, name: str) -> None:
+async def test_the_error_names_an_impossible_directory_for_the_arena(settings: BrokerSettings, name: str) -> None:
     with pytest.raises(PathNotWritable, match=f"in shm_dir .*/{name}: .*; choose another --shm-dir$"):
         async with serve(settings.model_copy(update={"shm_dir": settings.shm_dir / name})):
             pass
 
 
 @pytest.mark.timeout(20)
-async def test_a_broker_ends_when_a_newer_launch_has_taken_over(
-    settings: BrokerSettings, coordinator: FakeCoordinator
-) -> None:
+async def test_a_broker_that_gets_stale_epoch_ends(settings: BrokerSettings, coordinator: FakeCoordinator) -> None:
     coordinator.fence()
     with pytest.raises(ExceptionGroup) as raised:
         async with serve(settings):
@@ -230,7 +228,7 @@ async def test_a_broker_ends_when_a_newer_launch_has_taken_over(
     assert list(settings.shm_dir.iterdir()) == []
 
 
-def test_wrong_settings_end_the_start_with_a_line_that_names_them(
+def test_a_wrong_setting_ends_the_start_with_an_error_that_names_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("KERA_BROKER_PORT", "none")
@@ -241,7 +239,7 @@ def test_wrong_settings_end_the_start_with_a_line_that_names_them(
     assert "port" in line
 
 
-async def test_a_broker_that_is_stopped_says_so_and_takes_nothing_from_then_on(
+async def test_a_stopping_broker_announces_its_restart_and_its_stop(
     settings: BrokerSettings, coordinator: FakeCoordinator
 ) -> None:
     lasting = settings.model_copy(update={"ephemeral": False, "handover_ms": 70})
@@ -254,7 +252,7 @@ async def test_a_broker_that_is_stopped_says_so_and_takes_nothing_from_then_on(
 
 
 @pytest.mark.parametrize("change", [{"ephemeral": True}, {"handover_ms": 0}])
-async def test_a_broker_that_does_not_come_back_or_is_not_to_say_so_announces_nothing(
+async def test_an_ephemeral_broker_or_one_without_handover_time_announces_no_restart(
     settings: BrokerSettings, coordinator: FakeCoordinator, change: dict[str, Any]
 ) -> None:
     async with serve(settings.model_copy(update={"ephemeral": False, **change})):
@@ -262,7 +260,7 @@ async def test_a_broker_that_does_not_come_back_or_is_not_to_say_so_announces_no
     assert coordinator.restarts == []
 
 
-async def test_a_broker_stops_although_no_coordinator_can_be_told(
+async def test_a_broker_stops_cleanly_although_the_coordinator_is_gone(
     tmp_path: Path, shm_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kera.server.registration.ANNOUNCE_TIMEOUT_S", 0.2)
@@ -276,7 +274,9 @@ async def test_a_broker_stops_although_no_coordinator_can_be_told(
     assert list(shm_dir.iterdir()) == [], "and all is on disk"
 
 
-async def test_a_broker_tells_where_it_is_reached(settings: BrokerSettings, coordinator: FakeCoordinator) -> None:
+async def test_a_broker_registers_its_advertised_address_and_chosen_id(
+    settings: BrokerSettings, coordinator: FakeCoordinator
+) -> None:
     told = {"host": "0.0.0.0", "insecure": True, "advertised_address": "broker.example.org", "broker_id": BROKER_ID}
     async with serve(settings.model_copy(update=told)) as ready:
         (registered,) = coordinator.registered

@@ -1,4 +1,4 @@
-"""Segments of streams of different memory domains are in different files, and nothing of one is seen in another."""
+"""Memory domains: segments of different domains are in different files, and no domain sees data of another."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONTENT = SlotContent(7, 1, 2, 5, 3, 11, 2048, 1024, closed=False)
 
 @contextmanager
 def mapped(file: ArenaFile) -> Iterator[mmap.mmap]:
-    """As somebody who has got the file, and keeps it."""
+    """Map a file, as a reader does that got it and keeps it."""
     fd = file.open_for_readers()
     try:
         with mmap.mmap(fd, 0, prot=mmap.PROT_READ) as memory:
@@ -41,7 +41,7 @@ def write(slot: Slot) -> Slot:
 
 
 def used_bytes(arena: Arena) -> int:
-    """Shared memory that all files of an arena take, but for their heads and rows."""
+    """Shared memory of all files of an arena, without their heads and rows."""
     files = {slot.file for slot in arena.slots()}
     return sum(
         file.path.stat().st_blocks * 512 - (file.geometry.slots_at if file.path.exists() else 0) for file in files
@@ -59,7 +59,7 @@ def create(shm_dir: Path, slots: int = 4, **calls: Any) -> Arena:
     )
 
 
-def test_what_is_of_one_domain_is_in_no_mapping_of_another(make_arena: MakeArena) -> None:
+def test_data_of_a_domain_is_in_no_mapping_of_another(make_arena: MakeArena) -> None:
     arena = make_arena(slots=4)
     with ExitStack() as stack:
         default = stack.enter_context(mapped(arena.file()))
@@ -74,8 +74,8 @@ def test_what_is_of_one_domain_is_in_no_mapping_of_another(make_arena: MakeArena
         assert eu[ours.arena_offset :][:4] == bytes(4)
 
 
-def test_what_a_slot_had_in_it_is_not_there_when_another_domain_gets_it(make_arena: MakeArena) -> None:
-    """Neither for those who have the memory that it gets now, nor for those who keep what it was in."""
+def test_the_content_of_a_slot_is_gone_when_another_domain_gets_it(make_arena: MakeArena) -> None:
+    """Neither readers of its new memory nor readers that keep its old file see the old content."""
     arena = make_arena(slots=1)
     slot = write(arena.allocate("eu"))
     with mapped(slot.file) as eu:
@@ -89,7 +89,7 @@ def test_what_a_slot_had_in_it_is_not_there_when_another_domain_gets_it(make_are
             assert bytes(again.view) == bytes(len(again.view))
 
 
-def test_slots_of_all_domains_together_take_what_the_arena_has(make_arena: MakeArena) -> None:
+def test_slots_of_all_domains_together_take_no_more_than_the_arena_has(make_arena: MakeArena) -> None:
     arena = make_arena(slots=4, slot_bytes=16 * 4096)
     for turn in range(20):
         write(arena.allocate(f"domain-{turn % 3}")).retire()
@@ -111,7 +111,7 @@ def test_a_slot_of_the_same_domain_is_taken_first(make_arena: MakeArena) -> None
     assert [arena.allocate("us"), arena.allocate("eu")] == [us, eu]
 
 
-def test_a_reader_sees_by_the_generation_that_a_slot_is_of_another_domain_by_now(make_arena: MakeArena) -> None:
+def test_the_generation_in_the_old_file_grows_when_a_slot_changes_its_domain(make_arena: MakeArena) -> None:
     arena = make_arena(slots=1)
     slot = arena.allocate("eu")
     file, pushed = slot.file, slot.generation
@@ -124,7 +124,7 @@ def test_a_reader_sees_by_the_generation_that_a_slot_is_of_another_domain_by_now
     assert int.from_bytes(file.row(0)[:8], "little") >= seen
 
 
-def test_a_slot_that_gets_no_memory_says_so_and_is_tried_again(shm_dir: Path) -> None:
+def test_a_slot_that_gets_no_memory_is_an_error_and_is_tried_again(shm_dir: Path) -> None:
     full = False
 
     def reserve(fd: int, offset: int, size: int) -> None:
@@ -145,7 +145,7 @@ def test_a_slot_that_gets_no_memory_says_so_and_is_tried_again(shm_dir: Path) ->
     arena.close()
 
 
-def test_memory_that_readers_have_put_into_holes_is_taken_back_when_it_is_missing(make_arena: MakeArena) -> None:
+def test_pages_that_readers_touched_in_holes_are_taken_back_when_memory_is_short(make_arena: MakeArena) -> None:
     arena = make_arena(slots=4)
     file = arena.allocate("eu").file
     file.note_given()
@@ -156,14 +156,14 @@ def test_memory_that_readers_have_put_into_holes_is_taken_back_when_it_is_missin
         os.posix_fallocate(fd, offset, size)
 
     with mapped(file) as theirs:
-        assert len(theirs[:]) == file.geometry.file_bytes  # each page was looked at
+        assert len(theirs[:]) == file.geometry.file_bytes  # touch each page
         assert used_bytes(arena) > 4 * SLOT_BYTES
         file._calls = FileCalls(reserve=reserve)
         assert write(arena.allocate("eu")).file is file
         assert used_bytes(arena) <= 4 * SLOT_BYTES
 
 
-def test_a_renewed_domain_gets_memory_that_nobody_has_mapped(make_arena: MakeArena) -> None:
+def test_a_renewed_domain_gets_memory_without_old_mappings(make_arena: MakeArena) -> None:
     arena = make_arena(slots=4)
     before = arena.allocate("eu")
     file = before.file
@@ -182,7 +182,7 @@ def test_a_renewed_domain_gets_memory_that_nobody_has_mapped(make_arena: MakeAre
         assert MARK not in kept[:]
 
 
-def test_the_first_file_can_be_renewed_as_well(make_arena: MakeArena) -> None:
+def test_the_file_of_the_default_domain_can_be_renewed(make_arena: MakeArena) -> None:
     arena = make_arena(slots=4)
     with mapped(arena.file()) as kept:
         arena.renew("default")
@@ -215,8 +215,8 @@ def test_a_killed_launch_leaves_the_segments_of_all_domains_to_the_next(shm_dir:
     arena.close()
 
 
-def test_what_a_killed_launch_has_given_away_gets_nothing_new_in_the_next(shm_dir: Path) -> None:
-    """It knew to whom; who has lost the right meanwhile may look still."""
+def test_a_file_that_a_killed_launch_gave_to_readers_gets_no_new_data(shm_dir: Path) -> None:
+    """Only that launch knew its readers, and a reader that has lost the right meanwhile may still look."""
     before = create(shm_dir)
     kept, given = before.allocate("us"), before.allocate("eu")
     given.assign(CONTENT)
@@ -237,7 +237,7 @@ def test_what_a_killed_launch_has_given_away_gets_nothing_new_in_the_next(shm_di
         arena.close()
 
 
-def test_slots_without_memory_are_given_some_by_the_next_launch(shm_dir: Path) -> None:
+def test_the_next_launch_gives_memory_to_slots_without_it(shm_dir: Path) -> None:
     def fails(_fd: int, offset: int, _size: int) -> None:
         if offset:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -247,7 +247,7 @@ def test_slots_without_memory_are_given_some_by_the_next_launch(shm_dir: Path) -
     before.close(keep=True)
     again = Arena.attach(shm_dir, Path("/data"))
     assert again is not None
-    again.file("eu")._calls = FileCalls(reserve=fails)  # the memory is taken by others, between one file and the other
+    again.file("eu")._calls = FileCalls(reserve=fails)  # others take the memory while the slot changes its file
     with pytest.raises(ArenaFull):
         again.allocate("eu")
     again.close(keep=True)
@@ -261,7 +261,7 @@ def test_slots_without_memory_are_given_some_by_the_next_launch(shm_dir: Path) -
     arena.close()
 
 
-def test_all_files_of_a_broker_that_is_gone_are_orphans(shm_dir: Path) -> None:
+def test_all_files_of_a_dead_broker_are_orphans(shm_dir: Path) -> None:
     before = create(shm_dir)
     before.allocate("eu")
     before.close(keep=True)

@@ -50,7 +50,7 @@ def metrics(broker: Broker, *, everything: bool = False, **limits: int) -> dict[
     return values(collector, everything=everything)
 
 
-def test_every_counter_is_explained_and_none_else() -> None:
+def test_exactly_the_existing_counters_have_help_texts() -> None:
     assert set(_HELP) == {field.name for field in fields(Counters)}
     assert {*_PUSH_HELP, *_PUSH_NOW_HELP, "ends"} == {field.name for field in fields(PushTotals)}
     assert set(_TOTALS_HELP) == {field.name for field in fields(DiskTotals)}
@@ -63,7 +63,7 @@ def changes(before: dict[str, float], after: dict[str, float]) -> dict[str, floa
     return {name: after[name] - before[name] for name in after if after[name] != before[name]}
 
 
-async def test_metrics_tell_of_now(engine: Engine) -> None:
+async def test_metrics_show_the_current_counts_and_states(engine: Engine) -> None:
     broker = Broker(engine, stream_info())
     broker.paused = True
     before = metrics(broker)
@@ -89,7 +89,7 @@ async def test_metrics_tell_of_now(engine: Engine) -> None:
     assert (after["kera_broker_arena_slots"], after["kera_broker_arena_slot_bytes"]) == (8, 4096)
 
 
-async def test_metrics_tell_what_the_disk_does(engine: Engine) -> None:
+async def test_metrics_show_flushes_and_errors_of_the_disk(engine: Engine) -> None:
     broker = Broker(engine, stream_info())
     broker.paused = True
     broker.append(*(chunk(1, sequence) for sequence in range(5)))
@@ -110,14 +110,14 @@ async def test_metrics_tell_what_the_disk_does(engine: Engine) -> None:
     }
 
 
-async def test_metrics_tell_what_the_start_has_found(engine: Engine) -> None:
+async def test_metrics_show_the_findings_of_the_start(engine: Engine) -> None:
     broker = Broker(engine, stream_info())
     engine.restart.found.torn_bytes = 17
 
     assert metrics(broker)["kera_broker_start_torn_bytes"] == 17
 
 
-async def test_requests_are_counted_by_how_long_they_took(engine: Engine) -> None:
+async def test_requests_are_counted_by_their_duration(engine: Engine) -> None:
     broker = Broker(engine, stream_info())
     broker.append(chunk(1, 0))
     broker.append(chunk(1, 1))
@@ -132,7 +132,7 @@ async def test_requests_are_counted_by_how_long_they_took(engine: Engine) -> Non
     assert found['kera_broker_fetch_seconds_count{answered="at_once"}'] == 1
 
 
-async def test_streams_have_series_of_their_own_where_everything_is_asked_for(engine: Engine) -> None:
+async def test_each_stream_has_its_own_series_when_everything_is_requested(engine: Engine) -> None:
     broker = Broker(engine, stream_info(), stream_info(STREAM_ID + 1))
     first, second = (stream.name for stream in broker.streams)
     broker.append(chunk(1, 0, record_count=5), chunk(1, 1, record_count=5))
@@ -146,7 +146,7 @@ async def test_streams_have_series_of_their_own_where_everything_is_asked_for(en
     assert found["kera_broker_streams_left_out"] == 0
 
 
-async def test_what_a_heartbeat_has_told_is_added_up(engine: Engine) -> None:
+async def test_records_of_several_heartbeats_are_added_up(engine: Engine) -> None:
     broker = Broker(engine, stream_info())
     (stream,) = broker.streams
     for sequence in range(3):
@@ -156,7 +156,7 @@ async def test_what_a_heartbeat_has_told_is_added_up(engine: Engine) -> None:
     assert metrics(broker, everything=True)[f'kera_broker_stream_records_appended_total{{stream="{stream.name}"}}'] == 6
 
 
-async def test_series_are_bounded_and_what_is_left_out_is_told(engine: Engine) -> None:
+async def test_series_are_limited_and_streams_without_series_are_counted(engine: Engine) -> None:
     infos = [stream_info(number) for number in range(1, 6)]
     for info in infos:
         info.name = f"stream-{info.stream_id}"
@@ -171,7 +171,7 @@ async def test_series_are_bounded_and_what_is_left_out_is_told(engine: Engine) -
     ]
 
 
-async def test_epochs_have_their_lag_where_there_are_some(engine: Engine) -> None:
+async def test_streams_with_epochs_have_a_lag_without_making_promises(engine: Engine) -> None:
     infos = [
         stream_info(STREAM_ID, epoch_ms=1000, epoch_grace_ms=250),
         stream_info(STREAM_ID + 1),
@@ -207,7 +207,7 @@ async def test_epochs_have_their_lag_where_there_are_some(engine: Engine) -> Non
     assert (told[2].epoch_streamlet_id, told[2].epoch_entry) == (0, 1 % len(broker.streams.streamlet(7, 0).entries))
 
 
-async def test_a_clock_that_is_off_is_told_and_its_streams_fall_behind(engine: Engine) -> None:
+async def test_a_clock_offset_is_shown_and_holds_up_epochs(engine: Engine) -> None:
     broker = Broker(engine, stream_info(epoch_ms=1000, epoch_grace_ms=250))
     engine.memory.tick(0, 9_000_000, idle_close_ms=1 << 40)
     assert metrics(broker)["kera_broker_clock_offset_seconds"] == 0
@@ -216,7 +216,7 @@ async def test_a_clock_that_is_off_is_told_and_its_streams_fall_behind(engine: E
     assert (found["kera_broker_clock_offset_seconds"], found["kera_broker_epochs_held_up_ms"]) == (-2, 8750)
 
 
-async def test_consumer_groups_have_their_lag_where_they_have_committed(engine: Engine) -> None:
+async def test_consumer_groups_with_commits_have_a_lag(engine: Engine) -> None:
     broker = Broker(engine, stream_info())
     (stream,) = broker.streams
     broker.append(*(chunk(1, sequence, record_count=4) for sequence in range(3)))
@@ -232,7 +232,7 @@ async def test_consumer_groups_have_their_lag_where_they_have_committed(engine: 
     assert bounded["kera_broker_consumer_group_lags_left_out"] == 1
 
 
-async def test_figures_of_streams_are_of_now_and_not_of_the_last_heartbeat(engine: Engine) -> None:
+async def test_figures_of_streams_are_current_and_not_of_the_last_heartbeat(engine: Engine) -> None:
     broker = Broker(engine, stream_info())
     broker.streams.open(stream_info(STREAM_ID + 1), BROKER_ID)
     figures = StreamFigures(broker.streams, lambda: 0, now_us=lambda: 0, may_promise=bool)

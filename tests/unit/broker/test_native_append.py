@@ -1,4 +1,4 @@
-"""The state that the native core remembers from one append to the next, beside what Python finds of it."""
+"""State that the native core remembers from one append to the next, compared with the state in Python."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.unit.broker.persistence_support import MakeEngine
 pytestmark = needs_native
 
 
-async def test_what_is_remembered_is_what_python_finds_when_it_looks(make_engine: MakeEngine) -> None:
+async def test_the_remembered_state_equals_the_state_in_python(make_engine: MakeEngine) -> None:
     side = Side(make_engine)
     streamlet = side.broker.streams.streamlet(7, 0)
     random = Random(2)
-    following = dict.fromkeys(PRODUCERS[1:3], 0)  # which the core remembers in one place
+    following = dict.fromkeys(PRODUCERS[1:3], 0)  # the core remembers both in one place
     for _ in range(100):
         producer = random.choice(PRODUCERS[1:3])
         side.send([good(random, stream_id=7, producer=producer, sequence=following[producer])], 0)
@@ -38,7 +38,9 @@ async def test_what_is_remembered_is_what_python_finds_when_it_looks(make_engine
 
 
 @pytest.mark.parametrize("change", ["seal", "let go", "forget", "fence", "drop"])
-async def test_what_is_remembered_does_not_outlive_what_it_is_about(make_engine: MakeEngine, change: str) -> None:
+async def test_the_remembered_state_does_not_outlive_changes_of_its_streamlet(
+    make_engine: MakeEngine, change: str
+) -> None:
     side, random, producer = Side(make_engine), Random(3), PRODUCERS[0]
     stream, streamlet = side.broker.streams.get(7), side.broker.streams.streamlet(7, 0)
     for sequence in range(5):
@@ -60,7 +62,7 @@ async def test_what_is_remembered_does_not_outlive_what_it_is_about(make_engine:
     assert side.broker.counters.chunks_appended == 5
 
 
-async def test_nothing_of_what_was_looked_at_is_kept(make_engine: MakeEngine) -> None:
+async def test_the_native_core_keeps_no_references(make_engine: MakeEngine) -> None:
     side = Side(make_engine)
     streamlet = side.broker.streams.streamlet(7, 0)
     random = Random(1)

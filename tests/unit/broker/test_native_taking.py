@@ -1,8 +1,8 @@
-"""Requests that the native core takes from a buffer, beside the way in Python: both do the same with whatever comes.
+"""Write requests that the native core takes from a buffer, compared with the path in Python.
 
-Two brokers get the same bytes over a connection each, in the same reads; one of them has the native core, which takes
-whole requests, and single chunks of others. Everything that can be seen of them has to be equal: the frames of the
-answers, segments byte by byte, producers, counters, and what backups have.
+Two brokers get the same bytes in the same reads, each over its own connection; one of them has the native core, which
+takes whole requests, and single chunks of others. All visible state has to be equal: the frames of the answers,
+segments (byte by byte), producers, counters, and replicas on backups.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ READS = 60
 
 
 def frames_in(data: bytes | bytearray) -> list[tuple[int, int, bytes]]:
-    """Of each frame its request, its kind and its head."""
+    """The request, the kind and the head of each frame."""
     found, at, view = [], 0, memoryview(data)
     while at < len(view):
         header = decode_header(view, at, BULK_BYTES_MAX)
@@ -55,7 +55,7 @@ def frame(number: int, data: bytes, **fields: Any) -> bytes:
 
 
 class Connected(Side):
-    """A broker with a connection; its backups hear of it when they are told to."""
+    """A broker with a connection; a test decides when requests go to its backups."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Connected(Side):
         await super().go_on()
 
     async def answered(self) -> list[tuple[int, int, bytes]]:
-        """All answers that there are when nothing waits any more, in the order of their requests."""
+        """All answers once no request waits, in the order of their requests."""
         async with asyncio.timeout(20):
             while self.server.requests_in_flight:
                 await self.go_on()
@@ -95,7 +95,7 @@ class Connected(Side):
 
 
 class Counting:
-    """The native core, and how many requests it has taken, and chunks of others."""
+    """The native core, with counts of the requests, and of the chunks of other requests, that it has taken."""
 
     def __init__(self) -> None:
         self.requests = self.held = self.chunks = 0
@@ -113,12 +113,12 @@ class Counting:
 
 
 class Clients:
-    """What comes over the connections."""
+    """Makes the requests of clients."""
 
     def __init__(
         self, random: Random, times: Callable[[], int] | None = None, *, odd: float = 0.1, mixed: float = 0.1
     ) -> None:
-        """`odd`: see `Producers`; `mixed`: this part of the requests has chunks for several streamlets."""
+        """`odd`: see `Producers`; `mixed`: the share of requests with chunks for several streamlets."""
         self.random = random
         self.producers = Producers(random, odd=odd, times=times)
         self.mixed = mixed
@@ -168,7 +168,7 @@ def pair(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> Pair:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_both_do_the_same_with_whole_requests(seed: int, pair: Pair) -> None:
+async def test_the_native_core_and_python_agree_on_whole_requests(seed: int, pair: Pair) -> None:
     random = Random(seed)
     by_native, by_python, counting = pair()
     await compare(by_native, by_python, random, Clients(random))
@@ -177,7 +177,7 @@ async def test_both_do_the_same_with_whole_requests(seed: int, pair: Pair) -> No
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_both_do_the_same_with_single_chunks_of_requests(seed: int, pair: Pair) -> None:
+async def test_the_native_core_and_python_agree_on_single_chunks_of_requests(seed: int, pair: Pair) -> None:
     random = Random(seed)
     by_native, by_python, counting = pair(lag_bytes_max=random.choice([4 * CHUNK_BYTES, 1 << 30]))
     await compare(by_native, by_python, random, Clients(random, odd=1.0, mixed=1.0))
@@ -186,7 +186,7 @@ async def test_both_do_the_same_with_single_chunks_of_requests(seed: int, pair: 
 
 
 async def compare(by_native: Connected, by_python: Connected, random: Random, clients: Clients) -> None:
-    """Send the same to both, and look at what they make of it."""
+    """Send the same requests to both, and compare their states and answers."""
     for _ in range(READS):
         data = b"".join(clients.request() for _ in range(random.choice([1, 1, 2, 6])))
         splits = [random.randrange(len(data)) for _ in range(random.choice([0, 0, 1, 3]))]
@@ -195,7 +195,7 @@ async def compare(by_native: Connected, by_python: Connected, random: Random, cl
         if random.random() < 0.3:
             await by_native.go_on()
             await by_python.go_on()
-        if random.random() < 0.5:  # what is not looked at, the core remembers from one request to the next
+        if random.random() < 0.5:  # without a comparison, the core's memory lasts from one request to the next
             assert list(by_native.seen()) == list(by_python.seen())
             assert by_native.server.requests_in_flight == by_python.server.requests_in_flight
     assert await by_native.answered() == await by_python.answered()
@@ -204,7 +204,7 @@ async def compare(by_native: Connected, by_python: Connected, random: Random, cl
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("mixed", [0.1, 1.0])
-async def test_both_keep_the_promises_of_epochs(seed: int, mixed: float, pair: Pair) -> None:
+async def test_the_native_core_and_python_keep_the_same_promises_of_epochs(seed: int, mixed: float, pair: Pair) -> None:
     random = Random(seed)
     settings = {"epoch_ms": 1, "epoch_grace_ms": 1, "timestamp_ahead_max_ms": random.choice([0, 1])}
     by_native, by_python, counting = pair(settings=settings)
@@ -243,13 +243,13 @@ def next_frames(count: int, stream_id: int = 9, first: int = 0) -> bytes:
 
 
 async def known(side: Connected, stream_id: int = 9) -> None:
-    """The producer's first chunk is there, so that those behind it are taken."""
+    """Write the producer's first chunk, so that the core takes the next ones."""
     side.feed(next_frames(1, stream_id))
     await side.answered()
     side.transport.written.clear()
 
 
-async def test_an_answer_that_waits_counts_as_a_request_in_flight(make_engine: MakeEngine) -> None:
+async def test_a_waiting_answer_counts_as_a_request_in_flight(make_engine: MakeEngine) -> None:
     side = Connected(make_engine)
     await known(side)
     side.feed(next_frames(5, first=1))
@@ -260,7 +260,7 @@ async def test_an_answer_that_waits_counts_as_a_request_in_flight(make_engine: M
     assert side.server.requests_in_flight == 0
 
 
-async def test_requests_that_wait_stop_the_reading_at_the_limit(make_engine: MakeEngine) -> None:
+async def test_reading_stops_at_the_limit_of_requests_in_flight(make_engine: MakeEngine) -> None:
     side = Connected(make_engine)
     await known(side)
     data = next_frames(REQUESTS_IN_FLIGHT_MAX + 20, first=1)
@@ -285,7 +285,9 @@ async def test_a_message_whose_tag_is_too_long_is_refused_as_by_protobuf(
 
 
 @pytest.mark.parametrize("reads", [1, 3])
-async def test_answers_to_a_connection_that_is_gone_are_nobodys(make_engine: MakeEngine, reads: int) -> None:
+async def test_answers_to_a_closed_connection_are_dropped_and_the_connection_is_freed(
+    make_engine: MakeEngine, reads: int
+) -> None:
     side = Connected(make_engine)
     await known(side)
     for read in range(reads):
@@ -302,7 +304,7 @@ async def test_answers_to_a_connection_that_is_gone_are_nobodys(make_engine: Mak
     assert connection() is None
 
 
-async def test_nothing_is_acknowledged_when_the_broker_was_replaced_meanwhile(make_engine: MakeEngine) -> None:
+async def test_a_broker_that_was_replaced_refuses_held_and_new_requests(make_engine: MakeEngine) -> None:
     side = Connected(make_engine)
     await known(side)
     side.feed(next_frames(3, first=1))
@@ -315,7 +317,7 @@ async def test_nothing_is_acknowledged_when_the_broker_was_replaced_meanwhile(ma
     assert sorted(codes) == ["not_owner", *["not_replicated"] * 3]
 
 
-def test_all_chunks_of_answers_that_were_held_are_refused() -> None:
+def test_refusing_held_answers_refuses_all_their_chunks() -> None:
     statuses = broker_pb2.MultiWriteChunksResponse()
     statuses.statuses.add(group_id=1)
     statuses.statuses.add(group_id=1, position=9)
@@ -336,7 +338,7 @@ RULES: tuple[Any, ...] = ({}, None, None, tuple, 0, True, None)
 @pytest.mark.parametrize(
     "arguments", [(), (1,) * 8, ((), None, b"", None, 0, 0, 0, 0), ((1,) * 6, None, b"", 0, 0, 0, 0, 0)]
 )
-def test_a_call_that_is_none_is_refused(arguments: tuple[Any, ...]) -> None:
+def test_a_call_with_wrong_arguments_is_refused(arguments: tuple[Any, ...]) -> None:
     assert native is not None
     with pytest.raises(TypeError):
         native.take_writes(*arguments)
@@ -344,7 +346,7 @@ def test_a_call_that_is_none_is_refused(arguments: tuple[Any, ...]) -> None:
 
 @pytest.mark.parametrize("level", [None, 0])
 @pytest.mark.parametrize("index", [4, 5])
-def test_numbers_below_zero_are_refused(level: int | None, index: int) -> None:
+def test_negative_numbers_are_refused(level: int | None, index: int) -> None:
     assert native is not None
     arguments: list[Any] = [RULES, None, b"x", level, 9, 1, 0, 0]
     arguments[index] = -1
@@ -353,19 +355,19 @@ def test_numbers_below_zero_are_refused(level: int | None, index: int) -> None:
 
 
 @pytest.mark.parametrize("level", [None, 0])
-def test_what_is_neither_a_request_nor_a_chunk_is_left(level: int | None) -> None:
+def test_data_without_a_usable_request_or_chunk_is_not_taken(level: int | None) -> None:
     assert native is not None
     whole = frame(1, good(Random(1), stream_id=7))
     for data in (b"", b"x", b"x" * 200, whole[:-1], whole, b"KF" + bytes(30)):
         assert native.take_writes(RULES, None, data, level, 1 << 20, 9, 0, 0) == (0, 0, 0, b"", 0, 0, 0)
 
 
-def test_the_fields_of_the_rules_are_those_that_c_reads() -> None:
+def test_the_fields_of_the_rules_match_those_that_c_reads() -> None:
     assert native is not None
     assert tuple(native.APPEND_RULES.split()) == AppendRules._fields
 
 
-def test_what_the_broker_should_have_and_has_not_is_an_error_and_nothing_is_appended() -> None:
+def test_a_stream_without_its_attributes_is_an_error() -> None:
     assert native is not None
     data = good(Random(1), stream_id=7)
     with pytest.raises(AttributeError):
@@ -375,14 +377,14 @@ def test_what_the_broker_should_have_and_has_not_is_an_error_and_nothing_is_appe
 @pytest.mark.parametrize(
     "held", [b"x", bytes(12 + 1), bytes(8) + b"\x02\0\0\0" + b"\x1a\x7f", bytes(8) + b"\x01\0\0\0\x1a"]
 )
-def test_what_was_never_held_is_refused(held: bytes) -> None:
+def test_malformed_held_answers_are_refused(held: bytes) -> None:
     assert native is not None
     with pytest.raises(ValueError, match="held"):
         native.held_answers(held, 1, [1])
 
 
 @pytest.mark.parametrize("arguments", [(), (1, 1, []), (b"", "x", []), (b"", 1, ["x"])])
-def test_a_call_for_answers_that_is_none_is_refused(arguments: tuple[Any, ...]) -> None:
+def test_a_call_for_held_answers_with_wrong_arguments_is_refused(arguments: tuple[Any, ...]) -> None:
     assert native is not None
     with pytest.raises(TypeError):
         native.held_answers(*arguments)
@@ -390,7 +392,7 @@ def test_a_call_for_answers_that_is_none_is_refused(arguments: tuple[Any, ...]) 
 
 @pytest.mark.parametrize("backup_ids", [[], [1], [1, 200, (1 << 32) - 1], list(range(1, 1001))])
 @pytest.mark.parametrize("virtual_segment_id", [1, 1 << 33, (1 << 64) - 1])
-def test_answers_are_what_the_messages_would_be(backup_ids: list[int], virtual_segment_id: int) -> None:
+def test_native_answers_equal_the_encoded_messages(backup_ids: list[int], virtual_segment_id: int) -> None:
     assert native is not None
     response, held = broker_pb2.MultiWriteChunksResponse(), b""
     for number in range(3):
@@ -412,5 +414,5 @@ def test_answers_are_what_the_messages_would_be(backup_ids: list[int], virtual_s
     assert native.held_answers(held, virtual_segment_id, backup_ids) == expected
 
 
-def test_levels_are_those_of_the_messages() -> None:
+def test_durability_levels_have_their_numbers_in_messages() -> None:
     assert (LEADER, REPLICATED, PERSISTED) == (1, 2, 3)

@@ -58,23 +58,23 @@ def by_hop(manager: LatencyManager) -> dict[tuple[Hop, str], Figures]:
 
 
 class TestBudgets:
-    def test_what_is_odd_is_bounded(self) -> None:
+    def test_extreme_budgets_are_clamped(self) -> None:
         most = Budget.of(budget(window_ms=1 << 31, gather_us=1 << 62, replicate_us=1 << 62, hand_over_us=1 << 62))
         assert most == Budget(WINDOW_MS_MAX / 1000, WAIT_US_MAX, WAIT_US_MAX, WAIT_US_MAX)
         assert Budget.of(latency_pb2.StreamBudget()) == Budget(WINDOW_MS_MIN / 1000, 0, 0, 0)
 
-    def test_there_is_a_most(self, manager: LatencyManager) -> None:
+    def test_only_the_first_streams_up_to_the_limit_are_watched(self, manager: LatencyManager) -> None:
         manager.set_budgets(4, [budget(number) for number in range(STREAMS_MAX + 5)])
         assert manager.watches(STREAMS_MAX - 1)
         assert not manager.watches(STREAMS_MAX)
 
-    def test_others_are_forgotten(self, manager: LatencyManager) -> None:
+    def test_a_stream_without_a_budget_is_forgotten(self, manager: LatencyManager) -> None:
         manager.reported([(Of(7, 0, Hop.GATHER), sample(5))])
         manager.set_budgets(4, [budget(8)])
         manager.set_budgets(5, [budget(7), budget(8)])
         assert (manager.version, manager.figures()) == (5, [])
 
-    def test_one_that_changes_keeps_what_was_measured_if_its_window_is_the_same(self, manager: LatencyManager) -> None:
+    def test_a_changed_budget_keeps_the_figures_if_its_window_is_the_same(self, manager: LatencyManager) -> None:
         manager.reported([(Of(7, 0, Hop.GATHER), sample(5))])
         manager.set_budgets(4, [budget(gather_us=1)])
         assert [each.mean_us for each in manager.figures()] == [5]
@@ -82,32 +82,32 @@ class TestBudgets:
         manager.set_budgets(5, [budget(window_ms=2_000)])
         assert manager.figures() == []
 
-    def test_a_stream_that_is_gone(self, manager: LatencyManager) -> None:
+    def test_a_forgotten_stream_is_not_watched(self, manager: LatencyManager) -> None:
         manager.forget(7)
         manager.forget(7)
         assert not manager.watches(7)
 
 
 class TestAdvice:
-    def test_of_streams_with_a_budget_only(self, manager: LatencyManager) -> None:
+    def test_only_streams_with_a_budget_get_advice(self, manager: LatencyManager) -> None:
         (advice,) = manager.advise_writer([6, 7])
         assert advice == latency_pb2.WriterAdvice(stream_id=7, linger_us=20_000, valid_ms=VALID_MS)
         (to_reader,) = manager.advise_reader([7, 8])
         assert (to_reader.stream_id, to_reader.fetch_wait_us, to_reader.valid_ms) == (7, 5_000, VALID_MS)
         assert to_reader.fetch_bytes_min > 0
 
-    def test_a_reader_that_may_not_wait_waits_for_no_bytes(self, manager: LatencyManager) -> None:
+    def test_a_reader_without_hand_over_budget_does_not_wait_for_bytes(self, manager: LatencyManager) -> None:
         manager.set_budgets(4, [budget(hand_over_us=0)])
         assert manager.advise_reader([7]) == [latency_pb2.ReaderAdvice(stream_id=7, valid_ms=VALID_MS)]
 
 
 class TestFigures:
-    def test_of_a_stream_without_a_budget_nothing_is_kept(self, manager: LatencyManager) -> None:
+    def test_a_stream_without_a_budget_has_no_figures(self, manager: LatencyManager) -> None:
         manager.reported([(Of(8, 0, Hop.GATHER), sample(5))])
         manager.replicated([8], 1.0)
         assert manager.figures() == []
 
-    def test_by_how_much_hand_over_can_be_off_is_what_writers_and_readers_know_worst(
+    def test_the_clock_error_of_hand_over_is_the_worst_of_writers_plus_the_readers_own(
         self, manager: LatencyManager, clock: FakeClock
     ) -> None:
         for error_us in (700, 300):
@@ -124,13 +124,13 @@ class TestFigures:
         clock.advance(WINDOW_S * 0.9)
         assert by_hop(manager)[Hop.HAND_OVER, "app"].clock_error_us == 2
 
-    def test_the_longest_linger_that_a_writer_has_of_its_own_is_told_of_gather(self, manager: LatencyManager) -> None:
+    def test_gather_reports_the_longest_own_linger_of_a_writer(self, manager: LatencyManager) -> None:
         for own_us in (0, 500_000, 20_000):
             manager.reported([(Of(7, 0, hop), sample(5)) for hop in (Hop.GATHER, Hop.SEND)], own_linger_us=own_us)
         assert {each.hop: each.own_linger_us for each in manager.figures()} == {Hop.GATHER: 500_000, Hop.SEND: 0}
         assert manager.figures()[0].message().own_linger_us == 500_000
 
-    def test_readers_reckon_with_a_later_time_where_writers_are_ahead(self, manager: LatencyManager) -> None:
+    def test_hand_over_is_corrected_for_writers_whose_clocks_are_ahead(self, manager: LatencyManager) -> None:
         manager.reported([(Of(7, 0, Hop.GATHER), sample(1_000, 1_000))], ahead_us=5_000_000)
         manager.reported([(Of(7, 0, Hop.HAND_OVER, "app"), sample(0, 20))], ahead_us=4_996_000)
         manager.reported([(Of(7, 0, Hop.HAND_OVER, "other"), sample(0, 20))], ahead_us=4_997_000)
@@ -138,8 +138,8 @@ class TestFigures:
         assert found[Hop.HAND_OVER, "app"].mean_us == 10 - 1_000 + 4_000
         assert found[Hop.HAND_OVER, "other"].mean_us == 10 - 1_000 + 3_000
 
-    def test_hops_are_told_apart(self, manager: LatencyManager) -> None:
-        """What is reported has what came before in it."""
+    def test_each_hop_excludes_the_hops_before_it(self, manager: LatencyManager) -> None:
+        """A reported time includes the hops before it."""
         manager.reported(
             [(Of(7, 0, Hop.GATHER), sample(1_000, 3_000)), (Of(7, 0, Hop.SEND), sample(5_000, 5_000))], ahead_us=-500
         )
@@ -156,7 +156,7 @@ class TestFigures:
         }
         assert found[Hop.HAND_OVER, "app"].p99_us >= 1_500
 
-    def test_the_99th_percentiles_come_to_that_of_the_whole_way(self, manager: LatencyManager) -> None:
+    def test_the_99th_percentiles_of_the_hops_add_up_to_that_of_the_path(self, manager: LatencyManager) -> None:
         waits = [100 * number for number in range(1, 201)]
         manager.reported([(Of(7, 0, Hop.GATHER), sample(*waits))])
         manager.reported([(Of(7, 0, Hop.HAND_OVER, "app"), sample(*(us + 500 for us in waits)))])
@@ -165,27 +165,27 @@ class TestFigures:
         together_us = found[Hop.GATHER, ""].p99_us + found[Hop.HAND_OVER, "app"].p99_us
         assert 200 * 99 + 500 <= together_us <= max(waits) + 500 + 1
 
-    def test_none_is_less_than_nothing(self, manager: LatencyManager) -> None:
+    def test_no_hop_is_negative(self, manager: LatencyManager) -> None:
         manager.replicated([7], 4.0)
         manager.reported([(Of(7, 0, Hop.SEND), sample(5_000)), (Of(7, 0, Hop.HAND_OVER, "app"), sample(9_000))])
         found = by_hop(manager)
         assert found[Hop.SEND, ""][3:7] == (1, 0, 0, 0)
-        assert found[Hop.HAND_OVER, "app"].mean_us == 4_000  # and what writers see has replication in it
+        assert found[Hop.HAND_OVER, "app"].mean_us == 4_000  # the writers' time includes replication
 
-    def test_the_worst_streamlet(self, manager: LatencyManager) -> None:
+    def test_the_worst_streamlet_is_named(self, manager: LatencyManager) -> None:
         for streamlet in range(STREAMLETS_MAX + 10):
             manager.reported([(Of(7, streamlet, Hop.GATHER), sample(1_000 if streamlet == 77 else 10))])
         (figures,) = manager.figures()
         assert (figures.chunks, figures.worst_mean_us, figures.worst_streamlet_id) == (STREAMLETS_MAX + 10, 1_000, 77)
 
-    def test_groups_are_told_apart_up_to_a_most(self, manager: LatencyManager) -> None:
+    def test_consumer_groups_have_separate_figures_up_to_a_limit(self, manager: LatencyManager) -> None:
         for number in range(GROUPS_MAX + 5):
             manager.reported([(Of(7, 0, Hop.PREFETCH, f"group-{number}"), sample(number))])
             manager.reported([(Of(7, 0, Hop.GATHER), sample(1))])
         assert len(by_hop(manager)) == GROUPS_MAX + 1
 
-    def test_where_it_is_told_who_is_on_paths_only_they_count(self, manager: LatencyManager) -> None:
-        """However many others come first."""
+    def test_only_consumer_groups_on_paths_are_measured(self, manager: LatencyManager) -> None:
+        """Even when many other groups come first."""
         manager.set_budgets(4, [on_paths("real", next_of="works")])
         for name in (*(f"group-{number}" for number in range(GROUPS_MAX + 5)), "works", "real"):
             manager.reported([(Of(7, 0, Hop.PREFETCH, name), sample(1)), (Of(7, 0, Hop.HAND_OVER, name), sample(1))])
@@ -200,7 +200,7 @@ class TestFigures:
         ]
         assert not manager.measures(8, Hop.WORK, "real")
 
-    def test_who_is_on_no_path_any_more_is_forgotten(self, manager: LatencyManager) -> None:
+    def test_a_group_that_left_all_paths_is_forgotten(self, manager: LatencyManager) -> None:
         manager.set_budgets(4, [on_paths("one", "other")])
         manager.reported([(Of(7, 0, Hop.WORK, name), sample(1)) for name in ("one", "other")])
         manager.set_budgets(5, [on_paths("other")])
@@ -208,10 +208,10 @@ class TestFigures:
         manager.set_budgets(6, [on_paths()])
         assert by_hop(manager) == {}
 
-    def test_each_stream_has_an_equal_part_of_the_room(
+    def test_each_stream_gets_an_equal_share_of_the_room(
         self, manager: LatencyManager, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """As of a hundred times as many."""
+        """Limits a hundredth as large stand for the real ones."""
         monkeypatch.setattr(managing, "HOPS_MAX", HOPS_MAX // 100)
         monkeypatch.setattr(managing, "STREAMLETS_MAX", STREAMLETS_FIGURES_MAX // 100)
         names, streams = [f"group-{number}" for number in range(5)], range(STREAMS_MAX // 100)
@@ -226,7 +226,7 @@ class TestFigures:
         assert {each.chunks for each in figures} == {40}
         assert sum(running.streamlets for running in all_hops(manager)) == STREAMLETS_FIGURES_MAX // 100
 
-    def test_what_has_no_room_any_more_is_forgotten(self, manager: LatencyManager) -> None:
+    def test_figures_without_room_are_forgotten(self, manager: LatencyManager) -> None:
         names = ["group-0", "group-1"]
         manager.set_budgets(4, [on_paths(*names)])
         manager.reported([(Of(7, each, Hop.WORK, name), sample(1)) for name in names for each in range(STREAMLETS_MAX)])
@@ -235,7 +235,7 @@ class TestFigures:
         assert list(by_hop(manager)) == [(Hop.WORK, "group-0")]
         assert sum(running.streamlets for running in all_hops(manager)) == 0
 
-    def test_all_have_their_turn(self, manager: LatencyManager) -> None:
+    def test_figures_are_reported_in_turn(self, manager: LatencyManager) -> None:
         streams = range(10)
         manager.set_budgets(4, [budget(each) for each in streams])
         manager.reported([(Of(each, 0, Hop.GATHER), sample(1)) for each in streams])
@@ -244,7 +244,7 @@ class TestFigures:
         assert [each.stream_id for figures, _ in told for each in figures] == [*streams, *streams]
         assert [len(manager.next_figures(10)[0]), manager.next_figures(11)[1]] == [10, 0]
 
-    def test_they_are_of_the_last_window(self, manager: LatencyManager, clock: FakeClock) -> None:
+    def test_figures_cover_the_last_window(self, manager: LatencyManager, clock: FakeClock) -> None:
         manager.reported([(Of(7, 0, Hop.GATHER), sample(100))])
         clock.advance(WINDOW_S * 0.6)
         manager.reported([(Of(7, 0, Hop.GATHER), sample(200))])
@@ -261,7 +261,7 @@ class TestFigures:
             max_size=100,
         )
     )
-    def test_against_all_that_was_reported(self, times: list[tuple[Hop, int, int]]) -> None:
+    def test_figures_match_all_reported_times(self, times: list[tuple[Hop, int, int]]) -> None:
         manager = LatencyManager(FakeClock())
         manager.set_budgets(1, [budget()])
         for hop, streamlet, us in times:
@@ -281,8 +281,8 @@ class TestFigures:
 
 class TestStreamlets:
     @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(0, 10**6)), max_size=60))
-    def test_means_are_those_of_what_came_within_the_window(self, steps: list[tuple[int, int, int]]) -> None:
-        """With places for six: one is free again when nothing of its streamlet is left."""
+    def test_means_cover_only_times_within_the_window(self, steps: list[tuple[int, int, int]]) -> None:
+        """There are places for six streamlets; a place is free again when its streamlet's last sum is gone."""
         means, now, came = StreamletMeans(float(PARTS)), 0, list[tuple[int, int, int]]()
         for seconds, streamlet, us in steps:
             now += seconds

@@ -1,4 +1,4 @@
-"""A broker that pushes, without sockets, and a reader; and the loops on which tests of the server with sockets run."""
+"""A broker that pushes without sockets, a reader, and the event loops for tests of the server with sockets."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from tests.unit.broker.support import BROKER_ID, Engine, stream_info
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Tests of the server run on uvloop, as brokers do, and on asyncio's own loop: their transports are not the same.
+    """Run tests of the server on uvloop, as brokers do, and on asyncio's own loop: their transports differ.
 
     See pytest-asyncio.
     """
@@ -34,7 +34,7 @@ def limits() -> PushLimits:
 
 @pytest.fixture
 def node(engine: Engine, limits: PushLimits) -> PushNode:
-    """Owns streamlets 0 and 1 of stream 7, each with two entries; not streamlet 2."""
+    """A node that owns streamlets 0 and 1 of stream 7, each with two entries, but not streamlet 2."""
     return PushNode(engine, stream_info(owners=(BROKER_ID, BROKER_ID, BROKER_ID + 1), entries=2), limits=limits)
 
 

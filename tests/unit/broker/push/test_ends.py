@@ -1,4 +1,4 @@
-"""A lane ends once, alone, and with the reason and the position from which a reader goes on."""
+"""Ends of push lanes: a lane ends once, without the other lanes, with the reason and the position to go on from."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from tests.unit.broker.support import BROKER_ID, CHUNK_BYTES, STREAM_ID, Engine,
 
 
 @pytest.mark.parametrize("stop", [Position(1, 1, 2048), Position(1, 1, 4096), Position(1, 2, 0), Position(1, 2, 1024)])
-def test_a_lane_ends_where_it_was_to_end(node: PushNode, reader: Reader, stop: Position) -> None:
+def test_a_lane_ends_at_its_end_position(node: PushNode, reader: Reader, stop: Position) -> None:
     node.append(7)
     reader.subscribe(lane(end=stop))
     node.run()
@@ -30,7 +30,7 @@ def test_a_lane_ends_where_it_was_to_end(node: PushNode, reader: Reader, stop: P
     assert len(reader.sequences[1]) == expected
 
 
-def test_a_lane_that_begins_where_it_ends_ends_at_once(node: PushNode, reader: Reader) -> None:
+def test_a_lane_that_starts_at_its_end_ends_at_once(node: PushNode, reader: Reader) -> None:
     node.append(2)
     here = Position(1, 1, 2048)
     reader.subscribe(lane(1, here, here), lane(2, Position(1, 1, 0), Position(1, 1, 0)))
@@ -41,7 +41,7 @@ def test_a_lane_that_begins_where_it_ends_ends_at_once(node: PushNode, reader: R
     assert reader.end(2)[0] == "REACHED"
 
 
-def test_a_number_can_be_used_again_when_its_lane_has_ended(node: PushNode, reader: Reader) -> None:
+def test_the_number_of_an_ended_lane_can_be_reused(node: PushNode, reader: Reader) -> None:
     node.append(1)
     reader.subscribe(lane(end=Position(1, 1, 1024)))
     node.run()
@@ -68,9 +68,7 @@ def test_a_number_can_be_used_again_when_its_lane_has_ended(node: PushNode, read
         (lane(start=Position(1, 1, 0), end=Position(9, 1, 0)), "invalid_cursor"),
     ],
 )
-def test_a_lane_that_cannot_be_read_fails_alone(
-    node: PushNode, reader: Reader, wanted: push_pb2.PushLane, code: str
-) -> None:
+def test_an_unreadable_lane_fails_alone(node: PushNode, reader: Reader, wanted: push_pb2.PushLane, code: str) -> None:
     node.append(2)
     reader.subscribe(lane(2), wanted, lane(3))
     node.run()
@@ -82,7 +80,7 @@ def test_a_lane_that_cannot_be_read_fails_alone(
     assert node.totals.ends["failed"] == 1
 
 
-def test_a_loss_is_told_with_its_limits(engine: Engine) -> None:
+def test_a_lane_that_meets_a_loss_fails_with_the_limits_of_the_loss(engine: Engine) -> None:
     info = stream_info()
     info.assignments[0].first_group_id = 100
     node = PushNode(engine, info)
@@ -95,9 +93,7 @@ def test_a_loss_is_told_with_its_limits(engine: Engine) -> None:
     assert reader.ends[1].error.attributes["available_from"] == "[100, 1, 0]"
 
 
-def test_a_defect_is_told_and_ends_nothing_else(
-    node: PushNode, reader: Reader, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_defect_fails_its_own_lane_only(node: PushNode, reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(streamlet: Streamlet, index: int, *rest: Any, **options: Any) -> ReadPlan:
         if index == 0:
             raise RuntimeError("a defect")
@@ -114,7 +110,7 @@ def test_a_defect_is_told_and_ends_nothing_else(
     assert node.engine.arena.leased_slots == 1
 
 
-def test_a_lane_of_a_stream_that_is_dropped_fails(node: PushNode, reader: Reader) -> None:
+def test_a_lane_of_a_dropped_stream_fails(node: PushNode, reader: Reader) -> None:
     node.append(1)
     reader.subscribe(lane())
     node.run()
@@ -125,7 +121,7 @@ def test_a_lane_of_a_stream_that_is_dropped_fails(node: PushNode, reader: Reader
     assert reader.end() == ("FAILED", "unknown_stream", Position(1, 1, 1024))
 
 
-def test_a_lane_of_a_streamlet_that_has_moved_ends_where_it_goes_on(engine: Engine) -> None:
+def test_a_lane_of_a_moved_streamlet_ends_where_the_new_owner_begins(engine: Engine) -> None:
     info = stream_info()
     node = PushNode(engine, info)
     follows, stops, ends_there = Reader(node), Reader(node), Reader(node)
@@ -147,7 +143,7 @@ def test_a_lane_of_a_streamlet_that_has_moved_ends_where_it_goes_on(engine: Engi
     assert ends_there.sequences == {1: [0, 1, 2], 2: [0, 1, 2]}
 
 
-def test_a_lane_that_is_cancelled_ends_at_once_and_nothing_more_comes(node: PushNode, reader: Reader) -> None:
+def test_a_cancelled_lane_ends_at_once_and_gets_no_more_runs(node: PushNode, reader: Reader) -> None:
     node.append(1)
     reader.subscribe(lane(1), lane(2))
     node.run()

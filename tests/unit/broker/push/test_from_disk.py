@@ -1,4 +1,4 @@
-"""What is on disk is loaded for who may have it, in turn, and keeps no other lane waiting."""
+"""Pushing from disk: segments are loaded for the lanes in turn, without delaying other lanes."""
 
 import errno
 
@@ -12,7 +12,7 @@ LOADING_MAX = PushLimits().loads_at_once
 LOAD_WAIT_S = ServingLimits().load_wait_ms / 1000
 
 
-def test_catching_up_from_disk_goes_over_into_following_without_gap_or_repeat(node: PushNode, reader: Reader) -> None:
+def test_a_lane_catches_up_from_disk_and_follows_without_gap_or_repeat(node: PushNode, reader: Reader) -> None:
     node.append(45)
     node.to_disk()
     assert len(node.streamlet().entries[0].resident) == 1
@@ -32,7 +32,7 @@ def test_catching_up_from_disk_goes_over_into_following_without_gap_or_repeat(no
     assert node.engine.memory.totals.segments_loaded == 11
 
 
-def test_a_lane_that_waits_for_the_disk_keeps_no_other_waiting(node: PushNode, reader: Reader) -> None:
+def test_a_lane_that_waits_for_the_disk_does_not_delay_others(node: PushNode, reader: Reader) -> None:
     node.append(5)
     node.to_disk()
     node.append(1, producer=1)
@@ -49,7 +49,7 @@ def test_a_lane_that_waits_for_the_disk_keeps_no_other_waiting(node: PushNode, r
     assert all(timer.cancelled for timer in node.loop.timers)
 
 
-def test_of_many_lanes_some_wait_for_the_disk_and_the_others_for_their_turn(engine: Engine) -> None:
+def test_a_limited_number_of_lanes_loads_from_disk_at_once(engine: Engine) -> None:
     lanes = 3 * LOADING_MAX
     node = PushNode(engine, stream_info(entries=lanes))
     reader = Reader(node)
@@ -78,7 +78,7 @@ def test_of_many_lanes_some_wait_for_the_disk_and_the_others_for_their_turn(engi
     assert sum(not timer.cancelled for timer in node.loop.timers) == 0
 
 
-def test_what_the_disk_is_too_slow_for_fails_and_lets_others_have_their_turn(engine: Engine) -> None:
+def test_lanes_that_time_out_on_the_disk_give_their_turn_to_others(engine: Engine) -> None:
     lanes = LOADING_MAX + 2
     node = PushNode(engine, stream_info(entries=lanes))
     reader = Reader(node)
@@ -97,7 +97,7 @@ def test_what_the_disk_is_too_slow_for_fails_and_lets_others_have_their_turn(eng
     }
 
 
-def test_a_shut_window_loads_nothing(node: PushNode, reader: Reader) -> None:
+def test_a_full_window_loads_nothing_from_disk(node: PushNode, reader: Reader) -> None:
     node.append(9)
     node.to_disk()
     node.append(1, producer=1)
@@ -110,7 +110,7 @@ def test_a_shut_window_loads_nothing(node: PushNode, reader: Reader) -> None:
     assert reader.sequences == {2: [0], 1: [0]}
 
 
-def test_a_disk_that_cannot_be_read_ends_the_lane(node: PushNode, reader: Reader) -> None:
+def test_an_unreadable_disk_ends_the_lane(node: PushNode, reader: Reader) -> None:
     node.append(5)
     node.to_disk()
     node.engine.disk.read_error = errno.EIO
@@ -125,7 +125,7 @@ def test_a_disk_that_cannot_be_read_ends_the_lane(node: PushNode, reader: Reader
     assert reader.sequences == {1: [1, 2, 3, 4]}
 
 
-def test_a_load_that_takes_too_long_ends_the_lane_and_is_worth_another_try(node: PushNode, reader: Reader) -> None:
+def test_a_slow_load_ends_the_lane_with_a_retriable_error(node: PushNode, reader: Reader) -> None:
     node.append(5)
     node.to_disk()
     reader.subscribe(lane())
@@ -142,7 +142,7 @@ def test_a_load_that_takes_too_long_ends_the_lane_and_is_worth_another_try(node:
     assert reader.runs == [], "it comes when nobody waits any more"
 
 
-def test_a_lane_that_is_cancelled_while_it_waits_for_the_disk_is_over(node: PushNode, reader: Reader) -> None:
+def test_cancelling_a_lane_that_waits_for_the_disk_ends_it_for_good(node: PushNode, reader: Reader) -> None:
     node.append(5)
     node.to_disk()
     reader.subscribe(lane(1), lane(2))
@@ -157,7 +157,7 @@ def test_a_lane_that_is_cancelled_while_it_waits_for_the_disk_is_over(node: Push
     assert list(reader.ends) == [1]
 
 
-def test_a_lane_that_waits_for_the_disk_is_told_when_its_stream_is_dropped(node: PushNode, reader: Reader) -> None:
+def test_a_lane_that_waits_for_the_disk_fails_when_its_stream_is_dropped(node: PushNode, reader: Reader) -> None:
     node.append(5)
     node.to_disk()
     reader.subscribe(lane())
@@ -168,7 +168,7 @@ def test_a_lane_that_waits_for_the_disk_is_told_when_its_stream_is_dropped(node:
     assert reader.end()[:2] == ("FAILED", "unknown_stream")
 
 
-def test_damage_on_disk_is_told_with_its_limits(node: PushNode, reader: Reader) -> None:
+def test_damage_on_disk_ends_the_lane_at_the_damage(node: PushNode, reader: Reader) -> None:
     node.append(5)
     node.to_disk()
     with node.engine.store.path(1).open("r+b") as file:

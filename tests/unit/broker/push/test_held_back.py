@@ -1,4 +1,4 @@
-"""Readers of a group are told of chunks in rounds, for as long as a latency constraint leaves time."""
+"""Held-back pushes: readers of a group get chunks in rounds, as long as a latency constraint leaves time."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ WAIT_S = 0.1
 
 
 class Timer:
-    """Stands in for the event loop's."""
+    """Stands in for the timer of the event loop."""
 
     def __init__(self) -> None:
         self.in_s: list[float] = []
@@ -27,7 +27,7 @@ class Timer:
 
 
 class HeldNode(PushNode):
-    """One stream has a constraint."""
+    """A node where one stream has a latency constraint."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine, stream_info(owners=(BROKER_ID, BROKER_ID), entries=2), stream_info(STREAM_ID + 1))
@@ -55,7 +55,7 @@ def node(engine: Engine) -> HeldNode:
 
 @pytest.fixture
 def reader(node: HeldNode) -> Reader:
-    """It has read a chunk of each of two lanes."""
+    """A reader that has read a chunk of each of two lanes."""
     made = Reader(node)
     node.append()
     node.append(streamlet_id=1)
@@ -67,7 +67,7 @@ def reader(node: HeldNode) -> Reader:
     return made
 
 
-def test_what_is_appended_meanwhile_is_told_in_one_message(node: HeldNode, reader: Reader) -> None:
+def test_chunks_appended_during_the_wait_are_pushed_in_one_message(node: HeldNode, reader: Reader) -> None:
     node.append()
     node.run()
     node.loop.advance(WAIT_S / 2)
@@ -84,7 +84,7 @@ def test_what_is_appended_meanwhile_is_told_in_one_message(node: HeldNode, reade
     assert len(reader.messages) == 2
 
 
-def test_what_is_almost_due_goes_along(node: HeldNode, reader: Reader) -> None:
+def test_a_lane_that_is_almost_due_is_pushed_with_a_due_one(node: HeldNode, reader: Reader) -> None:
     node.append()
     node.loop.advance(WAIT_S / 10)
     node.append(streamlet_id=1)
@@ -94,7 +94,7 @@ def test_what_is_almost_due_goes_along(node: HeldNode, reader: Reader) -> None:
     assert len(reader.messages) == 1
 
 
-def test_what_has_been_long_on_its_way_is_told_at_once(node: HeldNode, reader: Reader) -> None:
+def test_chunks_that_are_late_already_are_pushed_at_once(node: HeldNode, reader: Reader) -> None:
     node.allow(WAIT_S, way_s=0.25)
     node.loop.advance(0.25)
     node.append()
@@ -102,13 +102,13 @@ def test_what_has_been_long_on_its_way_is_told_at_once(node: HeldNode, reader: R
     assert reader.sequences == {1: [1]}
 
 
-def test_a_segment_that_is_full_does_not_wait(node: HeldNode, reader: Reader) -> None:
-    node.append(4)  # three more fill one
+def test_a_full_segment_is_pushed_at_once(node: HeldNode, reader: Reader) -> None:
+    node.append(4)  # three more fill the segment
     node.run()
     assert reader.sequences == {1: [1, 2, 3, 4]}
 
 
-def test_what_was_there_already_is_not_held(node: HeldNode) -> None:
+def test_chunks_from_before_the_subscription_are_not_held_back(node: HeldNode) -> None:
     node.append(3)
     late = Reader(node)
     late.subscribe(lane(1))
@@ -116,7 +116,7 @@ def test_what_was_there_already_is_not_held(node: HeldNode) -> None:
     assert late.sequences == {1: [0, 1, 2]}
 
 
-def test_who_is_in_no_group_does_not_wait(node: HeldNode) -> None:
+def test_a_reader_without_a_consumer_group_does_not_wait(node: HeldNode) -> None:
     alone = Reader(node)
     alone.subscribe(lane(1))
     alone.connection.consumer_group = ""
@@ -127,7 +127,7 @@ def test_who_is_in_no_group_does_not_wait(node: HeldNode) -> None:
     assert alone.sequences == {1: [0, 1]}
 
 
-def test_without_a_constraint_any_more_nothing_waits(node: HeldNode, reader: Reader) -> None:
+def test_chunks_are_not_held_back_once_the_constraint_is_removed(node: HeldNode, reader: Reader) -> None:
     node.append()
     node.run()
     assert reader.messages == []
@@ -140,7 +140,7 @@ def test_without_a_constraint_any_more_nothing_waits(node: HeldNode, reader: Rea
     assert reader.sequences == {1: [1], 2: [1]}
 
 
-def test_who_has_gone_is_not_told(node: HeldNode, reader: Reader) -> None:
+def test_a_cancelled_lane_gets_no_held_back_chunks(node: HeldNode, reader: Reader) -> None:
     node.append()
     reader.cancel(1)
     node.run()

@@ -1,4 +1,4 @@
-"""Many lanes are begun, pushed to and ended in slices, so that nothing else in the loop waits for them all."""
+"""Many push lanes: they are begun, pushed to and ended in slices, so that they do not block the event loop."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def rounds_until_idle(node: PushNode, reader: Reader) -> int:
 
 
 @few_steps
-def test_many_lanes_are_begun_pushed_to_and_cancelled_in_slices_and_in_order(node: PushNode, reader: Reader) -> None:
+def test_many_lanes_begin_push_and_end_in_slices_and_in_order(node: PushNode, reader: Reader) -> None:
     node.append(1)
     reader.subscribe(*(lane(number) for number in range(1, MANY + 1)))
     assert reader.connection.busy
@@ -47,9 +47,7 @@ def test_many_lanes_are_begun_pushed_to_and_cancelled_in_slices_and_in_order(nod
 
 
 @few_steps
-def test_the_lanes_of_a_connection_that_is_gone_go_in_slices_and_its_leases_at_once(
-    node: PushNode, reader: Reader
-) -> None:
+def test_a_lost_connection_drops_its_lanes_in_slices_and_its_leases_at_once(node: PushNode, reader: Reader) -> None:
     node.append(1)
     reader.subscribe(*(lane(number) for number in range(1, MANY + 1)))
     node.run()
@@ -65,7 +63,7 @@ def test_the_lanes_of_a_connection_that_is_gone_go_in_slices_and_its_leases_at_o
 
 
 @few_steps
-def test_a_peer_that_turns_out_not_to_be_trusted_later_is_told_of_then(node: PushNode) -> None:
+def test_a_protocol_error_in_a_later_slice_is_reported_with_that_slice(node: PushNode) -> None:
     failed: list[ProtocolError] = []
     idle: list[bool] = []
     connection = PushConnection(node.push, lambda _: None, on_idle=lambda: idle.append(True), on_failed=failed.append)

@@ -1,4 +1,4 @@
-"""Readers hold what they were told of until they release it, and whoever holds too much is told to pull."""
+"""Memory of pushed chunks: readers lease it until they release it, and must pull when they hold too much."""
 
 import errno
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from tests.unit.broker.support import CHUNK_BYTES, STREAM_ID, Engine, stream_inf
 
 
 def hold(node: PushNode, count: int) -> list[Reader]:
-    """Readers that hold so many slots, of segments that are full."""
+    """Readers that hold `count` slots with full segments."""
     readers = []
     share = SLOTS // 8
     for first in range(0, count, share):
@@ -28,7 +28,7 @@ def hold(node: PushNode, count: int) -> list[Reader]:
     return readers
 
 
-def test_who_holds_too_much_of_the_memory_is_told_to_pull(node: PushNode, reader: Reader) -> None:
+def test_a_reader_that_holds_too_much_memory_must_pull(node: PushNode, reader: Reader) -> None:
     node.append(4 * (SLOTS // 4 + 2) + 1)
     reader.subscribe(lane())
     taken = 0
@@ -47,7 +47,7 @@ def test_who_holds_too_much_of_the_memory_is_told_to_pull(node: PushNode, reader
     assert reader.sequences[2] == list(range(4 * held, 4 * (SLOTS // 4 + 2) + 1))
 
 
-def test_what_is_being_written_to_does_not_count_as_held_by_one_reader(engine: Engine) -> None:
+def test_open_segments_do_not_count_as_memory_held_by_one_reader(engine: Engine) -> None:
     lanes = SLOTS // 4 + 4
     node = PushNode(engine, stream_info(entries=lanes))
     reader = Reader(node)
@@ -67,7 +67,7 @@ def test_what_is_being_written_to_does_not_count_as_held_by_one_reader(engine: E
     assert len(reader.ends) == lanes
 
 
-def test_when_readers_hold_half_of_the_memory_those_who_want_more_are_told_to_pull(node: PushNode) -> None:
+def test_lanes_that_want_more_must_pull_when_readers_hold_half_of_the_memory(node: PushNode) -> None:
     node.append(4 * (SLOTS // 2 + 1))
     waiting, late = Reader(node), Reader(node)
     waiting.subscribe(lane(1, Position(SLOTS // 4 + 1, 1, 4 * CHUNK_BYTES)))
@@ -89,7 +89,7 @@ def test_when_readers_hold_half_of_the_memory_those_who_want_more_are_told_to_pu
     assert late.sequences[1][:4] == [0, 1, 2, 3]
 
 
-def test_who_needs_what_is_in_the_reserve_of_the_memory_is_told_to_pull(make_engine: Callable[..., Engine]) -> None:
+def test_a_reader_that_would_need_the_memory_reserve_must_pull(make_engine: Callable[..., Engine]) -> None:
     node = PushNode(make_engine(8, reserve_slots=2), stream_info(entries=1))
     node.append(16)
     node.to_disk()
@@ -111,7 +111,7 @@ def test_who_needs_what_is_in_the_reserve_of_the_memory_is_told_to_pull(make_eng
 
 
 @pytest.mark.parametrize("limits", [PushLimits(subscriptions_max=2)], ids=["limited"])
-def test_lanes_beyond_the_limit_are_told_to_pull(node: PushNode, reader: Reader) -> None:
+def test_lanes_beyond_the_limit_must_pull(node: PushNode, reader: Reader) -> None:
     assert PushLimits().subscriptions_max == 65536
     node.append(1)
     reader.subscribe(lane(1), lane(2), lane(3, Position(1, 1, 0)))
@@ -125,7 +125,7 @@ def test_lanes_beyond_the_limit_are_told_to_pull(node: PushNode, reader: Reader)
 # --- leases ------------------------------------------------------------------------------------------------
 
 
-def test_each_run_is_a_lease_until_it_is_released(node: PushNode, reader: Reader) -> None:
+def test_each_run_is_a_lease_until_its_release(node: PushNode, reader: Reader) -> None:
     reader.subscribe(lane())
     for _ in range(3):
         node.append(1)
@@ -142,7 +142,7 @@ def test_each_run_is_a_lease_until_it_is_released(node: PushNode, reader: Reader
     assert node.engine.arena.free_slots == SLOTS
 
 
-def test_the_end_of_a_connection_ends_its_leases_and_no_others(node: PushNode, reader: Reader) -> None:
+def test_the_end_of_a_connection_ends_only_its_own_leases(node: PushNode, reader: Reader) -> None:
     other = Reader(node)
     for each in (reader, other):
         each.subscribe(lane())
@@ -165,7 +165,7 @@ def test_the_end_of_a_connection_ends_its_leases_and_no_others(node: PushNode, r
 # --- where readers are -------------------------------------------------------------------------------------
 
 
-def test_where_readers_are_is_known_while_their_lanes_live(node: PushNode, reader: Reader) -> None:
+def test_positions_of_readers_are_known_while_their_lanes_live(node: PushNode, reader: Reader) -> None:
     node.append(5)
     other = Reader(node)
     entry = node.streamlet().entries[0]

@@ -1,4 +1,4 @@
-"""The world of these tests: three backups, all up, that keep bytes."""
+"""The world of these tests: a broker with three running backups that keep bytes."""
 
 import pytest
 
@@ -8,5 +8,5 @@ from tests.unit.broker.support import Engine
 
 @pytest.fixture
 def world(engine: Engine) -> Replicated:
-    """Three backups, all up."""
+    """A broker with three running backups."""
     return Replicated(engine, repair_delay_ms=DELAY_MS, wait_ms_max=5000)

@@ -1,4 +1,4 @@
-"""Each chunk gets to as many backups as its stream wants, and a restart sends only what no closed replica has."""
+"""Copies of chunks: each chunk gets to enough backups, and a restart sends only chunks outside closed replicas."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from tests.unit.broker.support import BROKER_ID, CHUNK_BYTES, STREAM_ID, Engine,
 
 
 def drain(world: Replicated, stream: Stream) -> None:
-    """All of the stream is on disk, and nothing in memory is kept."""
+    """Put all of the stream on disk, and unpin all memory."""
     world.close_all()
     world.engine.memory.segments.close_all()
     world.finish()
@@ -36,7 +36,7 @@ def test_each_chunk_is_on_as_many_backups_as_the_stream_wants(world: Replicated,
     assert {send.place.virtual_segment_id for send in world.wire.sent if isinstance(send, Send)} == {FIRST_ID}
 
 
-def test_a_closed_virtual_segment_is_written_down_and_a_restart_has_nothing_to_send(world: Replicated) -> None:
+def test_a_closed_virtual_segment_is_in_the_index_and_not_sent_again_after_a_restart(world: Replicated) -> None:
     stream = world.open()
     world.append(stream, 4)
     world.finish()
@@ -51,7 +51,7 @@ def test_a_closed_virtual_segment_is_written_down_and_a_restart_has_nothing_to_s
     assert restarted(world).logs.pump() == []
 
 
-def test_a_restart_sends_what_no_closed_virtual_segment_has(world: Replicated) -> None:
+def test_a_restart_sends_only_chunks_outside_closed_virtual_segments(world: Replicated) -> None:
     stream = world.open()
     world.append(stream, 3)
     world.finish()
@@ -65,7 +65,7 @@ def test_a_restart_sends_what_no_closed_virtual_segment_has(world: Replicated) -
     assert not replication.backlog.extents
 
 
-def test_what_a_restart_sends_goes_in_pieces_that_a_backup_takes(
+def test_a_restart_sends_in_batches_within_the_request_limit(
     engine: Engine,
 ) -> None:
     world = Replicated(engine, request_bytes_max=2 * CHUNK_BYTES + 1)
@@ -76,7 +76,7 @@ def test_what_a_restart_sends_goes_in_pieces_that_a_backup_takes(
     assert [batch.length for batch in log._queue] == [2 * CHUNK_BYTES, CHUNK_BYTES]
 
 
-def test_retention_retires_what_has_nothing_left(world: Replicated) -> None:
+def test_retention_frees_virtual_segments_without_live_chunks(world: Replicated) -> None:
     stream = world.open()
     world.append(stream, 8)
     world.finish()
@@ -98,7 +98,7 @@ def test_retention_retires_what_has_nothing_left(world: Replicated) -> None:
 
 
 @pytest.mark.parametrize("virtual_logs", [1, 2])
-def test_the_durable_head_waits_for_the_old_logs_when_their_number_changes(
+def test_the_durable_head_waits_for_the_old_virtual_logs_when_their_number_changes(
     world: Replicated, virtual_logs: int
 ) -> None:
     stream = world.open(entries=2, virtual_logs=3 - virtual_logs)
@@ -129,7 +129,7 @@ def alter(world: Replicated, stream: Stream, virtual_logs: int, **config: Any) -
     world.wire.pump()
 
 
-def test_two_changes_in_a_row_wait_for_nothing_but_each_other(world: Replicated) -> None:
+def test_appends_between_changes_of_the_virtual_logs_are_all_acknowledged(world: Replicated) -> None:
     stream = world.open(entries=2, virtual_logs=1)
     outcomes = []
     for virtual_logs in (2, 1, 2):

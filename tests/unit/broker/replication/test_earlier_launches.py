@@ -1,4 +1,4 @@
-"""Replicas of earlier launches are freed when all that they have is elsewhere or not wanted any more, and no sooner."""
+"""Replicas of earlier launches: they are freed when their chunks are elsewhere or no longer wanted, and no sooner."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from tests.unit.broker.replication_support import EPOCH, FIRST_ID, Replicated, r
 from tests.unit.broker.support import STREAM_ID
 
 
-def test_replicas_of_earlier_launches_are_freed_only_when_all_is_covered(world: Replicated) -> None:
+def test_replicas_of_earlier_launches_are_freed_only_when_all_chunks_are_covered(world: Replicated) -> None:
     stream = world.open()
     world.append(stream, 4)
     world.finish()  # open: the index does not know it
@@ -52,10 +52,10 @@ def test_replicas_of_earlier_launches_stay_when_memory_was_lost(world: Replicate
 
 
 @pytest.mark.parametrize("listed_first", [True, False])
-def test_replicas_that_others_recovered_from_are_freed_when_they_have_everything(
+def test_replicas_that_others_recovered_from_are_freed_when_their_stream_is_released(
     world: Replicated, listed_first: bool
 ) -> None:
-    """A broker that was started again while it was being emptied knows of them from backups only."""
+    """A broker that restarts while it is being emptied knows these replicas only from the lists of the backups."""
     world.append(world.open())
     world.finish()
     replication = restarted(world, recover_before_epoch=EPOCH + 1)
@@ -83,10 +83,10 @@ def test_replicas_that_others_recovered_from_are_freed_when_they_have_everything
     assert freed() == []
 
 
-def test_replicas_of_a_stream_that_was_dropped_while_their_backup_was_away_are_freed_later(
+def test_replicas_of_a_dropped_stream_are_freed_when_their_backup_comes_back(
     world: Replicated,
 ) -> None:
-    """Which others may have recovered from by then: it knows of them only that they were dropped."""
+    """Others may have recovered from the replicas by then; the new launch knows only that the stream was dropped."""
     world.append(world.open())
     world.finish()
     there = sorted(backup_id for backup_id, backup in world.wire.backups.items() if backup.list())
@@ -110,8 +110,8 @@ def test_replicas_of_a_stream_that_was_dropped_while_their_backup_was_away_are_f
     assert dropped_streams(world.engine.index) == {}
 
 
-def test_a_damaged_replica_stays_until_what_it_has_is_made_anew(world: Replicated) -> None:
-    """Who recovers, and cannot reach the other replica, must see that there was something."""
+def test_a_damaged_replica_is_not_freed_before_its_repair(world: Replicated) -> None:
+    """A recovery that cannot reach the other replica must see that there was data."""
     world.append(world.open(), 3)
     world.finish()
     world.close_all()
@@ -129,7 +129,7 @@ def test_a_damaged_replica_stays_until_what_it_has_is_made_anew(world: Replicate
     assert segment in replication.coverage.deficient
 
 
-def test_a_stream_that_is_dropped_before_it_is_covered_does_not_keep_strangers(world: Replicated) -> None:
+def test_stranger_replicas_of_a_dropped_stream_are_freed(world: Replicated) -> None:
     stream = world.open()
     world.append(stream, 4)
     world.finish()
@@ -141,7 +141,7 @@ def test_a_stream_that_is_dropped_before_it_is_covered_does_not_keep_strangers(w
     assert Free(1, (FIRST_ID,)) in replication.logs.pump()
 
 
-def test_replicas_of_earlier_launches_are_kept_of_streams_that_nobody_knows(world: Replicated) -> None:
+def test_stranger_replicas_of_an_unknown_stream_are_kept_while_it_is_spared(world: Replicated) -> None:
     world.open()
     spared = {STREAM_ID}
     replication = restarted(world, spared=spared)

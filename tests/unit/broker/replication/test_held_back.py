@@ -1,4 +1,4 @@
-"""References to chunks wait for others for as long as a latency constraint leaves time, and no longer."""
+"""Held-back replication: chunks wait for others as long as a latency constraint leaves time, and no longer."""
 
 import pytest
 
@@ -18,19 +18,19 @@ OTHER_ID = STREAM_ID + 1
 
 
 class Clock:
-    """What is held back goes by it."""
+    """The clock of the held-back chunks."""
 
     def __init__(self, world: Replicated) -> None:
         self.now_s = 50.0
         self.holds = Holds(lambda: self.now_s, self.now_us)
         self.woken_in_s: list[float] = []
-        """Each time somebody was asked to look again."""
+        """The delay of each requested wake-up."""
         self.held = HeldBack(world.replication.logs, self.holds, self.woken_in_s.append)
         world.replication.logs.plug_in(self.held)
 
     @property
     def next_in_s(self) -> float:
-        """When somebody looks again at what is held back."""
+        """The delay until the held-back chunks are checked again."""
         assert self.woken_in_s[-1] == pytest.approx(self.held.next_in_s)
         return self.held.next_in_s
 
@@ -48,13 +48,13 @@ def allow(clock: Clock, wait_s: float = WAIT_S, way_s: float = 10.0) -> None:
 
 
 def sent(world: Replicated, stream_id: int = STREAM_ID) -> list[int]:
-    """Lengths of the batches, of each replica."""
+    """Lengths of the sent batches, once for each replica."""
     return [
         each.batch.length for each in world.wire.sent if isinstance(each, Send) and each.place.stream_id == stream_id
     ]
 
 
-def test_chunks_go_together_when_the_first_is_due(world: Replicated, clock: Clock) -> None:
+def test_chunks_are_sent_together_when_the_first_is_due(world: Replicated, clock: Clock) -> None:
     allow(clock)
     stream = world.open()
     outcomes = []
@@ -72,7 +72,7 @@ def test_chunks_go_together_when_the_first_is_due(world: Replicated, clock: Cloc
     assert clock.now_s + clock.next_in_s == pytest.approx(clock.now_s + WAIT_S)
 
 
-def test_a_hook_hears_of_chunks_when_their_log_has_work(world: Replicated) -> None:
+def test_the_append_hook_runs_once_the_log_has_work(world: Replicated) -> None:
     logs = world.replication.logs
     had_work: list[bool] = []
 
@@ -86,7 +86,7 @@ def test_a_hook_hears_of_chunks_when_their_log_has_work(world: Replicated) -> No
     assert had_work == [True]
 
 
-def test_what_was_late_before_does_not_wait(world: Replicated, clock: Clock) -> None:
+def test_chunks_are_held_back_only_for_the_time_left_on_their_way(world: Replicated, clock: Clock) -> None:
     allow(clock, way_s=0.3)
     stream = world.open()
     clock.now_s += 0.25
@@ -98,7 +98,7 @@ def test_what_was_late_before_does_not_wait(world: Replicated, clock: Clock) -> 
     assert len(sent(world)) == 4
 
 
-def test_a_stream_without_a_constraint_does_not_wait_for_one_that_has_some(world: Replicated, clock: Clock) -> None:
+def test_a_stream_without_a_constraint_does_not_wait_for_one_with_a_constraint(world: Replicated, clock: Clock) -> None:
     allow(clock)
     slow, quick = world.open(), world.open(OTHER_ID)
     waiting, done = world.append(slow), world.append(quick)
@@ -107,14 +107,14 @@ def test_a_stream_without_a_constraint_does_not_wait_for_one_that_has_some(world
     assert sent(world, OTHER_ID) == [1024] * 2
 
 
-def test_what_nobody_waits_for_is_not_held(world: Replicated, clock: Clock) -> None:
+def test_chunks_of_durability_leader_are_not_held_back(world: Replicated, clock: Clock) -> None:
     """At level `leader` chunks may be lost as long as no backup has them."""
     allow(clock)
     world.append(world.open(durability=common_pb2.DURABILITY_LEADER))
     assert sent(world) == [1024] * 2
 
 
-def test_without_a_constraint_any_more_nothing_waits(world: Replicated, clock: Clock) -> None:
+def test_chunks_are_not_held_back_once_the_constraint_is_removed(world: Replicated, clock: Clock) -> None:
     allow(clock)
     stream = world.open()
     waiting = world.append(stream)
@@ -126,7 +126,7 @@ def test_without_a_constraint_any_more_nothing_waits(world: Replicated, clock: C
     assert done.calls == [None]
 
 
-def test_while_others_are_under_way_it_waits_for_them_and_for_its_time(world: Replicated, clock: Clock) -> None:
+def test_chunks_behind_a_batch_in_flight_still_wait_for_their_time(world: Replicated, clock: Clock) -> None:
     stream = world.open()
     world.append(stream)
     allow(clock)
@@ -138,19 +138,21 @@ def test_while_others_are_under_way_it_waits_for_them_and_for_its_time(world: Re
     assert waiting.calls == [None]
 
 
-def test_it_is_never_held_for_long_nor_when_it_is_much(world: Replicated, clock: Clock) -> None:
+def test_chunks_are_held_back_for_a_limited_time_and_until_a_virtual_segment_is_full(
+    world: Replicated, clock: Clock
+) -> None:
     allow(clock, wait_s=3_600, way_s=7_200)
     stream = world.open()
     world.append(stream)
     assert clock.now_s + clock.next_in_s == pytest.approx(clock.now_s + HELD_US_MAX / 1e6)
     world.append(stream, 2)
     assert sent(world) == []
-    world.append(stream)  # as much as a virtual segment takes
+    world.append(stream)  # fills the virtual segment
     assert sent(world) == [4096] * 2
     assert HELD_BYTES_MAX > 4096
 
 
-def test_a_stream_that_is_dropped_is_not_held(world: Replicated, clock: Clock) -> None:
+def test_held_back_chunks_of_a_dropped_stream_are_not_sent(world: Replicated, clock: Clock) -> None:
     allow(clock)
     stream: Stream = world.open()
     world.append(stream)
@@ -160,8 +162,8 @@ def test_a_stream_that_is_dropped_is_not_held(world: Replicated, clock: Clock) -
     assert sent(world) == []
 
 
-def test_a_writer_never_waits_with_more_than_a_few_requests(world: Replicated, clock: Clock) -> None:
-    """It might have no more to send, and what comes then would wait there."""
+def test_chunks_are_sent_when_their_writer_has_too_many_waiting_requests(world: Replicated, clock: Clock) -> None:
+    """The writer might have no request left to send, and later chunks would wait at the writer."""
     allow(clock)
     stream = world.open()
     some = world.append(stream, requests=HELD_REQUESTS_MAX)
@@ -173,7 +175,7 @@ def test_a_writer_never_waits_with_more_than_a_few_requests(world: Replicated, c
     assert [outcome.calls for outcome in (some, one_more)] == [[None]] * 2
 
 
-def test_requests_of_several_writers_are_not_added_up(world: Replicated, clock: Clock) -> None:
+def test_waiting_requests_of_several_writers_are_not_added_up(world: Replicated, clock: Clock) -> None:
     allow(clock)
     stream = world.open()
     for producer in (1, 2):
@@ -182,10 +184,10 @@ def test_requests_of_several_writers_are_not_added_up(world: Replicated, clock: 
     assert sent(world) == []
 
 
-def test_what_a_writer_says_of_its_settings_counts_for_a_while(world: Replicated, clock: Clock) -> None:
+def test_the_shortest_limit_of_a_writer_bounds_the_hold_for_a_while(world: Replicated, clock: Clock) -> None:
     stream = world.open()
     clock.holds.limit(STREAM_ID, 20_000)
-    clock.holds.limit(STREAM_ID, 80_000)  # another one, which leaves more time
+    clock.holds.limit(STREAM_ID, 80_000)  # another writer, which allows more time
     allow(clock)
     allow(clock, wait_s=0)  # budgets come and go
     allow(clock)

@@ -1,4 +1,4 @@
-"""A backup that is drained, restarts or is forgotten is left in good time, as far as there are others."""
+"""Backups that are drained, restart or are forgotten: virtual segments leave them in time, if there are others."""
 
 from tests.unit.broker.replication_support import DELAY_MS, Repairer, Replicated
 
@@ -9,7 +9,7 @@ def empty_out(world: Replicated, *backup_ids: int) -> None:
     world.replication.backups.update([backup.info for backup in world.wire.backups.values()])
 
 
-def test_a_backup_that_is_drained_is_left_and_what_it_had_is_made_anew_and_freed(world: Replicated) -> None:
+def test_replicas_of_a_drained_backup_are_made_anew_elsewhere_and_freed(world: Replicated) -> None:
     stream = world.open()
     world.append(stream, 3)
     world.finish()
@@ -32,7 +32,7 @@ def test_a_backup_that_is_drained_is_left_and_what_it_had_is_made_anew_and_freed
     assert not world.replication.coverage.deficient
 
 
-def test_too_few_backups_besides_those_that_are_drained_are_no_reason_to_stop(world: Replicated) -> None:
+def test_drained_backups_stay_in_use_when_there_are_too_few_others(world: Replicated) -> None:
     stream = world.open()
     empty_out(world, 1, 2)
     world.append(stream, 2)
@@ -51,7 +51,7 @@ def restart_soon(world: Replicated, backup_id: int, *, alive: bool = True) -> No
     world.replication.backups.update([backup.info for backup in world.wire.backups.values()])
 
 
-def test_what_is_open_on_a_backup_that_restarts_is_closed_there_and_goes_on_elsewhere(world: Replicated) -> None:
+def test_replicas_on_a_restarting_backup_are_closed_and_count_during_the_grace(world: Replicated) -> None:
     stream = world.open()
     world.append(stream, 3)
     world.finish()
@@ -81,7 +81,7 @@ def test_what_is_open_on_a_backup_that_restarts_is_closed_there_and_goes_on_else
     assert world.replication.coverage.deficient, "the grace is over"
 
 
-def test_what_is_open_on_a_backup_that_restarts_stays_if_there_are_too_few_others(world: Replicated) -> None:
+def test_virtual_segments_stay_on_restarting_backups_when_there_are_too_few_others(world: Replicated) -> None:
     stream = world.open()
     world.append(stream, 2)
     world.finish()
@@ -94,7 +94,7 @@ def test_what_is_open_on_a_backup_that_restarts_stays_if_there_are_too_few_other
     assert list(world.replication.logs.opened.values()) == [place]
 
 
-def test_a_backup_that_was_forgotten_is_not_there_any_more(world: Replicated) -> None:
+def test_a_forgotten_backup_is_neither_up_nor_used(world: Replicated) -> None:
     world.wire.lose(1)
     world.replication.backups.update([world.wire.backups[backup_id].info for backup_id in (2, 3)])
     assert not world.replication.backups.is_up(1)

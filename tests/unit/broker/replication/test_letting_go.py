@@ -1,4 +1,4 @@
-"""What is being replicated stays in memory until it is, or is not wanted any more, and then nothing of it is left."""
+"""Memory of replication: chunks stay until they are replicated or no longer wanted, and then all of it is freed."""
 
 from kera.broker.records import Hole
 from kera.broker.replication.virtual_index import virtual_segments
@@ -9,7 +9,7 @@ from tests.unit.broker.replication_support import Replicated, nothing_pinned, re
 from tests.unit.broker.support import CHUNK_BYTES, STREAM_ID
 
 
-def test_a_stream_that_is_dropped_with_batches_in_flight_leaves_nothing(make_engine: MakeEngine) -> None:
+def test_dropping_a_stream_with_batches_in_flight_leaves_nothing(make_engine: MakeEngine) -> None:
     engine = make_engine()
     free = engine.arena.free_slots
     world = Replicated(engine)
@@ -29,7 +29,7 @@ def test_a_stream_that_is_dropped_with_batches_in_flight_leaves_nothing(make_eng
     assert world.replication.virtual_segments == {"open": 0, "closed": 0}
 
 
-def test_a_stream_that_is_dropped_leaves_nothing_on_a_backup_that_had_left_and_is_back(world: Replicated) -> None:
+def test_dropping_a_stream_leaves_nothing_on_a_backup_that_came_back(world: Replicated) -> None:
     world.append(world.open())
     world.finish()
     (place,) = world.replication.logs.opened.values()
@@ -44,7 +44,7 @@ def test_a_stream_that_is_dropped_leaves_nothing_on_a_backup_that_had_left_and_i
     assert list(world.replicas().values()) == [[], [], []]
 
 
-def test_segments_that_go_while_they_are_sent_are_freed_when_that_is_over(world: Replicated) -> None:
+def test_segments_removed_while_they_are_sent_are_freed_afterwards(world: Replicated) -> None:
     stream = world.open()
     world.append(stream, 5)
     entry = stream.streamlets[0].entries[0]
@@ -73,7 +73,7 @@ def test_a_segment_that_waits_for_replicas_does_not_go_to_disk(world: Replicated
 # --- damage ------------------------------------------------------------------------------------------------
 
 
-def test_a_closed_segment_that_ends_with_damage_does_not_wait_for_ever(world: Replicated) -> None:
+def test_a_closed_segment_with_damage_at_its_end_does_not_wait_for_replicas(world: Replicated) -> None:
     stream = world.open()
     world.append(stream, 3)
     world.finish()

@@ -1,4 +1,4 @@
-"""What has lost replicas with a backup gets others, and costs no more than that."""
+"""Lost backups: virtual segments get new replicas, without needless copies."""
 
 import errno
 from functools import partial
@@ -19,7 +19,7 @@ from tests.unit.broker.support import BROKER_ID, CHUNK_BYTES, SLOT_BYTES, STREAM
 
 
 def deficient_one(world: Replicated, stream: Stream) -> int:
-    """A closed virtual segment with four chunks on two backups, of which one has failed for good; returns which."""
+    """Put a closed virtual segment with four chunks on two backups, and lose one of them for good; return that one."""
     world.append(stream, 4)
     world.finish()
     world.close_all()
@@ -29,7 +29,7 @@ def deficient_one(world: Replicated, stream: Stream) -> int:
     return failed
 
 
-def test_what_has_too_few_replicas_is_covered_again_and_then_retired(world: Replicated) -> None:
+def test_a_deficient_virtual_segment_is_repaired_and_then_retired(world: Replicated) -> None:
     stream = world.open()
     deficient_one(world, stream)
     assert len(world.replication.coverage.deficient) == 1
@@ -43,7 +43,7 @@ def test_what_has_too_few_replicas_is_covered_again_and_then_retired(world: Repl
     assert nothing_pinned(world.engine)
 
 
-def test_streams_with_a_higher_priority_go_to_backups_first_and_get_replicas_anew_first(world: Replicated) -> None:
+def test_streams_of_higher_priority_are_replicated_and_repaired_first(world: Replicated) -> None:
     streams = [
         world.open(STREAM_ID + number, replication_priority=priority) for number, priority in enumerate((0, 7, 3))
     ]
@@ -80,7 +80,7 @@ def test_streams_with_a_higher_priority_go_to_backups_first_and_get_replicas_ane
     assert priority_of(logs.streams, 4711) == 0
 
 
-def test_a_backup_that_is_gone_is_not_needed_once_all_that_it_had_is_elsewhere(world: Replicated) -> None:
+def test_a_dead_backup_is_unneeded_once_its_replicas_are_repaired(world: Replicated) -> None:
     stream = world.open()
     failed = deficient_one(world, stream)
     assert not world.replication.unneeded_backups(), "it may come back"
@@ -92,7 +92,7 @@ def test_a_backup_that_is_gone_is_not_needed_once_all_that_it_had_is_elsewhere(w
     assert world.replication.unneeded_backups() == {failed}
 
 
-def test_a_backup_that_was_drained_and_is_stopped_is_not_needed_either(world: Replicated) -> None:
+def test_a_drained_backup_that_stopped_is_unneeded(world: Replicated) -> None:
     info = world.wire.backups[1].info
     world.wire.lose(1, memory=True)
     info.alive, info.restarting = False, True
@@ -103,7 +103,7 @@ def test_a_backup_that_was_drained_and_is_stopped_is_not_needed_either(world: Re
     assert world.replication.unneeded_backups() == {1}
 
 
-def test_a_backup_that_was_said_not_to_be_needed_is_not_used_before_that_is_taken_back(world: Replicated) -> None:
+def test_a_backup_reported_as_unneeded_is_not_used_until_a_heartbeat_takes_that_back(world: Replicated) -> None:
     stream = world.open()
     world.wire.lose(1, memory=True)
     world.wire.backups[1].info.alive = False
@@ -118,7 +118,7 @@ def test_a_backup_that_was_said_not_to_be_needed_is_not_used_before_that_is_take
     assert list(heartbeat().unneeded_backup_ids) == [1]
     world.wire.connect(1)
     world.wire.run()
-    world.wire.lose(2)  # so that it is needed
+    world.wire.lose(2)  # so that backup 1 is needed
     world.wire.tick(FAILED_MS)
     world.append(stream)
     world.wire.run()
@@ -131,12 +131,12 @@ def test_a_backup_that_was_said_not_to_be_needed_is_not_used_before_that_is_take
     assert world.replicas()[1]
 
 
-def test_what_is_to_be_repaired_stays_where_it_is_until_the_new_replicas_are_written_down(world: Replicated) -> None:
+def test_a_deficient_virtual_segment_is_kept_until_its_replacement_is_in_the_index(world: Replicated) -> None:
     stream = world.open()
     deficient_one(world, stream)
     for _ in range(10):
         world.repairer.step()
-        world.wire.run()  # and nothing comes back from the disk
+        world.wire.run()  # without the disk
     assert world.copies(stream) == [3 - 1] * 4
     assert len(world.replication.coverage.segments) == 2
     world.engine.run()
@@ -145,7 +145,7 @@ def test_what_is_to_be_repaired_stays_where_it_is_until_the_new_replicas_are_wri
     assert len(world.replication.coverage.segments) == 1
 
 
-def test_a_backup_that_is_away_for_a_short_time_costs_nothing(world: Replicated) -> None:
+def test_backups_that_are_away_briefly_cause_no_repair(world: Replicated) -> None:
     stream = world.open()
     world.append(stream, 4)
     world.finish()
@@ -161,7 +161,7 @@ def test_a_backup_that_is_away_for_a_short_time_costs_nothing(world: Replicated)
     assert world.copies(stream) == [2] * 4
 
 
-def test_a_backup_that_comes_back_late_with_what_it_had_heals_it_without_a_copy(world: Replicated) -> None:
+def test_a_backup_that_comes_back_late_with_its_replicas_makes_copies_needless(world: Replicated) -> None:
     stream = world.open()
     world.append(stream, 4)
     world.finish()
@@ -178,7 +178,7 @@ def test_a_backup_that_comes_back_late_with_what_it_had_heals_it_without_a_copy(
     assert world.replication.totals.bytes_repaired == 0
 
 
-def test_a_replica_that_is_not_what_was_closed_is_made_anew_and_then_freed(world: Replicated) -> None:
+def test_a_replica_that_differs_from_the_closed_one_is_made_anew_and_freed(world: Replicated) -> None:
     stream = world.open()
     world.append(stream, 4)
     world.finish()
@@ -197,7 +197,7 @@ def test_a_replica_that_is_not_what_was_closed_is_made_anew_and_then_freed(world
     assert FIRST_ID not in world.wire.backups[one].replicas
 
 
-def test_a_sealed_virtual_segment_is_repaired_and_nothing_stays_on_the_backup_that_left(world: Replicated) -> None:
+def test_a_virtual_segment_that_loses_a_backup_while_open_is_repaired(world: Replicated) -> None:
     stream = world.open()
     world.append(stream, 1)
     world.finish()
@@ -215,7 +215,7 @@ def test_a_sealed_virtual_segment_is_repaired_and_nothing_stays_on_the_backup_th
     assert not world.replication.coverage.deficient
 
 
-def test_a_backup_that_comes_back_while_its_virtual_segment_closes_without_it_counts_when_it_is_closed(
+def test_a_backup_that_comes_back_while_its_virtual_segment_closes_counts(
     world: Replicated,
 ) -> None:
     stream = world.open()
@@ -224,7 +224,7 @@ def test_a_backup_that_comes_back_while_its_virtual_segment_closes_without_it_co
     (place,) = world.replication.logs.opened.values()
     failed, other = place.backups
     world.wire.lose(failed)
-    assert world.wire.backups[other].requests  # to close it: it takes its time
+    assert world.wire.backups[other].requests  # the other backup is slow to close its replica
     world.wire.connect(failed)
     world.wire.run(failed)
     world.finish()
@@ -234,7 +234,7 @@ def test_a_backup_that_comes_back_while_its_virtual_segment_closes_without_it_co
     assert not world.replication.coverage.deficient
 
 
-def test_what_cannot_be_repaired_for_want_of_backups_does_not_hold_up_the_rest(engine: Engine) -> None:
+def test_an_unrepairable_virtual_segment_does_not_delay_other_repairs(engine: Engine) -> None:
     world = Replicated(engine, repair_delay_ms=DELAY_MS)
     three, two = world.open(replication=3), world.open(8)
     world.append(three)
@@ -253,7 +253,7 @@ def test_what_cannot_be_repaired_for_want_of_backups_does_not_hold_up_the_rest(e
     assert world.copies(two) == [2]
 
 
-def test_an_old_virtual_segment_is_kept_while_what_covers_it_is_deficient_itself(engine: Engine) -> None:
+def test_an_old_virtual_segment_is_kept_while_its_replacement_is_deficient(engine: Engine) -> None:
     world = Replicated(engine, backups=4, repair_delay_ms=DELAY_MS)
     stream = world.open()
     deficient_one(world, stream)
@@ -273,7 +273,7 @@ def test_an_old_virtual_segment_is_kept_while_what_covers_it_is_deficient_itself
     assert old.virtual_segment_id in world.replication.coverage.segments
 
 
-def test_retention_of_part_of_what_was_covered_again_does_not_keep_the_old_one(world: Replicated) -> None:
+def test_retention_during_a_repair_does_not_keep_the_old_virtual_segment(world: Replicated) -> None:
     stream = world.open(group_segments=8)
     replication, entry = world.replication, stream.streamlets[0].entries[0]
     world.append(stream, 2)
@@ -289,7 +289,7 @@ def test_retention_of_part_of_what_was_covered_again_does_not_keep_the_old_one(w
     world.wire.tick(DELAY_MS)
     assert list(replication.coverage.deficient) == [old]
     new: set[Any] = set()
-    for _, segment in sorted(entry.resident.items()):  # each in a virtual segment of its own
+    for _, segment in sorted(entry.resident.items()):  # each in its own virtual segment
         batch = replication.backlog.cover(segment, 0, segment.head, lambda _: None)
         world.wire.run()
         assert batch is not None
@@ -310,7 +310,7 @@ def test_retention_of_part_of_what_was_covered_again_does_not_keep_the_old_one(w
     assert world.copies(stream) == [2, 2]
 
 
-def test_a_virtual_segment_that_could_not_be_written_down_at_first_counts_when_it_is(world: Replicated) -> None:
+def test_a_repair_completes_after_a_failed_write_to_the_index(world: Replicated) -> None:
     stream = world.open()
     deficient_one(world, stream)
     commit, fails = world.engine.index.commit, [True]

@@ -1,4 +1,4 @@
-"""One broker, of which nothing has been launched yet."""
+"""A broker that has not been launched yet."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Files and an index that do not agree, or of which one is gone, are made to agree with all that is whole."""
+"""Restarts with files and an index that disagree, or without one of them: all whole data is kept."""
 
 import errno
 import shutil
@@ -15,7 +15,7 @@ from tests.unit.broker.restart_support import SEGMENT, Launches, commit, read_al
 from tests.unit.broker.support import ADDRESS, SLOT_BYTES, placed
 
 
-def test_files_that_were_to_be_removed_are_removed_by_the_next_launch(launches: Launches) -> None:
+def test_the_next_launch_finishes_the_removal_of_files(launches: Launches) -> None:
     log = launches.begin()
     log.append_many(2 * SEGMENT)
     launches.engine.memory.segments.close_all()
@@ -28,7 +28,7 @@ def test_files_that_were_to_be_removed_are_removed_by_the_next_launch(launches: 
     assert launches.engine.index.removals() == []
 
 
-def test_a_segment_that_was_written_and_is_not_in_the_index_yet_is_taken_into_it(
+def test_a_written_segment_that_the_index_lacks_is_added_to_it(
     launches: Launches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = launches.begin()
@@ -53,7 +53,7 @@ def test_a_segment_that_was_written_and_is_not_in_the_index_yet_is_taken_into_it
 
 
 @pytest.mark.parametrize("is_open", [False, True])
-def test_another_broker_s_file_in_the_place_of_a_segment_s_is_kept_and_not_taken_for_new_data(
+def test_another_brokers_file_in_the_place_of_a_segment_is_set_aside_and_not_indexed(
     launches: Launches, is_open: bool
 ) -> None:
     log = launches.begin()
@@ -70,7 +70,7 @@ def test_another_broker_s_file_in_the_place_of_a_segment_s_is_kept_and_not_taken
     assert [path.read_bytes() for path in (store.root / "set-aside").iterdir()] == [foreign]
 
 
-def test_a_file_that_does_not_go_on_where_the_log_ends_is_removed(launches: Launches) -> None:
+def test_a_file_that_does_not_continue_the_log_is_removed(launches: Launches) -> None:
     log = launches.begin()
     log.append_many(3 * SEGMENT)
     launches.engine.memory.segments.close_all()
@@ -85,7 +85,7 @@ def test_a_file_that_does_not_go_on_where_the_log_ends_is_removed(launches: Laun
     assert read_all(log) == (list(range(3 * SEGMENT)), [Position(2, 1, SLOT_BYTES)])
 
 
-def test_a_file_in_the_middle_of_an_entry_of_which_there_is_nothing_else_is_left_alone(launches: Launches) -> None:
+def test_a_lone_file_from_the_middle_of_an_unknown_entry_is_left_alone(launches: Launches) -> None:
     launches.begin().append_many(SEGMENT)
     launches.engine.memory.segments.close_all()
     launches.engine.run()
@@ -101,7 +101,7 @@ def test_a_file_in_the_middle_of_an_entry_of_which_there_is_nothing_else_is_left
     assert log.read_all() == list(range(SEGMENT))
 
 
-def test_a_start_removes_what_was_not_complete_and_no_files_of_others(launches: Launches) -> None:
+def test_a_start_removes_incomplete_files_but_no_others(launches: Launches) -> None:
     launches.begin()
     arriving = launches.root / "arriving"
     arriving.mkdir()
@@ -113,7 +113,7 @@ def test_a_start_removes_what_was_not_complete_and_no_files_of_others(launches: 
     assert [path.name for path in arriving.iterdir()] == ["notes"]
 
 
-def test_new_files_never_get_the_number_of_one_that_is_there(launches: Launches) -> None:
+def test_new_files_never_get_the_number_of_an_existing_file(launches: Launches) -> None:
     log = launches.begin()
     log.append_many(SEGMENT)
     launches.engine.memory.segments.close_all()
@@ -128,7 +128,7 @@ def test_new_files_never_get_the_number_of_one_that_is_there(launches: Launches)
     assert max(launches.engine.store.physical_ids()) > 77
 
 
-def test_an_index_that_is_gone_is_made_anew_from_the_files(launches: Launches) -> None:
+def test_a_lost_index_is_rebuilt_from_the_files(launches: Launches) -> None:
     log = launches.begin()
     log.append_many(5 * SEGMENT, record_count=10)
     launches.stop()
@@ -143,7 +143,7 @@ def test_an_index_that_is_gone_is_made_anew_from_the_files(launches: Launches) -
     assert launches.engine.memory.ids.meta["next_physical_id"] > 5
 
 
-def test_an_index_that_is_gone_with_the_process_loses_nothing(launches: Launches) -> None:
+def test_losing_the_index_with_the_process_loses_no_chunks(launches: Launches) -> None:
     log = launches.begin()
     log.append_many(3 * SEGMENT + 1)
     launches.engine.run()
@@ -157,7 +157,7 @@ def test_an_index_that_is_gone_with_the_process_loses_nothing(launches: Launches
 
 
 @pytest.mark.parametrize("was_closed", [False, True])
-def test_a_damaged_index_gets_back_what_was_lost_of_it(launches: Launches, was_closed: bool) -> None:
+def test_lost_records_of_a_damaged_index_are_restored(launches: Launches, was_closed: bool) -> None:
     log = launches.begin()
     log.append_many(4 * SEGMENT)
     launches.stop()
@@ -179,7 +179,7 @@ def test_a_damaged_index_gets_back_what_was_lost_of_it(launches: Launches, was_c
     assert launches.engine.index.entry(log.entry.log_id)._replace(gaps=()) == entry  # type: ignore[union-attr]
 
 
-def test_a_repair_does_not_bring_back_what_was_removed(launches: Launches) -> None:
+def test_a_repair_does_not_bring_back_removed_segments(launches: Launches) -> None:
     log = launches.begin()
     log.append_many(3 * SEGMENT)
     log.entry.start, log.entry.start_record = Position(1, 2, 0), SEGMENT

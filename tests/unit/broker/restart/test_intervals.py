@@ -1,4 +1,4 @@
-"""What is missing of an interval, or was removed from it, follows from how the streamlet went on elsewhere."""
+"""Gaps and removals in intervals: they follow from how the streamlet went on elsewhere."""
 
 from kera.broker.log.intervals import NO_END, Interval
 from kera.broker.ownership.handover import HandedOver
@@ -8,8 +8,8 @@ from kera.core.base.ids import Position
 from tests.unit.broker.restart_support import SEGMENT, Launches
 
 
-def test_an_older_interval_that_is_whole_has_lost_nothing_with_the_memory(launches: Launches) -> None:
-    """A start without memory takes what is behind the stored part for lost; where the next owner goes on says more."""
+def test_a_whole_older_interval_has_no_gaps_after_a_loss_of_memory(launches: Launches) -> None:
+    """A start without memory assumes a loss behind the stored part; the next owner's start may disprove the loss."""
     log = launches.begin()
     log.append_many(SEGMENT + 1)
     launches.engine.run()
@@ -33,7 +33,7 @@ def test_an_older_interval_that_is_whole_has_lost_nothing_with_the_memory(launch
     assert missing == [Gap(end, Position(2, 1, 0))] * 2
 
 
-def test_what_was_between_two_intervals_that_are_one_now_was_removed() -> None:
+def test_the_part_between_two_merged_intervals_was_removed() -> None:
     before = (Interval(3, 4, (8, 1), (12, 1)), Interval(5, first_records=(15, 1), leads=False))
     assert removed_between(0, before, [Interval(0)]) == (Position(5, 1, 0), 15)
     assert removed_between(1, before, [Interval(0)]) is None, "the entry had nothing there"
@@ -42,7 +42,7 @@ def test_what_was_between_two_intervals_that_are_one_now_was_removed() -> None:
     assert removed_between(0, before[1:], before[1:]) is None
 
 
-def test_what_was_behind_an_interval_that_goes_on_now_was_removed_and_so_is_all_of_it() -> None:
+def test_an_interval_whose_end_has_grown_was_removed_up_to_its_new_end() -> None:
     before = (Interval(3, 4, (8, 1), (12, 1)), Interval(5, 7, (15, 1), (20, 1), leads=False))
     grown = before[1]._replace(end_group_id=9, end_records=(26, 1))
     assert removed_between(0, before, [before[0], grown]) == (Position(9, 1, 0), 26)

@@ -1,4 +1,4 @@
-"""A process that is killed, or ends as it should, loses nothing: the next launch goes on where it was."""
+"""Restarts after a kill or a clean end: the next launch loses nothing and goes on."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def test_the_first_launch_finds_nothing(launches: Launches) -> None:
     assert log.streamlet.next_group_id == 1
 
 
-def test_a_streamlet_that_was_somewhere_before_tells_that_what_was_there_is_lost(launches: Launches) -> None:
+def test_groups_before_the_first_group_of_a_streamlet_are_lost(launches: Launches) -> None:
     launches.start()
     log = launches.log(first_group_id=500)
 
@@ -33,7 +33,7 @@ def test_a_streamlet_that_was_somewhere_before_tells_that_what_was_there_is_lost
 # --- a process that was killed -----------------------------------------------------------------------------
 
 
-def test_a_killed_process_loses_nothing_that_was_appended(launches: Launches) -> None:
+def test_a_killed_process_loses_no_appended_chunks(launches: Launches) -> None:
     log = launches.begin()
     log.append_many(2 * SEGMENT + 2, record_count=10)
     launches.kill()
@@ -49,7 +49,7 @@ def test_a_killed_process_loses_nothing_that_was_appended(launches: Launches) ->
     assert log.append(sequence=1, record_count=10)[1:4] == (1, 1, CHUNK_BYTES)
 
 
-def test_what_was_flushed_and_what_was_not_are_one_log_again(launches: Launches) -> None:
+def test_flushed_and_unflushed_segments_form_one_log_again(launches: Launches) -> None:
     log = launches.begin()
     log.append_many(3 * SEGMENT)
     launches.engine.run()
@@ -67,7 +67,7 @@ def test_what_was_flushed_and_what_was_not_are_one_log_again(launches: Launches)
     assert log.read_all() == list(range(5 * SEGMENT))
 
 
-def test_a_process_may_be_killed_again_and_again(launches: Launches) -> None:
+def test_repeated_kills_lose_no_chunks(launches: Launches) -> None:
     for launch in range(6):
         log = launches.begin()
         assert log.read_all() == list(range(3 * launch))
@@ -91,7 +91,7 @@ def test_readers_see_no_more_after_a_restart_than_before(launches: Launches) -> 
 
 
 @pytest.mark.parametrize("durability", [common_pb2.DURABILITY_LEADER, common_pb2.DURABILITY_PERSISTED])
-def test_what_was_found_reaches_the_level_of_its_stream(launches: Launches, durability: int) -> None:
+def test_found_chunks_reach_the_durability_of_their_stream(launches: Launches, durability: int) -> None:
     log = launches.begin()
     log.append_many(2, publish=False)
     launches.kill()
@@ -118,7 +118,7 @@ def test_damage_in_memory_is_a_hole_and_the_rest_is_served(launches: Launches) -
     assert log.read(Position(1, 1, 2 * CHUNK_BYTES))[0] == [2]
 
 
-def test_a_slot_in_which_nothing_was_written_is_free(launches: Launches) -> None:
+def test_a_slot_without_chunks_is_freed(launches: Launches) -> None:
     log = launches.begin()
     log.append_many(SEGMENT)
     with pytest.raises(Exception, match="larger than a segment"):
@@ -131,7 +131,7 @@ def test_a_slot_in_which_nothing_was_written_is_free(launches: Launches) -> None
     assert log.entry.tail == []
 
 
-def test_a_file_that_was_begun_is_left_to_the_next_launch_and_goes_when_there_is_another(launches: Launches) -> None:
+def test_the_file_of_an_open_segment_is_removed_once_a_new_one_replaces_it(launches: Launches) -> None:
     log = launches.begin()
     log.append()
     commit(log)
@@ -150,7 +150,7 @@ def test_a_file_that_was_begun_is_left_to_the_next_launch_and_goes_when_there_is
     assert log.read_all() == [0, 1]
 
 
-def test_what_retention_has_taken_does_not_come_back_from_memory(launches: Launches) -> None:
+def test_segments_that_retention_removed_do_not_come_back_from_memory(launches: Launches) -> None:
     log = launches.begin()
     log.append_many(2 * SEGMENT + 1)
     log.entry.start, log.entry.start_record = Position(2, 1, 0), 8
@@ -163,7 +163,7 @@ def test_what_retention_has_taken_does_not_come_back_from_memory(launches: Launc
     assert log.read_all() == [8]
 
 
-def test_memory_of_streams_that_are_gone_is_freed(launches: Launches) -> None:
+def test_memory_of_streams_that_no_longer_exist_is_freed(launches: Launches) -> None:
     log, other = launches.begin(), Log(launches.engine, streamlet_id=1)
     log.append()
     other.append()
@@ -179,7 +179,7 @@ def test_memory_of_streams_that_are_gone_is_freed(launches: Launches) -> None:
     assert launches.engine.arena.free_slots == 7
 
 
-def test_cursors_that_were_committed_are_known_again(launches: Launches) -> None:
+def test_committed_cursors_survive_a_kill(launches: Launches) -> None:
     log = launches.begin()
     log.append()
     launches.engine.memory.index_writer.commit_cursor(log.entry, "a", Position(1, 1, CHUNK_BYTES), Outcome())
@@ -192,7 +192,7 @@ def test_cursors_that_were_committed_are_known_again(launches: Launches) -> None
 # --- a clean end -------------------------------------------------------------------------------------------
 
 
-def test_after_a_clean_end_everything_is_on_disk_and_nothing_is_lost(launches: Launches) -> None:
+def test_a_clean_end_puts_everything_on_disk_and_loses_nothing(launches: Launches) -> None:
     log = launches.begin()
     log.append_many(SEGMENT + 2)
     launches.stop()
@@ -210,8 +210,10 @@ def test_after_a_clean_end_everything_is_on_disk_and_nothing_is_lost(launches: L
 
 
 @pytest.mark.parametrize("what", ["nothing", "given", "altered"])
-def test_what_was_being_written_where_others_may_look_is_not_gone_on_with(launches: Launches, what: str) -> None:
-    """As the memory was given to others, who may have lost the right meanwhile, or the stream has another domain."""
+def test_an_open_segment_is_closed_when_its_memory_was_given_away_or_its_domain_changed(
+    launches: Launches, what: str
+) -> None:
+    """Others who got the memory may have lost the right to it meanwhile, or the stream has another domain."""
     launches.start()
     launches.engine.streams.open(stream_info(memory_domain="eu"), BROKER_ID, 9)
     data = chunk()

@@ -1,4 +1,4 @@
-"""With its host a broker loses what was not on disk and no more, and readers are told of each loss and its limits."""
+"""Restarts after the loss of the host: only data that was not on disk is lost, and readers see each loss's limits."""
 
 from itertools import pairwise
 
@@ -25,7 +25,7 @@ from tests.unit.broker.support import (
 )
 
 
-def test_a_lost_host_loses_what_was_not_on_disk_and_the_gap_is_known(launches: Launches) -> None:
+def test_a_lost_host_leaves_a_gap_behind_the_chunks_on_disk(launches: Launches) -> None:
     log = launches.begin()
     log.append_many(SEGMENT + 2)
     launches.engine.run()
@@ -50,9 +50,7 @@ def test_a_lost_host_loses_what_was_not_on_disk_and_the_gap_is_known(launches: L
         True,
     ],
 )
-def test_who_sees_only_what_is_on_disk_and_was_at_the_end_has_missed_nothing(
-    launches: Launches, written_down: bool
-) -> None:
+def test_a_reader_at_the_end_of_a_persisted_stream_has_missed_nothing(launches: Launches, written_down: bool) -> None:
     def streamlet_of(engine: Engine) -> Streamlet:
         engine.streams.open(stream_info(durability=common_pb2.DURABILITY_PERSISTED), BROKER_ID)
         return engine.streams.get(STREAM_ID).streamlet(0)
@@ -72,7 +70,7 @@ def test_who_sees_only_what_is_on_disk_and_was_at_the_end_has_missed_nothing(
     assert plan_read(streamlet, 0, end, None, 1) == ReadPlan([], end)
     with pytest.raises(DataLost):
         plan_read(streamlet, 0, end._replace(offset=2 * CHUNK_BYTES), None, 1)
-    sent = Position(2, 1, 0)  # to where an interval began of which nothing is left
+    sent = Position(2, 1, 0)  # the start of an interval that has nothing left
     assert plan_read(streamlet, 0, sent, None, 1) == ReadPlan([], sent)
     with pytest.raises(DataLost):
         plan_read(streamlet, 0, sent._replace(offset=CHUNK_BYTES), None, 1)
@@ -81,7 +79,7 @@ def test_who_sees_only_what_is_on_disk_and_was_at_the_end_has_missed_nothing(
     assert [header.sequence for header in headers(plan_read(streamlet, 0, end, None, 1))] == [1]
 
 
-def test_what_was_committed_of_an_open_segment_is_there_after_the_loss_of_the_host(launches: Launches) -> None:
+def test_committed_chunks_of_an_open_segment_survive_the_loss_of_the_host(launches: Launches) -> None:
     log = launches.begin()
     log.append_many(2, record_count=10)
     commit(log)
@@ -117,7 +115,7 @@ def test_a_torn_tail_of_a_file_is_cut_at_the_end_of_a_chunk(launches: Launches, 
     assert (record.length, record.open) == (CHUNK_BYTES, False)
 
 
-def test_damage_before_what_was_committed_is_a_hole_and_no_torn_tail(launches: Launches) -> None:
+def test_damage_in_committed_chunks_is_a_hole_and_no_torn_tail(launches: Launches) -> None:
     log = launches.begin()
     for _ in range(3):
         log.append(publish=False)
@@ -140,7 +138,7 @@ def test_damage_before_what_was_committed_is_a_hole_and_no_torn_tail(launches: L
         1,
     ],
 )
-def test_damage_in_what_a_tick_has_noted_is_a_hole_also_if_nothing_follows(launches: Launches, number: int) -> None:
+def test_damage_in_chunks_noted_by_a_tick_is_a_hole_even_in_the_last_one(launches: Launches, number: int) -> None:
     log = launches.begin()
     log.append_many(2, publish=False)
     commit(log)
@@ -157,7 +155,7 @@ def test_damage_in_what_a_tick_has_noted_is_a_hole_also_if_nothing_follows(launc
     assert log.entry.end == Position(1, 1, 2 * CHUNK_BYTES)
 
 
-def test_an_open_file_in_which_nothing_is_whole_is_removed(launches: Launches) -> None:
+def test_an_open_file_without_whole_chunks_is_removed(launches: Launches) -> None:
     log = launches.begin()
     log.append()
     commit(log)
@@ -171,7 +169,7 @@ def test_an_open_file_in_which_nothing_is_whole_is_removed(launches: Launches) -
     assert 1 in launches.engine.index.removals() or list(launches.engine.store.physical_ids()) == []
 
 
-def test_an_entry_of_which_nothing_was_on_disk_starts_behind_what_is_lost(launches: Launches) -> None:
+def test_an_entry_without_data_on_disk_starts_behind_the_loss(launches: Launches) -> None:
     log = launches.begin()
     log.append_many(2)
     launches.lose_host()
@@ -187,7 +185,7 @@ def test_an_entry_of_which_nothing_was_on_disk_starts_behind_what_is_lost(launch
     assert log.append(sequence=0).group_id == 100
 
 
-def test_each_loss_is_a_gap_of_its_own(launches: Launches) -> None:
+def test_each_loss_is_a_separate_gap(launches: Launches) -> None:
     ends = []
     for launch in range(3):
         log = launches.begin()
@@ -218,7 +216,7 @@ def test_a_gap_is_still_known_after_a_clean_end(launches: Launches) -> None:
     assert lost(log, Position(1, 2, CHUNK_BYTES)) == Position(1 + LOST_GROUPS_MAX, 1, 0)
 
 
-def test_a_position_that_never_was_is_no_loss(launches: Launches) -> None:
+def test_a_position_that_never_existed_is_an_invalid_cursor_and_no_loss(launches: Launches) -> None:
     log = launches.begin()
     log.append_many(SEGMENT)
     launches.stop()

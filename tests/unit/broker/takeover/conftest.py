@@ -1,4 +1,4 @@
-"""The cluster of these tests: three backups that run, and brokers that a test starts and ends."""
+"""The cluster of these tests: three running backups, and brokers that a test starts and ends."""
 
 from __future__ import annotations
 

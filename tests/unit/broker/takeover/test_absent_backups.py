@@ -1,4 +1,4 @@
-"""A backup that is away or cannot be read is waited for or replaced by others; it is given up when it is drained."""
+"""Takeovers with absent or unreadable backups: they wait, read from others, or give up a backup that is drained."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.broker.support import STREAM_ID
 from tests.unit.broker.takeover_support import QUICK, Cluster, everything, progress, written
 
 
-async def test_a_backup_that_is_lost_in_the_middle_is_replaced_by_others(world: Cluster) -> None:
+async def test_a_recovery_that_loses_a_backup_reads_from_the_others(world: Cluster) -> None:
     info, stored = await written(world, 30)
     node = world.nodes[2]
     await node.start(world.epoch())
@@ -34,7 +34,7 @@ async def test_a_backup_that_is_lost_in_the_middle_is_replaced_by_others(world: 
     await node.stop()
 
 
-async def test_a_backup_that_was_away_and_is_back_is_read_when_the_others_are_gone(
+async def test_a_recovery_reads_from_a_backup_that_comes_back_after_another_is_lost(
     world: Cluster,
 ) -> None:
     info, stored = await written(world, 30)
@@ -56,8 +56,8 @@ async def test_a_backup_that_was_away_and_is_back_is_read_when_the_others_are_go
     await node.stop()
 
 
-async def test_nobody_is_told_of_what_only_one_backup_may_have_until_it_has_its_replicas(world: Cluster) -> None:
-    """It may be lost once more: when that backup is away, and the new owner lost, before it was replicated again."""
+async def test_an_unsure_tail_stays_hidden_until_it_is_replicated_again(world: Cluster) -> None:
+    """The tail would be lost again if the new owner were lost, and that backup away, before new replicas exist."""
     info, stored = await written(world, 15, entries=1)
     node = world.nodes[2]
     node.limits = QUICK
@@ -104,7 +104,7 @@ async def test_nobody_is_told_of_what_only_one_backup_may_have_until_it_has_its_
     await node.stop()
 
 
-async def test_a_backup_that_is_lost_for_good_in_the_middle_is_given_up_when_it_is_drained(
+async def test_a_recovery_gives_up_a_lost_backup_when_it_is_drained(
     world: Cluster,
 ) -> None:
     info, _ = await written(world, 12, replication=1, entries=1)
@@ -128,7 +128,7 @@ async def test_a_backup_that_is_lost_for_good_in_the_middle_is_given_up_when_it_
     await node.stop()
 
 
-async def test_what_cannot_be_replicated_again_says_that_backups_are_missing(world: Cluster) -> None:
+async def test_a_recovery_reports_that_backups_are_missing_for_new_replicas(world: Cluster) -> None:
     info, _ = await written(world, 10, replication=3)
     for backup in world.backups[:2]:
         await backup.stop()
@@ -145,7 +145,7 @@ async def test_what_cannot_be_replicated_again_says_that_backups_are_missing(wor
     await node.stop()
 
 
-async def test_as_many_backups_away_as_there_are_replicas_are_waited_for(world: Cluster) -> None:
+async def test_a_takeover_waits_while_as_many_backups_are_away_as_there_are_replicas(world: Cluster) -> None:
     info, stored = await written(world, 5, replication=1)
     node = world.nodes[2]
     await node.start(world.epoch())
@@ -161,8 +161,8 @@ async def test_as_many_backups_away_as_there_are_replicas_are_waited_for(world: 
     await node.stop()
 
 
-async def test_a_backup_that_has_lost_replicas_counts_as_away_while_another_one_is(world: Cluster) -> None:
-    """What the one has lost may be at the other."""
+async def test_a_backup_with_damaged_headers_counts_as_away_while_another_is_away(world: Cluster) -> None:
+    """The absent backup may have the replicas that the other one has lost."""
     info, stored = await written(world, 5, replication=2)
     node = world.nodes[2]
     await node.start(world.epoch())
@@ -185,7 +185,7 @@ async def failing_read(*_: Any, **__: Any) -> None:
     raise OSError(errno.EIO, "Input/output error")
 
 
-async def test_a_disk_of_a_backup_that_cannot_be_read_is_waited_for_like_a_backup_that_is_away(
+async def test_a_takeover_waits_for_a_backup_whose_disk_cannot_be_read(
     world: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     info, stored = await written(world, 12, replication=1)
@@ -205,7 +205,7 @@ async def test_a_disk_of_a_backup_that_cannot_be_read_is_waited_for_like_a_backu
     await node.stop()
 
 
-async def test_a_disk_of_a_backup_that_can_never_be_read_again_is_given_up_when_that_is_drained(
+async def test_a_recovery_gives_up_an_unreadable_disk_when_its_backup_is_drained(
     world: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     info, _ = await written(world, 12, replication=1, entries=1)
@@ -226,10 +226,10 @@ async def test_a_disk_of_a_backup_that_can_never_be_read_again_is_given_up_when_
     await node.stop()
 
 
-async def test_a_backup_that_cannot_be_used_is_logged_once_however_often_it_is_tried(
+async def test_an_unusable_backup_is_logged_once_however_often_it_is_tried(
     world: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when its file system became read-only: it takes connections, and cannot remember which launches to refuse."""
+    """A backup on a read-only file system takes connections, but cannot store which launches to refuse."""
     refused = 0
 
     async def remember_fence(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""What is taken over comes in the background: what readers wait for first, as far as memory and disk allow."""
+"""Recovery in the background: chunks that readers need come first, as far as memory and disk allow."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ from tests.unit.broker.takeover_support import (
 
 
 @pytest.mark.parametrize("assembled_bytes_max", [0, 4096, 40 << 10])
-async def test_what_has_no_room_in_memory_is_put_together_in_its_file(world: Cluster, assembled_bytes_max: int) -> None:
+async def test_segments_without_room_in_memory_are_assembled_in_their_files(
+    world: Cluster, assembled_bytes_max: int
+) -> None:
     info, stored = await written(world, 20)
     node = world.nodes[2]
     node.limits = RebuildLimits(assembled_bytes_max=assembled_bytes_max, read_bytes_max=4096)
@@ -40,8 +42,8 @@ async def test_what_has_no_room_in_memory_is_put_together_in_its_file(world: Clu
 
 
 @pytest.mark.parametrize("failing", [False, True])
-async def test_what_consumer_groups_have_yet_to_read_comes_first(world: Cluster, failing: bool) -> None:
-    """In all entries, whichever replicas it is in; also when reading fails for a while."""
+async def test_chunks_that_consumer_groups_have_yet_to_read_come_first(world: Cluster, failing: bool) -> None:
+    """In all entries and from any replica, also when reads fail for a while."""
     info, stored = await written(world, 30)
     halves = [len(stored) // 6, len(stored) // 2 + len(stored) // 3]
     cursors = {header.entry: header for header in (header_of(stored[at]) for at in halves)}
@@ -72,8 +74,8 @@ async def test_what_consumer_groups_have_yet_to_read_comes_first(world: Cluster,
     await node.stop()
 
 
-async def test_what_nobody_has_read_yet_is_not_given_up_when_it_is_looked_for(world: Cluster) -> None:
-    """A look for what is lacking may come before the replicas that have it are brought into order, or read."""
+async def test_a_search_for_missing_chunks_does_not_give_up_unread_replicas(world: Cluster) -> None:
+    """The search for missing chunks may come before the replicas that have them are ordered or read."""
     info, stored = await written(world, 10)
     node = world.nodes[2]
     node.limits = replace(QUICK, order_rest_s=0.5)
@@ -90,12 +92,12 @@ async def test_what_nobody_has_read_yet_is_not_given_up_when_it_is_looked_for(wo
     await node.stop()
 
 
-async def test_a_disk_that_takes_nothing_is_what_a_recovery_waits_for_and_says_so(world: Cluster) -> None:
+async def test_a_recovery_waits_for_the_brokers_disk_and_reports_that(world: Cluster) -> None:
     info, stored = await written(world, 10)
     node = world.nodes[2]
     node.limits = QUICK
     await node.start(world.epoch())
-    arriving(node).write_bytes(b"")  # where files that come are to be there is none of them
+    arriving(node).write_bytes(b"")  # a file in place of the directory for incomplete files
     await world.take_over(info, 1, 2)
     await node.until(lambda: any("broker's disk" in reason for each in progress(node) for reason in each.waits_for))
     assert not any(each.readable for each in progress(node))
@@ -108,7 +110,7 @@ async def test_a_disk_that_takes_nothing_is_what_a_recovery_waits_for_and_says_s
     await node.stop()
 
 
-async def test_files_of_a_stream_that_is_deleted_while_it_comes_go_with_it(world: Cluster) -> None:
+async def test_deleting_a_stream_during_its_recovery_removes_its_incomplete_files(world: Cluster) -> None:
     info, _ = await written(world, 10)
     node = world.nodes[2]
     node.limits = IN_FILES
@@ -125,7 +127,7 @@ async def test_files_of_a_stream_that_is_deleted_while_it_comes_go_with_it(world
     await node.stop()
 
 
-async def test_what_is_recovered_can_be_removed_before_it_is_here(world: Cluster) -> None:
+async def test_segments_can_be_removed_before_they_are_recovered(world: Cluster) -> None:
     info, stored = await written(world, 20, entries=1)
     node = world.nodes[2]
     await node.start(world.epoch())

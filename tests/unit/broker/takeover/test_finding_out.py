@@ -1,4 +1,4 @@
-"""An owner that nobody has asked before finds out by itself where the lost one ended, or says for whom it waits."""
+"""Owners without an order to take over: they find out where the lost broker ended, or report whom they wait for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.unit.broker.support import STREAM_ID
 from tests.unit.broker.takeover_support import Cluster, everything, owned_by, progress, written
 
 
-async def test_an_owner_that_was_told_nothing_before_finds_out_by_itself(world: Cluster) -> None:
+async def test_an_owner_without_an_order_to_take_over_recovers_by_itself(world: Cluster) -> None:
     info, stored = await written(world, 10)
     epoch = world.epoch()
     info.assignments_version += 1
@@ -23,8 +23,8 @@ async def test_an_owner_that_was_told_nothing_before_finds_out_by_itself(world: 
     await node.stop()
 
 
-async def test_an_owner_that_finds_out_by_itself_goes_on_behind_what_was_removed(world: Cluster) -> None:
-    """Of which nothing may be left: then the next records would have the numbers of those that were there."""
+async def test_an_owner_that_recovers_by_itself_goes_on_behind_removed_records(world: Cluster) -> None:
+    """If no records were left, new ones would otherwise get the numbers of the removed ones."""
     info, _ = await written(world, 20, entries=1)
     info = owned_by(2, world.epoch(), entries=1)
     info.assignments[0].sources.add(broker_id=1, before_epoch=info.assignments[0].broker_epoch)
@@ -46,7 +46,7 @@ async def test_an_owner_that_finds_out_by_itself_goes_on_behind_what_was_removed
     await node.stop()
 
 
-async def test_an_owner_that_cannot_find_out_says_for_whom_it_waits(world: Cluster) -> None:
+async def test_an_owner_that_cannot_recover_yet_reports_the_backup_it_waits_for(world: Cluster) -> None:
     info, stored = await written(world, 10, replication=1)
     epoch = world.epoch()
     info.assignments_version += 1

@@ -1,4 +1,4 @@
-"""Another broker goes on where the lost one ended, for producers and readers, whichever broker ends or comes next."""
+"""Takeovers: another broker goes on where the lost one ended, for producers and readers, also after more losses."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_another_broker_goes_on_where_the_lost_one_ended(world: Cluster) -
     await node.stop()
 
 
-async def test_readers_go_on_from_positions_of_before(world: Cluster) -> None:
+async def test_readers_go_on_from_their_old_positions(world: Cluster) -> None:
     node = world.nodes[1]
     info = owned_by(1, world.epoch(), entries=1)
     await node.start(info.assignments[0].broker_epoch, info)
@@ -78,7 +78,7 @@ async def test_readers_go_on_from_positions_of_before(world: Cluster) -> None:
 
 
 @pytest.mark.parametrize("memory", [False, True])
-async def test_a_new_owner_that_ends_in_the_middle_goes_on_after_its_start(world: Cluster, memory: bool) -> None:
+async def test_a_new_owner_killed_during_recovery_goes_on_after_its_restart(world: Cluster, memory: bool) -> None:
     info, stored = await written(world, 30)
     node = world.nodes[2]
     node.limits = IN_FILES
@@ -126,7 +126,7 @@ async def test_a_third_broker_recovers_from_the_replicas_of_both(world: Cluster)
     await third.stop()
 
 
-async def test_what_is_on_a_broker_that_comes_back_is_not_freed_by_it(world: Cluster) -> None:
+async def test_a_broker_that_comes_back_does_not_free_replicas_that_others_recover_from(world: Cluster) -> None:
     node = world.nodes[1]
     info = owned_by(1, world.epoch())
     await node.start(info.assignments[0].broker_epoch, info)
@@ -148,10 +148,10 @@ async def test_what_is_on_a_broker_that_comes_back_is_not_freed_by_it(world: Clu
     await node.stop()
 
 
-async def test_groups_of_a_streamlet_in_which_nothing_was_found_are_not_given_again_at_later_launches(
+async def test_later_launches_do_not_reuse_group_ids_of_a_streamlet_recovered_empty(
     world: Cluster,
 ) -> None:
-    """Readers were sent to where they begin."""
+    """Readers were sent to the start of these groups."""
     info = owned_by(1, world.epoch(), entries=1, durability=common_pb2.DURABILITY_LEADER)
     other = world.nodes[2]
     await other.start(world.epoch())
@@ -170,7 +170,7 @@ async def test_groups_of_a_streamlet_in_which_nothing_was_found_are_not_given_ag
     await other.stop()
 
 
-async def test_a_broker_that_is_being_emptied_goes_on_while_its_groups_are_looked_for(world: Cluster) -> None:
+async def test_a_broker_that_is_being_emptied_takes_writes_during_the_takeover(world: Cluster) -> None:
     node, other = world.nodes[1], world.nodes[2]
     info = owned_by(1, world.epoch())
     await node.start(info.assignments[0].broker_epoch, info)
@@ -190,7 +190,7 @@ async def test_a_broker_that_is_being_emptied_goes_on_while_its_groups_are_looke
     await other.stop()
 
 
-async def test_a_launch_without_memory_has_lost_nothing_of_what_it_is_given_later(world: Cluster) -> None:
+async def test_a_launch_that_lost_its_memory_has_no_losses_in_streams_it_gets_later(world: Cluster) -> None:
     node = world.nodes[2]
     await node.start(world.epoch(), owned_by(2, world.last_epoch, replication=0, durability=1))
     await node.kill(memory=True)
@@ -199,7 +199,7 @@ async def test_a_launch_without_memory_has_lost_nothing_of_what_it_is_given_late
     assert node.engine.restart.found.lost_memory
     info = owned_by(2, node.epoch)
     info.stream_id += 1
-    info.assignments[0].first_group_id = 1 + (1 << 24)  # of a launch of the owner before, which wrote nothing
+    info.assignments[0].first_group_id = 1 + (1 << 24)  # from a launch of the previous owner, which wrote nothing
     state = common_pb2.StreamletState(next_group_id=1, next_records=[0, 0])
     await node.ask(api.OPEN_STREAMLETS, broker_pb2.OpenStreamletsRequest(stream=info, handed_over=[state]))
     (status,) = await node.write(chunk(0, 0, stream_id=info.stream_id))

@@ -1,4 +1,4 @@
-"""Backups have what a segment file lacks, as it is damaged, gone, or another one's: it is read from there."""
+"""Healing of segment files: chunks of a damaged, missing or mixed-up file are read from backups."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def aside(node: Node) -> list[str]:
 
 
 @pytest.mark.parametrize("damage", [swapped, flipped, gone])
-async def test_what_a_file_does_not_have_is_read_from_backups_and_written_to_a_new_file(
+async def test_chunks_that_a_file_lacks_are_read_from_backups_and_written_to_a_new_file(
     world: Cluster, damage: Callable[[dict[SegmentAddress, Path]], None]
 ) -> None:
     info, chunks, files = await stored(world)
@@ -111,7 +111,7 @@ async def answer(node: Node) -> str:
     return str(result.error.code)
 
 
-async def test_readers_wait_for_backups_that_are_away_and_have_what_the_file_has_not(world: Cluster) -> None:
+async def test_readers_wait_for_absent_backups_that_have_the_missing_chunks(world: Cluster) -> None:
     info, chunks, files = await stored(world)
     for backup in world.backups:
         await backup.stop()
@@ -125,8 +125,8 @@ async def test_readers_wait_for_backups_that_are_away_and_have_what_the_file_has
     await node.stop()
 
 
-async def test_nobody_waits_for_backups_that_have_nothing_of_what_is_missing(world: Cluster) -> None:
-    """As when a recovery found that no backup has it."""
+async def test_readers_do_not_wait_for_absent_backups_without_the_missing_chunks(world: Cluster) -> None:
+    """A recovery found that no backup has the chunks."""
     info, _, files = await stored(world)
     for backup in world.backups:
         await backup.stop()
@@ -138,7 +138,7 @@ async def test_nobody_waits_for_backups_that_have_nothing_of_what_is_missing(wor
     await node.stop()
 
 
-async def test_what_no_backup_has_is_lost_and_the_file_is_kept(world: Cluster) -> None:
+async def test_chunks_that_no_backup_has_are_lost_and_their_files_are_kept(world: Cluster) -> None:
     info, chunks, files = await stored(world)
     for backup in world.backups:
         await backup.stop()

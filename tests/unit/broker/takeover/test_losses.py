@@ -1,4 +1,4 @@
-"""What no backup has is told as lost to those who read it, and the rest is served."""
+"""Losses of takeovers: readers get `data_lost` for chunks that no backup has, and read all others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kera.v1 import common_pb2
 from tests.unit.broker.takeover_support import Cluster, header_of, owned_by, written
 
 
-async def test_what_a_backup_that_is_gone_for_good_had_is_told_as_lost(world: Cluster) -> None:
+async def test_records_of_a_drained_backup_that_is_gone_count_as_lost(world: Cluster) -> None:
     info, stored = await written(world, 12, replication=1, entries=1)
     node = world.nodes[2]
     await node.start(world.epoch())
@@ -27,7 +27,7 @@ async def test_what_a_backup_that_is_gone_for_good_had_is_told_as_lost(world: Cl
     await node.stop()
 
 
-async def test_what_no_backup_has_of_a_chunk_is_a_hole_that_readers_are_told_of(
+async def test_a_chunk_without_an_intact_replica_is_a_hole_with_data_lost_for_readers(
     world: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     info, stored = await written(world, 10, entries=2)
@@ -53,7 +53,7 @@ async def test_what_no_backup_has_of_a_chunk_is_a_hole_that_readers_are_told_of(
     await node.stop()
 
 
-async def test_readers_of_level_leader_are_told_that_something_may_be_lost(world: Cluster) -> None:
+async def test_readers_of_durability_leader_get_data_lost_after_a_takeover(world: Cluster) -> None:
     leader = common_pb2.DURABILITY_LEADER
     node = world.nodes[1]
     info = owned_by(1, world.epoch(), entries=1, durability=leader)
