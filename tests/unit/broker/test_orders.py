@@ -353,7 +353,7 @@ async def test_the_next_launch_goes_on_behind_other_brokers_that_the_map_has_for
 
 
 async def test_entries_start_at_the_places_in_the_map(make_engine: MakeEngine) -> None:
-    """Whatever the index knows, ordinals of an interval begin where the interval before it ended."""
+    """Ordinals of an interval begin where the interval before it ended, whatever the index knows."""
     cluster = Cluster(make_engine(16), make_engine(16), entries=2)
     cluster.send(3, producer=0)
     await cluster.move(2)

@@ -50,7 +50,7 @@ async def test_a_recovery_waits_until_groups_that_an_earlier_one_took_over_are_o
 
 
 async def test_groups_that_a_lost_owner_had_not_opened_yet_are_taken_over_too(world: Cluster) -> None:
-    """The owner's next launch has nothing to open, so a recovery that waited for it would wait for ever."""
+    """The owner's next launch has nothing to open: a recovery must not wait for that."""
     info, stored = await written(world, 5)
     third = world.nodes[3]
     for lost in (1, 3):
