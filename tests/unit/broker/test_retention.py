@@ -197,7 +197,7 @@ def test_an_entry_may_lose_all_its_segments(engine: Engine) -> None:
         (1, Position(2, 2, 0)),
     ],
 )
-def test_the_oldest_segments_are_removed_while_more_than_the_limit_is_left(
+def test_the_oldest_segments_are_removed_while_at_least_the_limit_is_left(
     aged: Log, bytes_max: int, start: Position
 ) -> None:
     assert apply(aged, bytes_max=bytes_max) == [start]
