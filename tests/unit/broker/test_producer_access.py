@@ -133,7 +133,7 @@ async def test_a_named_producer_may_be_used_only_while_a_rule_allows_it(guarded:
     assert await guarded.write(BOB, NAMED, 1) == "not_allowed"
     guarded.rules.pop()
     guarded.apply(3)
-    guarded.connect(ALICE)  # the connection before was ended
+    guarded.connect(ALICE)  # the broker has ended the earlier connection
     assert guarded.try_once(ALICE, NAMED, 1) == "not_allowed"
 
 

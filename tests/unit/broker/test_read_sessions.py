@@ -63,7 +63,7 @@ async def answered(result: Any) -> Reply[Any]:
 
 
 def told(reply: Reply[Any]) -> list[tuple[int, int, bool]]:
-    """Handle, bytes and whether it has ended, of each result."""
+    """The handle, the length and whether the range has ended, of each result."""
     return [(each.handle, each.length_bytes, each.ended) for each in reply.message.results]
 
 
@@ -168,7 +168,7 @@ async def test_a_waiting_step_gets_an_error_when_its_stream_is_dropped(broker: B
 
 
 @pytest.mark.parametrize("wrong", [1, 2, 4, 2**32 - 1])
-async def test_a_step_that_does_not_follow_ends_the_session(broker: Broker, wrong: int) -> None:
+async def test_a_step_out_of_order_ends_the_session(broker: Broker, wrong: int) -> None:
     fill(broker, 1)
     for number in range(3):
         step(broker, number, *([handled(1)] if number == 0 else []))

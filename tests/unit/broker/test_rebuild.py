@@ -54,7 +54,7 @@ class World:
         self.records = records or {FIRST: record_of(0, chunks=2)}
         self.backups: list[common_pb2.BackupInfo] = []
         self.found: Materials = Materials([], Scanned())
-        """The result of the last look for them."""
+        """The result of the last look for replicas."""
         self.entry: Any = SimpleNamespace(exists=lambda _: True, committed={}, unsure=None)
         self.looks: list[Exception | str] = []
         """The results of the looks before that: an error, or why a backup is away."""

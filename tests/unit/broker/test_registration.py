@@ -387,7 +387,7 @@ async def test_a_registration_carries_the_last_known_coordinator_epoch(
     stored = BrokerIdentity.read(directory.path / "broker.json")
     assert stored is not None
     assert stored.coordinator_epoch == 9
-    directory.coordinator_epoch = 0  # it is read
+    directory.coordinator_epoch = 0  # so that it is read from the file
     async with registering(coordinator.address, directory) as registration:
         await registration.register(info(), timeout_s=5)
 

@@ -57,7 +57,7 @@ class Repairing(Replicated):
         return stream
 
     def fail(self) -> None:
-        """Lose a backup that has replicas for good."""
+        """Lose, for good, a backup that has replicas."""
         id_ = next(each.backups[0] for each in self.replication.coverage.segments.values())
         self.wire.lose(id_, memory=True)
         self.wire.tick(DELAY_MS)
@@ -135,7 +135,7 @@ async def test_repair_keeps_to_its_pace(engine: Engine) -> None:
     world.runs.cancel()
     await asyncio.wait([world.runs])
 
-    assert loop.time() - begun_s >= 0.3  # the first piece goes at once, each other one a tenth of a second later
+    assert loop.time() - begun_s >= 0.3  # the first batch goes at once, each other one a tenth of a second later
 
 
 async def test_repair_replicates_the_backlog(engine: Engine) -> None:

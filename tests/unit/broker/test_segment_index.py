@@ -110,7 +110,7 @@ def test_an_entry_record_of_an_older_version_has_no_watermarks(index: SegmentInd
     record = EntryRecord(Position(1, 1, 0), 0, 5, 64, 1, 1, 1, (Gap(Position(1, 1, 64), Position(9, 1, 0)),), 7, 8)
     key, value = put_entry(ENTRY, record)
     assert value is not None
-    index.commit([sealed(key, value[:-20])])  # without them, and the checksum
+    index.commit([sealed(key, value[:-20])])  # without the watermarks and the checksum
 
     assert index.entry(ENTRY) == record._replace(watermark_us=NO_TIME, removed_watermark_us=NO_TIME)
 

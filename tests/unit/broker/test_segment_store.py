@@ -248,7 +248,7 @@ def test_a_file_set_aside_does_not_overwrite_an_earlier_one_of_its_number(log: L
     assert sorted(each.read_bytes() for each in (log.engine.root / "set-aside").iterdir()) == [b"one", b"other"]
 
 
-def test_old_bytes_in_a_slot_are_not_taken_for_the_segment(log: Log) -> None:
+def test_old_bytes_in_a_slot_are_not_mistaken_for_the_segment(log: Log) -> None:
     """The file is gone, and each slot still holds its very bytes."""
     record = flushed(log)
     content = log.engine.store.path(record.physical_id).read_bytes()

@@ -59,7 +59,7 @@ async def test_a_repeated_seal_has_the_same_state_and_a_newer_assignment_without
     cluster.send(2)
     assert await cluster.seal(1) == await cluster.seal(1)
 
-    await cluster.open(1)  # an order from before the seal, that comes late
+    await cluster.open(1)  # a late order from before the seal
     (status,) = cluster.owner.append(chunk(1, 2))
     assert status.error.code == NotOwner.code
 

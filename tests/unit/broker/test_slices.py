@@ -32,7 +32,7 @@ def test_a_round_does_only_what_fits_into_a_slice_and_all_work_takes_turns() -> 
     assert loop.round() == 0
 
 
-def test_each_work_takes_one_step_per_round_however_long_the_slice() -> None:
+def test_each_piece_of_work_takes_one_step_per_round_however_long_the_slice() -> None:
     loop = FakeLoop()
     done: list[str] = []
     slices = Slices(loop, slice_s=60.0)

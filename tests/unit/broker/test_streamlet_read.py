@@ -124,7 +124,7 @@ def test_an_end_behind_the_durable_head_stops_at_the_durable_head(full: Log, end
 def test_an_end_at_a_group_that_has_not_begun_is_reached_when_the_last_group_is_closed(
     full: Log, engine: Engine
 ) -> None:
-    """An interval without chunks began there; otherwise a reader with that end would wait for ever."""
+    """An interval began there that has no chunks left: a reader with that end must not wait for ever."""
     begins, later = Position(3, 1, 0), Position(4, 1, 0)
     assert full.read(EARLIEST, begins) == (list(range(11)), Position(2, 1, 3072))
     engine.memory.segments.close_all()

@@ -66,7 +66,7 @@ def test_records_belong_to_their_stream(engine: Engine) -> None:
     backups=st.lists(U32, max_size=4, unique=True),
     lost=st.integers(0, 2),
 )
-def test_any_numbers_are_read_as_they_were_written(
+def test_a_virtual_segment_with_any_numbers_is_read_as_it_was_written(
     virtual_segment_id: int,
     stream_id: int,
     numbers: tuple[int, int, int],

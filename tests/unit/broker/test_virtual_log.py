@@ -46,7 +46,7 @@ class Scenario:
         return self.places[-1]
 
     def append(self, count: int = 1, *, persist: bool = False) -> Batch:
-        """Append chunks; returns the batch of the last one."""
+        """Append chunks; return the batch of the last one."""
         batches = []
         for appended in [self.log.append(publish=False) for _ in range(count)]:
             assert appended.segment is not None
@@ -56,7 +56,7 @@ class Scenario:
         return batches[-1]
 
     def plan(self) -> list[Effect]:
-        """What to do now."""
+        """Plan what is to be sent or closed now."""
         return self.note(self.virtual.plan(self.now_ms, self.open))
 
     def note(self, effects: Iterable[Effect]) -> list[Effect]:
@@ -81,7 +81,7 @@ class Scenario:
         ]
 
     def lose(self, *backup_ids: int) -> list[Effect]:
-        """Backups fail."""
+        """Let backups fail."""
         self.backups = [each for each in self.backups if each not in backup_ids]
         return [effect for backup_id in backup_ids for effect in self.note(self.virtual.lost(backup_id))]
 

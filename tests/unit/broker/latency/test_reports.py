@@ -69,7 +69,7 @@ async def test_a_writer_gets_advice_and_its_samples_count(broker: Broker) -> Non
     answer = write(broker, latency_pb2.LatencyReport(samples=[latency_pb2.HopSample(stream_id=STREAM_ID)]))
     assert [(each.stream_id, each.linger_us) for each in answer.advice] == [(STREAM_ID, 20_000)]
     assert [status.durability for status in answer.statuses] == [1]
-    assert hops(broker) == [Hop.REPLICATE]  # what this request itself has taken
+    assert hops(broker) == [Hop.REPLICATE]  # the time of this request itself
     write(broker, report_of(Hop.GATHER), 1)
     assert hops(broker) == [Hop.REPLICATE, Hop.GATHER]
 

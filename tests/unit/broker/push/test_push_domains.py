@@ -168,7 +168,7 @@ async def test_a_user_that_may_not_read_a_domain_is_refused(served: Served, rule
         await served.connect()
 
 
-async def test_a_failing_authentication_still_answers_the_client(
+async def test_an_unexpected_error_of_the_authentication_is_sent_to_the_client(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(_: Any) -> None:
@@ -420,7 +420,7 @@ async def test_idle_connections_of_one_user_do_not_keep_others_out(broker: Broke
                 sock = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
                 sock.setblocking(False)
                 await loop.sock_connect(sock, str(path))
-                with suppress(ConnectionError):  # put out at once
+                with suppress(ConnectionError):  # disconnected at once
                     await loop.sock_recv(sock, 1)
             served.uid = SOMEBODY + 1
             channel = await served.connect()
