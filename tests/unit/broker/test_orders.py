@@ -1,4 +1,4 @@
-"""What the coordinator orders: how a registration, recoveries and the next launch fit in."""
+"""Orders of the coordinator: how a registration, recoveries and the next launch fit in."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
@@ -33,7 +33,7 @@ SOURCE = common_pb2.RecoverySource(broker_id=8, before_epoch=20)
 
 
 def recovered(info: common_pb2.StreamInfo, *streamlet_ids: int) -> common_pb2.StreamInfo:
-    """A stream of which some streamlets come from a broker that was lost."""
+    """A stream with some streamlets that come from a lost broker."""
     changed = common_pb2.StreamInfo()
     changed.CopyFrom(info)
     for streamlet_id in streamlet_ids:
@@ -42,7 +42,7 @@ def recovered(info: common_pb2.StreamInfo, *streamlet_ids: int) -> common_pb2.St
 
 
 class FakeTakeovers:
-    """Remembers what it was asked, in order."""
+    """Remembers its calls, in order."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, list[int]]] = []
@@ -84,7 +84,7 @@ async def open_streamlets(broker: Broker, info: common_pb2.StreamInfo) -> None:
 # --- recoveries --------------------------------------------------------------------------------------------
 
 
-async def test_what_is_taken_over_is_known_and_written_down_before_it_is_opened(engine: Engine) -> None:
+async def test_recovered_streamlets_are_prepared_and_committed_before_they_are_opened(engine: Engine) -> None:
     takeovers = FakeTakeovers()
     broker = Broker(engine, takeovers=takeovers)
     broker.broker.registered(BROKER_ID, [])
@@ -97,7 +97,7 @@ async def test_what_is_taken_over_is_known_and_written_down_before_it_is_opened(
     assert sorted(broker.streams.get(STREAM_ID).streamlets) == [0, 1]
 
 
-async def test_what_is_known_from_a_take_over_is_not_looked_for_again(engine: Engine) -> None:
+async def test_streamlets_known_from_a_take_over_are_not_prepared_again(engine: Engine) -> None:
     takeovers = FakeTakeovers()
     broker = Broker(engine, takeovers=takeovers)
     broker.broker.registered(BROKER_ID, [])
@@ -109,7 +109,7 @@ async def test_what_is_known_from_a_take_over_is_not_looked_for_again(engine: En
     assert takeovers.calls == [("take_over", [0]), ("commit", [0]), ("opened", [0])]
 
 
-async def test_replicas_are_let_go_of_once_nothing_of_a_stream_is_here_nor_recovered(
+async def test_replicas_are_released_once_no_streamlet_of_a_stream_is_here_or_recovered(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = Broker(engine)
@@ -150,7 +150,7 @@ async def test_a_broker_without_backups_takes_nothing_over(engine: Engine) -> No
 
 
 @pytest.mark.parametrize("failure", [Unavailable("no backup has it"), RuntimeError("unforeseen")])
-async def test_at_a_registration_what_is_not_known_yet_is_opened_later_and_the_rest_at_once(
+async def test_a_registration_opens_unprepared_streamlets_later_and_the_others_at_once(
     engine: Engine, failure: Exception
 ) -> None:
     takeovers = FakeTakeovers()
@@ -168,7 +168,7 @@ async def test_at_a_registration_what_is_not_known_yet_is_opened_later_and_the_r
     assert takeovers.calls[1:] == [("prepare", [0, 2])] * 3 + [("commit", [0, 2]), ("opened", [0, 1, 2])]
 
 
-async def test_what_waits_for_backups_ends_with_the_broker(engine: Engine) -> None:
+async def test_closing_a_broker_ends_openings_that_wait_for_backups(engine: Engine) -> None:
     takeovers = FakeTakeovers()
     takeovers.failures = 1000
     broker = Broker(engine, takeovers=takeovers)
@@ -183,7 +183,7 @@ async def test_what_waits_for_backups_ends_with_the_broker(engine: Engine) -> No
 # --- launches ----------------------------------------------------------------------------------------------
 
 
-async def test_streamlets_of_another_launch_stay_as_they_are(engine: Engine) -> None:
+async def test_streamlets_of_another_launch_are_not_opened(engine: Engine) -> None:
     broker = Broker(engine)
     info = stream_info(owners=(BROKER_ID, BROKER_ID))
     info.assignments[0].broker_epoch, info.assignments[1].broker_epoch = 11, 12
@@ -210,7 +210,7 @@ class Launches:
         self.root = root
 
     def again(self, info: common_pb2.StreamInfo, number: int) -> Broker:
-        """After everything was flushed: without its memory, and without having stopped."""
+        """Start again after everything was flushed: without the memory, and without a stop."""
         self.engine.memory.segments.close_all()
         self.engine.run()
         self.engine.close()
@@ -233,7 +233,7 @@ def arenas(make_arena: Callable[..., Arena]) -> Callable[[], Arena]:
     return lambda: make_arena(16)
 
 
-async def test_the_next_launch_of_a_new_owner_knows_what_was_handed_over(
+async def test_the_next_launch_of_a_new_owner_keeps_the_state_handed_over(
     make_engine: MakeEngine, arenas: Callable[[], Arena], tmp_path: Path
 ) -> None:
     launches = Launches(Engine(arenas(), tmp_path), tmp_path)
@@ -255,7 +255,7 @@ async def test_the_next_launch_of_a_new_owner_knows_what_was_handed_over(
     launches.engine.close()
 
 
-async def test_the_next_launch_goes_on_behind_what_others_had(
+async def test_the_next_launch_goes_on_behind_the_groups_of_other_brokers(
     make_engine: MakeEngine, arenas: Callable[[], Arena], tmp_path: Path
 ) -> None:
     launches = Launches(Engine(arenas(), tmp_path), tmp_path)
@@ -273,7 +273,7 @@ async def test_the_next_launch_goes_on_behind_what_others_had(
     launches.engine.close()
 
 
-async def test_an_owner_that_ended_before_it_was_handed_anything_waits_for_it(
+async def test_an_owner_that_restarts_before_the_handover_waits_for_it(
     make_engine: MakeEngine, arenas: Callable[[], Arena], tmp_path: Path
 ) -> None:
     launches = Launches(Engine(arenas(), tmp_path), tmp_path)
@@ -289,8 +289,8 @@ async def test_an_owner_that_ended_before_it_was_handed_anything_waits_for_it(
     launches.engine.close()
 
 
-async def test_an_owner_that_was_lost_is_followed_by_who_has_older_groups(make_engine: MakeEngine) -> None:
-    """What was taken over is in the index, as for any other; but the streamlet is open here already."""
+async def test_a_broker_with_older_groups_can_follow_a_lost_owner(make_engine: MakeEngine) -> None:
+    """The index has the recovered groups, as usual; but the streamlet is open here already."""
     takeovers = FakeTakeovers()
     takeovers.known.add(0)
     cluster = Cluster(make_engine(16), make_engine(16), takeovers=takeovers)
@@ -307,7 +307,7 @@ async def test_an_owner_that_was_lost_is_followed_by_who_has_older_groups(make_e
     assert following.group_id == 9
 
 
-async def test_what_was_recovered_needs_no_handing_over_in_later_launches(engine: Engine) -> None:
+async def test_a_recovered_streamlet_needs_no_handover_in_later_launches(engine: Engine) -> None:
     takeovers = FakeTakeovers()
     broker = Broker(engine, takeovers=takeovers)
     broker.broker.registered(BROKER_ID, [])
@@ -320,7 +320,7 @@ async def test_what_was_recovered_needs_no_handing_over_in_later_launches(engine
     assert handed_over(engine.index, STREAM_ID, 0) == HandedOver(5, (4,))
 
 
-def test_what_was_handed_over_goes_with_its_streamlet_and_its_stream(engine: Engine) -> None:
+def test_state_handed_over_is_removed_with_its_streamlet_or_stream(engine: Engine) -> None:
     def known() -> list[HandedOver]:
         return [handed_over(engine.index, STREAM_ID, each) for each in (0, 1, 2)]
 
@@ -335,10 +335,10 @@ def test_what_was_handed_over_goes_with_its_streamlet_and_its_stream(engine: Eng
     assert known() == [HandedOver()] * 3
 
 
-async def test_the_next_launch_goes_on_behind_what_others_had_even_if_the_map_has_forgotten_them(
+async def test_the_next_launch_goes_on_behind_other_brokers_that_the_map_has_forgotten(
     make_engine: MakeEngine, arenas: Callable[[], Arena], tmp_path: Path
 ) -> None:
-    """When nothing is left of what was between, an owner's intervals become one."""
+    """When no group between them is left, an owner's intervals become one."""
     launches = Launches(Engine(arenas(), tmp_path), tmp_path)
     cluster = Cluster(launches.engine, make_engine(16))
     for to in (2, 1):
@@ -352,8 +352,8 @@ async def test_the_next_launch_goes_on_behind_what_others_had_even_if_the_map_ha
     launches.engine.close()
 
 
-async def test_entries_go_on_at_the_places_that_the_map_says(make_engine: MakeEngine) -> None:
-    """Whatever the index knows of them, ordinals of an interval begin where the one before it ended."""
+async def test_entries_start_at_the_places_in_the_map(make_engine: MakeEngine) -> None:
+    """Ordinals of an interval begin where the interval before it ended, whatever the index knows."""
     cluster = Cluster(make_engine(16), make_engine(16), entries=2)
     cluster.send(3, producer=0)
     await cluster.move(2)

@@ -1,4 +1,4 @@
-"""Orders about thousands of streamlets give way: others are served between them, and half of one never stays."""
+"""Orders about thousands of streamlets give way to other requests, and no order stays half done."""
 
 import asyncio
 from typing import Any
@@ -20,7 +20,7 @@ ALWAYS_OVER = 0.0
 
 @pytest.fixture
 def turns() -> Turns:
-    """Of orders."""
+    """The turns of orders."""
     return Turns(ALWAYS_OVER)
 
 
@@ -35,7 +35,7 @@ def order() -> broker_pb2.OpenStreamletsRequest:
 
 
 async def rounds(broker: Broker, method: Method[Any, Any], request: Any) -> int:
-    """Of the loop, until the answer comes."""
+    """Count the rounds of the loop until the answer comes."""
     answer = asyncio.ensure_future(broker.start(method, request))
     count = 0
     while not answer.done():
@@ -45,7 +45,7 @@ async def rounds(broker: Broker, method: Method[Any, Any], request: Any) -> int:
     return count
 
 
-async def test_others_are_served_while_a_stream_is_opened_sealed_and_dropped(broker: Broker) -> None:
+async def test_opening_sealing_and_dropping_a_stream_give_way_to_other_requests(broker: Broker) -> None:
     assert await rounds(broker, api.OPEN_STREAMLETS, order()) > STREAMLETS / 2
     assert len(broker.streams.get(STREAM_ID).streamlets) == STREAMLETS
     broker.append(chunk(3, 0))
@@ -58,7 +58,7 @@ async def test_others_are_served_while_a_stream_is_opened_sealed_and_dropped(bro
 
 
 @pytest.mark.parametrize("method", [api.OPEN_STREAMLETS, api.DROP_STREAM], ids=lambda method: method.name)
-async def test_an_order_that_was_begun_is_carried_out_though_the_caller_has_given_up(
+async def test_an_order_under_way_is_carried_out_though_the_caller_has_given_up(
     broker: Broker, turns: Turns, method: Method[Any, Any]
 ) -> None:
     gone: list[Streamlet] = []
@@ -79,7 +79,7 @@ async def test_an_order_that_was_begun_is_carried_out_though_the_caller_has_give
         assert all(list(each.entries) == [] for each in gone)  # each was dropped
 
 
-async def test_more_streamlets_than_there_are_cannot_be_sealed(broker: Broker) -> None:
+async def test_sealing_more_streamlets_than_there_are_is_refused(broker: Broker) -> None:
     request = broker_pb2.SealStreamletsRequest(stream_id=8, streamlet_ids=[0] * 100_000, wait_ms=1)
     with pytest.raises(InvalidArgument, match="100000 are to be sealed"):
         await broker.ask(api.SEAL_STREAMLETS, request)

@@ -1,4 +1,4 @@
-"""Which groups of a streamlet are at a broker."""
+"""Ownership: which groups of a streamlet are at which broker."""
 
 from itertools import pairwise
 
@@ -34,7 +34,7 @@ def assignment(owner: int, *intervals: tuple[int, int, list[int]]) -> common_pb2
 THREE = assignment(1, (1, 1, []), (8, 2, [100, 0]), (13, 1, [150, 20]))
 
 
-def test_without_intervals_all_is_at_the_owner() -> None:
+def test_without_intervals_the_owner_has_all_groups() -> None:
     held = holding(assignment(1), 1)
 
     assert (held.intervals, held.owned, held.broker_epoch) == ((Interval(0),), True, 7)
@@ -52,7 +52,7 @@ def test_an_interval_ends_where_the_next_one_begins_and_the_last_is_open() -> No
     assert (last.first_record(0), last.first_record(1)) == (150, 20)
 
 
-def test_who_has_only_older_intervals_does_not_own_the_streamlet() -> None:
+def test_a_broker_with_only_older_intervals_does_not_own_the_streamlet() -> None:
     held = holding(THREE, 2)
 
     assert [interval[:2] for interval in held.intervals] == [(8, 13)]
@@ -61,12 +61,12 @@ def test_who_has_only_older_intervals_does_not_own_the_streamlet() -> None:
     assert not held.intervals[0].leads
 
 
-def test_an_owner_without_the_last_interval_takes_nothing() -> None:
+def test_an_assigned_broker_without_the_last_interval_does_not_own_the_streamlet() -> None:
     """A map that contradicts itself does not allow writing."""
     assert not holding(assignment(1, (1, 1, []), (5, 2, [])), 1).owned
 
 
-def test_the_oldest_group_is_in_the_interval_that_leads_wherever_it_begins() -> None:
+def test_the_leading_interval_has_the_oldest_groups_wherever_it_begins() -> None:
     held = holding(assignment(1, (5, 1, [3])), 1)
 
     assert interval_of(held.intervals, 0) == interval_of(held.intervals, 2) == held.intervals[0]
@@ -74,7 +74,7 @@ def test_the_oldest_group_is_in_the_interval_that_leads_wherever_it_begins() -> 
     assert interval_of(holding(THREE, 2).intervals, 0) is None
 
 
-def test_streamlets_of_which_a_broker_has_anything_are_held() -> None:
+def test_a_broker_holds_streamlets_of_which_it_has_any_interval() -> None:
     info = stream_info(9, owners=(1, 2, 3))
     info.assignments[2].CopyFrom(THREE)
     info.assignments[2].streamlet_id = 2
@@ -85,7 +85,7 @@ def test_streamlets_of_which_a_broker_has_anything_are_held() -> None:
 
 @st.composite
 def maps(draw: st.DrawFn) -> common_pb2.StreamletAssignment:
-    """A streamlet that went from broker to broker, some 2 entries wide."""
+    """A streamlet with 2 entries that went from broker to broker."""
     brokers = draw(st.lists(st.integers(1, 3), min_size=1, max_size=8))
     first, records = draw(st.integers(1, 4)), [0, 0]
     rows = []
@@ -99,7 +99,7 @@ def maps(draw: st.DrawFn) -> common_pb2.StreamletAssignment:
 
 @given(maps(), st.integers(0, 30))
 def test_every_group_is_at_exactly_one_broker(made: common_pb2.StreamletAssignment, group_id: int) -> None:
-    """The plain rule: of the intervals that begin at or before a group the last one, or the first one of all."""
+    """The plain rule: a group is in the last interval that begins at or before it, or else in the first one."""
     rows = list(made.intervals)
     beginning = [number for number, row in enumerate(rows) if row.first_group_id <= group_id]
     expected = beginning[-1] if beginning and group_id else 0
@@ -143,8 +143,8 @@ def test_records_elsewhere_are_those_of_the_intervals_between(
     assert records_elsewhere(intervals, entry, 0, NO_END) == expected
 
 
-def test_no_more_records_are_elsewhere_than_there_are() -> None:
-    """An entry may end in an interval of which it has nothing: then it has no more than up to the one before it."""
+def test_records_elsewhere_are_counted_only_between_start_and_end() -> None:
+    """An entry may end in an interval where it has no records: then its records end with the interval before."""
     here, later = Interval(1, 2, end_records=(10,)), Interval(3, first_records=(30,), leads=False)
     assert [records_elsewhere((here, later), 0, 5, end) for end in (10, 15, 30, 40)] == [0, 5, 20, 20]
     assert records_elsewhere((here, later), 0, 12, 14) == 2

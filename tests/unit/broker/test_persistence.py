@@ -1,4 +1,4 @@
-"""The persistence manager: what is flushed, committed and evicted, and in which order."""
+"""The persistence manager: which segments it flushes, commits and evicts, and in which order."""
 
 import errno
 from typing import Any
@@ -50,9 +50,7 @@ def test_segments_of_an_entry_are_flushed_in_the_order_of_the_log(engine: Engine
     assert written(jobs) == [(1, 1), (1, 2), (2, 1), (2, 2)]
 
 
-def test_writers_wait_for_so_many_bytes_at_most_until_memory_comes_free(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_bytes_of_one_flush_are_limited(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log(engine)
     log.append_many(5 * SEGMENT)
     order = []
@@ -83,7 +81,7 @@ def test_a_segment_that_closes_while_it_is_committed_is_flushed_before_those_beh
     assert log.read_all() == list(range(2 * SEGMENT + 1))
 
 
-def test_there_is_never_more_than_one_write_of_an_entry_under_way(engine: Engine) -> None:
+def test_an_entry_has_at_most_one_write_under_way(engine: Engine) -> None:
     log, other = Log(engine), Log(engine)
     log.append_many(2 * SEGMENT)
     first = engine.memory.plan()
@@ -101,7 +99,7 @@ def test_there_is_never_more_than_one_write_of_an_entry_under_way(engine: Engine
     assert engine.memory.plan() == []
 
 
-def test_a_full_memory_flushes_first_what_all_readers_have_read(make_engine: MakeEngine) -> None:
+def test_a_full_memory_first_flushes_segments_that_all_readers_have_read(make_engine: MakeEngine) -> None:
     engine = make_engine(slots=4)
     unread, read = Log(engine), Log(engine)
     unread.append_many(SEGMENT + 1)
@@ -129,7 +127,7 @@ def test_an_idle_segment_is_closed_and_flushed(log: Log) -> None:
     assert log.read_all() == [0, 1]
 
 
-def test_a_segment_that_is_older_than_the_age_of_retention_is_closed(engine: Engine) -> None:
+def test_a_segment_older_than_the_retention_age_is_closed(engine: Engine) -> None:
     old, new = Log(engine), Log(engine)
     old.append()
     engine.memory.tick(600, idle_close_ms=NEVER_MS)
@@ -141,7 +139,7 @@ def test_a_segment_that_is_older_than_the_age_of_retention_is_closed(engine: Eng
     assert [old.entry.head, new.entry.head] == [None, new.entry.tail[0]]
 
 
-# --- flushes that are put off --------------------------------------------------------------------------------
+# --- delayed flushes -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -161,7 +159,7 @@ def test_a_full_segment_waits_for_the_delay_in_memory(patient: Engine) -> None:
     assert written(patient.memory.plan()) == [(1, 1)]
 
 
-def test_what_is_removed_meanwhile_never_goes_to_disk(patient: Engine) -> None:
+def test_segments_removed_during_the_delay_never_go_to_disk(patient: Engine) -> None:
     log, outcome = Log(patient), Outcome()
     log.append_many(3 * SEGMENT + 1)
     for start in new_starts(log.streamlet, Rules(bytes_max=SLOT_BYTES), 0):
@@ -177,7 +175,7 @@ def test_what_is_removed_meanwhile_never_goes_to_disk(patient: Engine) -> None:
     assert log.read_all() == list(range(2 * SEGMENT, 3 * SEGMENT + 1))
 
 
-def test_no_flush_is_put_off_when_memory_is_scarce(patient: Engine) -> None:
+def test_no_flush_is_delayed_when_memory_is_scarce(patient: Engine) -> None:
     log = Log(patient)
     log.append_many(5 * SEGMENT)
     assert patient.memory.plan() == []
@@ -185,7 +183,7 @@ def test_no_flush_is_put_off_when_memory_is_scarce(patient: Engine) -> None:
     assert written(patient.memory.plan()) == [(1, 1), (1, 2), (2, 1), (2, 2), (3, 1)]
 
 
-def test_what_could_be_evicted_counts_as_memory(patient: Engine) -> None:
+def test_segments_that_can_be_evicted_count_as_free_memory(patient: Engine) -> None:
     log = Log(patient)
     log.append_many(6 * SEGMENT)
     patient.run()
@@ -200,7 +198,7 @@ def test_level_persisted_does_not_wait_for_the_delay(patient: Engine) -> None:
     assert outcome.calls == [None]
 
 
-def test_at_the_end_nothing_waits_for_the_delay(patient: Engine) -> None:
+def test_closing_all_segments_flushes_them_without_the_delay(patient: Engine) -> None:
     log = Log(patient)
     log.append_many(SEGMENT + 1)
     patient.memory.segments.close_all()
@@ -213,7 +211,7 @@ def test_at_the_end_nothing_waits_for_the_delay(patient: Engine) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
-def test_a_flush_that_fails_is_tried_again_after_a_while_and_nothing_is_lost(engine: Engine, number: int) -> None:
+def test_a_failed_flush_is_retried_after_a_while_and_no_chunk_is_lost(engine: Engine, number: int) -> None:
     log = Log(engine)
     log.append_many(3 * SEGMENT)
     engine.disk.write_error = number
@@ -235,7 +233,7 @@ def test_a_flush_that_fails_is_tried_again_after_a_while_and_nothing_is_lost(eng
     assert sorted(record.physical_id for _, record in engine.index.all_segments()) == list(engine.store.physical_ids())
 
 
-def test_after_a_failed_write_a_segment_goes_to_a_file_that_was_never_written_to(engine: Engine) -> None:
+def test_after_a_failed_write_a_segment_goes_to_a_new_file(engine: Engine) -> None:
     log = Log(engine)
     log.append_many(SEGMENT + 1)
     engine.disk.write_error = errno.EIO
@@ -249,7 +247,7 @@ def test_after_a_failed_write_a_segment_goes_to_a_file_that_was_never_written_to
     assert list(engine.store.physical_ids()) == [2]
 
 
-def test_a_full_memory_over_a_full_disk_says_so_and_where(make_engine: MakeEngine) -> None:
+def test_the_error_of_a_full_memory_over_a_full_disk_names_the_path(make_engine: MakeEngine) -> None:
     engine = make_engine(slots=2)
     log = Log(engine)
     log.append_many(2 * SEGMENT)
@@ -265,7 +263,7 @@ def test_a_full_memory_over_a_full_disk_says_so_and_where(make_engine: MakeEngin
 # --- commit ------------------------------------------------------------------------------------------------
 
 
-def test_what_waits_for_level_persisted_is_written_together_and_then_told(engine: Engine) -> None:
+def test_chunks_at_level_persisted_are_written_together_and_then_acknowledged(engine: Engine) -> None:
     logs = [Log(engine), Log(engine)]
     outcomes = []
     for log in logs:
@@ -287,7 +285,7 @@ def test_what_waits_for_level_persisted_is_written_together_and_then_told(engine
     assert engine.memory.plan() == []
 
 
-def test_what_is_appended_while_a_commit_is_under_way_is_for_the_next_one(log: Log) -> None:
+def test_chunks_appended_during_a_commit_go_with_the_next_one(log: Log) -> None:
     memory = log.engine.memory
     first = persist(log)
     jobs = memory.plan()
@@ -304,7 +302,7 @@ def test_what_is_appended_while_a_commit_is_under_way_is_for_the_next_one(log: L
     )
 
 
-def test_a_segment_is_committed_in_steps_and_becomes_one_that_is_stored(log: Log) -> None:
+def test_a_segment_committed_in_steps_becomes_a_stored_segment(log: Log) -> None:
     for _ in range(3 * SEGMENT):
         outcome = persist(log)
         log.engine.run()
@@ -332,7 +330,7 @@ def test_an_open_segment_that_was_committed_is_in_the_index_as_open(log: Log) ->
     assert (record.last_group_id, record.stored_segments) == (0, 0), "the entry's stored part are its closed segments"
 
 
-def test_a_commit_over_several_segments_is_told_when_all_are_there(log: Log) -> None:
+def test_a_commit_over_several_segments_is_acknowledged_when_all_are_on_disk(log: Log) -> None:
     outcome = persist(log, 2 * SEGMENT + 1)
     (job,) = log.engine.memory.plan()
     assert written([job]) == [(1, 1), (1, 2), (2, 1)], "what is before it in the log goes with it"
@@ -342,7 +340,7 @@ def test_a_commit_over_several_segments_is_told_when_all_are_there(log: Log) -> 
     assert (log.entry.last_stored, log.entry.end) == ((1, 2), Position(2, 1, CHUNK_BYTES))
 
 
-def test_what_is_on_disk_already_is_told_at_once(log: Log) -> None:
+def test_a_commit_of_chunks_already_on_disk_is_acknowledged_at_once(log: Log) -> None:
     persist(log)
     log.engine.run()
     outcome = Outcome()
@@ -351,7 +349,7 @@ def test_what_is_on_disk_already_is_told_at_once(log: Log) -> None:
     assert outcome.calls == [None]
 
 
-def test_a_commit_that_fails_is_told_and_made_good_when_the_disk_works_again(log: Log) -> None:
+def test_a_failed_commit_is_reported_once_and_completes_when_the_disk_works_again(log: Log) -> None:
     engine = log.engine
     failed = persist(log, 2)
     engine.disk.write_error = errno.EIO
@@ -373,7 +371,7 @@ def test_a_commit_that_fails_is_told_and_made_good_when_the_disk_works_again(log
     assert log.entry.end == Position(1, 1, 2 * CHUNK_BYTES)
 
 
-def test_what_nobody_asks_for_again_is_committed_all_the_same(log: Log) -> None:
+def test_a_failed_commit_is_retried_without_another_request(log: Log) -> None:
     persist(log)
     log.engine.disk.write_error = errno.EIO
     log.engine.run()
@@ -384,7 +382,7 @@ def test_what_nobody_asks_for_again_is_committed_all_the_same(log: Log) -> None:
     assert log.entry.end == Position(1, 1, CHUNK_BYTES)
 
 
-def test_what_was_durable_before_a_failed_commit_stays_so_until_it_is_elsewhere(log: Log) -> None:
+def test_a_failed_commit_leaves_durable_chunks_on_disk_until_another_file_has_them(log: Log) -> None:
     engine = log.engine
     persist(log)
     engine.run()
@@ -402,7 +400,7 @@ def test_what_was_durable_before_a_failed_commit_stays_so_until_it_is_elsewhere(
     assert [record.physical_id for _, record in engine.index.all_segments()] == [2]
 
 
-def test_while_the_disk_takes_nothing_what_has_to_be_persisted_is_refused(log: Log) -> None:
+def test_the_disk_check_fails_while_the_disk_takes_nothing(log: Log) -> None:
     memory = log.engine.memory
     memory.disk.check()
     persist(log)
@@ -421,7 +419,7 @@ def test_while_the_disk_takes_nothing_what_has_to_be_persisted_is_refused(log: L
 
 
 def evicted(log: Log, *readers: tuple[int, int]) -> list[tuple[int, int]]:
-    """In which order the segments of a log leave the memory, with readers at these places."""
+    """The order in which segments of a log leave the memory, with readers at these places."""
     for number, reader in enumerate(readers):
         log.entry.readers[number] = reader
     log.engine.fill_memory()
@@ -433,24 +431,24 @@ def evicted(log: Log, *readers: tuple[int, int]) -> list[tuple[int, int]]:
     return order
 
 
-def test_memory_is_taken_from_the_oldest_segments_if_nobody_reads(log: Log) -> None:
+def test_the_oldest_segments_are_evicted_first_when_there_are_no_readers(log: Log) -> None:
     assert evicted(flushed(log, 4)) == [(1, 1), (1, 2), (2, 1), (2, 2)]
 
 
-def test_memory_is_taken_first_from_what_all_readers_have_read_and_then_from_what_is_farthest(log: Log) -> None:
+def test_segments_that_all_readers_have_read_are_evicted_first_and_then_the_farthest(log: Log) -> None:
     flushed(log, 6)
 
     assert evicted(log, (2, 1)) == [(1, 1), (1, 2), (3, 2), (3, 1), (2, 2), (2, 1)]
 
 
-def test_the_nearest_reader_counts(log: Log) -> None:
+def test_the_distance_to_the_nearest_reader_decides_the_eviction(log: Log) -> None:
     flushed(log, 6)
 
     assert evicted(log, (1, 1), (3, 1)) == [(2, 2), (2, 1), (1, 2), (3, 2), (1, 1), (3, 1)]
 
 
-def test_memory_is_taken_first_from_streams_with_a_lower_priority(make_engine: MakeEngine) -> None:
-    """Also from what is read next; among those of one priority as ever."""
+def test_streams_with_a_lower_memory_priority_are_evicted_first(make_engine: MakeEngine) -> None:
+    """Also their segments that are read next. The order within one priority is the usual one."""
     engine = make_engine(slots=8)
     low, high = flushed(Log(engine), 2), flushed(Log(engine), 4)
     high.streamlet.entries.set_memory_priority(3)
@@ -467,7 +465,7 @@ def test_memory_is_taken_first_from_streams_with_a_lower_priority(make_engine: M
     assert order[2:] == [(True, (1, 1)), (True, (1, 2)), (True, (2, 2)), (True, (2, 1))]
 
 
-def test_memory_is_not_taken_from_what_is_leased_or_not_on_disk(make_engine: MakeEngine) -> None:
+def test_segments_that_are_leased_or_not_on_disk_are_not_evicted(make_engine: MakeEngine) -> None:
     engine = make_engine(slots=3)
     log = Log(engine)
     flushed(log, 2)
@@ -484,7 +482,7 @@ def test_memory_is_not_taken_from_what_is_leased_or_not_on_disk(make_engine: Mak
     assert resident(log) == [(2, 1)]
 
 
-def test_what_was_evicted_is_read_from_disk(log: Log) -> None:
+def test_evicted_segments_are_read_from_disk(log: Log) -> None:
     on_disk_only(log, 4)
 
     assert log.read_all() == list(range(4 * SEGMENT))
@@ -495,7 +493,7 @@ def test_what_was_evicted_is_read_from_disk(log: Log) -> None:
 
 
 def full(engine: Engine) -> list[Log]:
-    """A memory of open segments, the stalest first."""
+    """Fill the memory with open segments, the stalest first."""
     logs = [Log(engine) for _ in range(engine.arena.slot_count)]
     for now_ms, log in enumerate(logs):
         engine.memory.tick(now_ms, idle_close_ms=NEVER_MS)
@@ -503,7 +501,7 @@ def full(engine: Engine) -> list[Log]:
     return logs
 
 
-def test_back_pressure_closes_the_segments_that_were_not_written_to_for_the_longest_time(engine: Engine) -> None:
+def test_back_pressure_closes_the_segment_that_has_been_idle_the_longest(engine: Engine) -> None:
     logs = full(engine)
     engine.memory.tick(100, idle_close_ms=NEVER_MS)
     logs[0].append()
@@ -520,7 +518,7 @@ def test_back_pressure_closes_the_segments_that_were_not_written_to_for_the_long
     assert resident(logs[1]) == []
 
 
-def test_a_memory_that_has_something_to_flush_closes_nothing(make_engine: MakeEngine) -> None:
+def test_a_full_memory_with_a_segment_to_flush_closes_no_other(make_engine: MakeEngine) -> None:
     engine = make_engine(slots=3)
     log, other = Log(engine), Log(engine)
     log.append_many(SEGMENT + 1)
@@ -533,7 +531,7 @@ def test_a_memory_that_has_something_to_flush_closes_nothing(make_engine: MakeEn
     Log(engine).append()
 
 
-def test_who_waits_for_room_is_told_when_a_lease_ends(make_engine: MakeEngine) -> None:
+def test_the_end_of_a_lease_announces_room(make_engine: MakeEngine) -> None:
     engine = make_engine(slots=2)
     log = flushed(Log(engine), 2)
     slots = [segment.slot for segment in log.segments()]
@@ -554,7 +552,7 @@ def test_who_waits_for_room_is_told_when_a_lease_ends(make_engine: MakeEngine) -
 # --- cursors, states, the end ------------------------------------------------------------------------------
 
 
-def test_a_committed_cursor_is_remembered_when_it_is_told(log: Log) -> None:
+def test_a_cursor_is_stored_when_its_commit_is_acknowledged(log: Log) -> None:
     outcome = Outcome()
     log.engine.memory.index_writer.commit_cursor(log.entry, "a", Position(1, 1, 0), outcome)
     assert log.engine.index.cursors(log.entry.log_id) == {}
@@ -565,10 +563,8 @@ def test_a_committed_cursor_is_remembered_when_it_is_told(log: Log) -> None:
     assert log.entry.committed == {"a": Position(1, 1, 0)}
 
 
-def test_a_cursor_that_could_not_be_committed_lets_retention_take_nothing(
-    log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Who was told that it failed goes on from the one before."""
+def test_a_failed_commit_of_a_cursor_lets_retention_remove_nothing(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader whose commit failed goes on from the cursor before."""
     outcome = Outcome()
     log.append_many(SEGMENT + 1)
     log.engine.run()
@@ -596,7 +592,7 @@ def test_segments_are_counted_by_the_states_of_the_thesis(log: Log) -> None:
     assert memory.segments_by_state() == {"head": 1, "group": 2, "processed": 2, "loading": 0}
 
 
-def test_all_is_on_disk_when_all_was_closed_and_nothing_is_under_way(log: Log) -> None:
+def test_memory_is_idle_once_all_closed_segments_are_on_disk(log: Log) -> None:
     memory = log.engine.memory
     log.append_many(SEGMENT + 1)
     memory.segments.close_all()
@@ -612,7 +608,7 @@ def test_all_is_on_disk_when_all_was_closed_and_nothing_is_under_way(log: Log) -
     assert memory.ids.meta["next_physical_id"] == 3
 
 
-def test_who_waits_for_what_a_flush_has_just_written_blocks_nothing(log: Log) -> None:
+def test_a_commit_of_chunks_that_a_flush_has_just_written_blocks_nothing(log: Log) -> None:
     log.append_many(SEGMENT)
     log.engine.memory.segments.close_all()
     (flush,) = log.engine.memory.plan()
@@ -631,7 +627,7 @@ def test_who_waits_for_what_a_flush_has_just_written_blocks_nothing(log: Log) ->
     assert waiting.calls == [None]
 
 
-def test_an_error_of_the_disk_is_over_when_what_it_would_not_take_is_gone(make_engine: MakeEngine) -> None:
+def test_a_disk_error_is_over_when_the_data_that_failed_is_dropped(make_engine: MakeEngine) -> None:
     log = Log(make_engine(slots=4))
     log.append_many(SEGMENT)
     log.engine.memory.segments.close_all()

@@ -1,4 +1,4 @@
-"""What can be plugged into a broker: when it is called, and that nothing of it is needed."""
+"""Hooks of a broker: when they are called, and that a broker works without them."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ HERE = Peer("unix", "")
 
 
 class Noted(RequestHooks):
-    """Notes its calls, in one list with others."""
+    """Notes its calls in a list that it shares with other hooks."""
 
     def __init__(self, name: str, calls: list[str]) -> None:
         self._name = name
@@ -63,7 +63,7 @@ def write(service: Any, **fields: Any) -> Any:
     return service[api.MULTI_WRITE_CHUNKS](Call(request, memoryview(chunk(1, 0)), HERE))
 
 
-async def test_what_is_plugged_in_is_called_around_before_and_behind_a_request(engine: Engine) -> None:
+async def test_hooks_are_called_around_before_and_after_a_request(engine: Engine) -> None:
     calls: list[str] = []
     service = service_of(engine, Noted("inner", calls), Noted("outer", calls))
     write(service)
@@ -81,7 +81,9 @@ async def test_what_is_plugged_in_is_called_around_before_and_behind_a_request(e
     assert calls == ["inner read 1", "outer read 1", "inner answered 1", "outer answered 1"]
 
 
-async def test_a_hook_that_fails_takes_no_answer_from_others(engine: Engine, capfd: pytest.CaptureFixture[str]) -> None:
+async def test_a_failing_hook_changes_no_answer_and_stops_no_other_hook(
+    engine: Engine, capfd: pytest.CaptureFixture[str]
+) -> None:
     class Failing(RequestHooks):
         def on_written(self, write: PendingWrite) -> None:
             raise RuntimeError(f"{len(write.statuses)} statuses")
@@ -93,7 +95,7 @@ async def test_a_hook_that_fails_takes_no_answer_from_others(engine: Engine, cap
     assert "RuntimeError: 1 statuses" in capfd.readouterr().err
 
 
-async def test_without_anything_plugged_in_a_broker_takes_what_nobody_looks_at(engine: Engine) -> None:
+async def test_a_broker_without_hooks_accepts_reports_and_traces_and_ignores_them(engine: Engine) -> None:
     report = latency_pb2.LatencyReport(samples=[latency_pb2.HopSample(stream_id=STREAM_ID)])
     reply = write(service_of(engine), latency=report, traceparent=f"00-{'a' * 32}-{'b' * 16}-01")
     assert isinstance(reply, Reply)

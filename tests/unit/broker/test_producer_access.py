@@ -1,4 +1,4 @@
-"""With security on, chunks under a producer's id are taken only from whom it belongs to, as the coordinator says."""
+"""With security on, only the owner of a producer id may write chunks with it. The coordinator names the owner."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ CHOSEN = PRODUCER_IDS[3]
 
 
 class Coordinator:
-    """Knows whose ids are; the first one to ask for an id that writers choose gets it."""
+    """Knows the owners of ids; an id that writers choose goes to the first principal that asks for it."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []
         self.is_there = True
         self.claims: dict[int, str] = {}
         self.leaves_out = 0
-        """Owners that its next answer lacks."""
+        """The number of owners that its next answer lacks."""
 
     async def find(self, request: coordinator_pb2.FindProducersRequest) -> coordinator_pb2.FindProducersResponse:
         if not self.is_there:
@@ -58,7 +58,7 @@ class Coordinator:
 
 
 class Guarded:
-    """A broker whose guard goes by rules, and that asks a coordinator."""
+    """A broker that has a guard with rules, and asks a coordinator."""
 
     def __init__(self, engine: Engine) -> None:
         self.coordinator = Coordinator()
@@ -76,7 +76,7 @@ class Guarded:
             self.connect(who)
 
     def connect(self, who: Identity) -> None:
-        """From now on somebody writes over this connection."""
+        """Give `who` a new connection to write over."""
         peer = self.peers[who] = Peer("unix", "")
         peer.end = lambda: None
         self.guard.known.meet(peer, who)
@@ -85,13 +85,13 @@ class Guarded:
         self.guard.apply(table(version, [user("alice"), user("bob")], self.rules), 1)
 
     def try_once(self, who: Identity, producer_id: int, sequence: int) -> str:
-        """The code of the error, if it is one."""
+        """Write once, and return the code of the error, if any."""
         request = broker_pb2.MultiWriteChunksRequest(chunk_count=1)
         reply = self.broker.start(api.MULTI_WRITE_CHUNKS, request, chunk(producer_id, sequence), peer=self.peers[who])
         return str(reply.message.statuses[0].error.code)
 
     async def write(self, who: Identity, producer_id: int, sequence: int = 0) -> str:
-        """As a client does: again, as long as the broker is asking."""
+        """Write as a client does: again, as long as the broker is asking."""
         async with asyncio.timeout(20):
             while (code := self.try_once(who, producer_id, sequence)) == "unavailable":
                 await asyncio.sleep(0)
@@ -105,7 +105,7 @@ async def guarded(engine: Engine) -> AsyncIterator[Guarded]:
     guarded.asking.cancel()
 
 
-async def test_a_producers_id_is_for_whom_it_was_given_to(guarded: Guarded) -> None:
+async def test_only_owner_super_user_and_daemons_may_use_a_producer_id(guarded: Guarded) -> None:
     assert guarded.try_once(ALICE, MINE, 0) == "unavailable", "it is asked"
     assert await guarded.write(ALICE, MINE) == ""
     for sequence in (0, 1):
@@ -115,7 +115,7 @@ async def test_a_producers_id_is_for_whom_it_was_given_to(guarded: Guarded) -> N
     assert [guarded.try_once(who, MINE, sequence) for who, sequence in ((SUPER, 1), (DAEMON, 2))] == ["", ""]
 
 
-async def test_an_answer_without_all_owners_is_no_answer_and_the_coordinator_is_asked_again(
+async def test_the_coordinator_is_asked_again_after_an_answer_without_all_owners(
     guarded: Guarded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(producer_owners, "PAUSE_S", 0)
@@ -125,7 +125,7 @@ async def test_an_answer_without_all_owners_is_no_answer_and_the_coordinator_is_
     assert guarded.coordinator.asked == [MINE, MINE]
 
 
-async def test_a_name_is_for_whom_may_use_it_as_long_as_that_is_so(guarded: Guarded) -> None:
+async def test_a_named_producer_may_be_used_only_while_a_rule_allows_it(guarded: Guarded) -> None:
     assert await guarded.write(ALICE, NAMED) == "not_allowed"
     guarded.rules.append(rule("user:alice", "producer:bill*", Operation.USE, rule_id=2))
     guarded.apply(2)
@@ -133,21 +133,21 @@ async def test_a_name_is_for_whom_may_use_it_as_long_as_that_is_so(guarded: Guar
     assert await guarded.write(BOB, NAMED, 1) == "not_allowed"
     guarded.rules.pop()
     guarded.apply(3)
-    guarded.connect(ALICE)  # the connection before was ended
+    guarded.connect(ALICE)  # the broker has ended the earlier connection
     assert guarded.try_once(ALICE, NAMED, 1) == "not_allowed"
 
 
-async def test_an_id_that_a_writer_chose_is_the_first_ones(guarded: Guarded) -> None:
+async def test_an_id_that_writers_choose_belongs_to_its_first_user(guarded: Guarded) -> None:
     assert await guarded.write(ALICE, CHOSEN) == ""
     assert await guarded.write(BOB, CHOSEN, 1) == "not_allowed"
 
 
-async def test_an_id_of_an_earlier_version_is_anybodys_and_one_to_come_is_nobodys(guarded: Guarded) -> None:
+async def test_anybody_may_use_an_id_of_an_earlier_version_and_nobody_a_future_id(guarded: Guarded) -> None:
     assert await guarded.write(ALICE, OLD) == await guarded.write(BOB, OLD, 1) == ""
     assert await guarded.write(ALICE, 999) == "not_allowed"
 
 
-async def test_an_id_that_was_asked_for_too_early_is_its_owners_once_it_is_given(
+async def test_an_id_used_too_early_works_for_its_owner_once_it_is_given(
     guarded: Guarded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert await guarded.write(BOB, 999) == "not_allowed"
@@ -168,14 +168,14 @@ async def test_known_producers_go_on_without_a_coordinator(guarded: Guarded, mon
     assert await guarded.write(ALICE, NAMED) == "not_allowed"
 
 
-async def test_a_coordinator_that_cannot_say_leaves_it_as_it_was(guarded: Guarded) -> None:
+async def test_ids_are_not_checked_while_the_coordinator_cannot_find_producers(guarded: Guarded) -> None:
     guarded.owners.note_coordinator(finds_producers=False)
     assert guarded.try_once(BOB, MINE, 0) == ""
     guarded.owners.note_coordinator(finds_producers=True)
     assert await guarded.write(BOB, MINE, 1) == "not_allowed"
 
 
-async def test_what_is_known_is_bounded(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_remembered_owners_is_bounded(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(producer_owners, "KNOWN_MAX", 5)
     for number in range(12):
         assert await guarded.write(ALICE, PRODUCER_IDS[number]) == ""

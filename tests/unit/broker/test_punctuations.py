@@ -1,4 +1,4 @@
-"""What producers say of times is written down, once, and acknowledged when it is as durable as they ask."""
+"""Punctuations of producers are written once, and acknowledged when they are as durable as asked for."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def open_broker(engine: Engine, limits: ServingLimits | None = None, **config: A
 
 
 async def punctuate(broker: Broker, time_us: int, *streamlets: int, **fields: Any) -> Any:
-    """What is told of each streamlet: the code of its error, or how many entries, and how many were written to."""
+    """The answer for each streamlet: the code of its error, or how many entries, and how many were written to."""
     request = api.PUNCTUATE.request(
         stream_id=fields.pop("stream_id", STREAM_ID), streamlet_ids=streamlets or [0], timestamp_us=time_us, **fields
     )
@@ -57,7 +57,7 @@ def log_of(broker: Broker, entry: int = 0, streamlet: int = 0) -> list[tuple[boo
     ]
 
 
-async def test_it_goes_to_all_entries_that_were_ever_written_to(engine: Engine) -> None:
+async def test_a_punctuation_goes_to_written_entries_that_are_behind_its_time(engine: Engine) -> None:
     broker = open_broker(engine, entries=3)
     broker.append(sent(100, 0), chunk(2, 0, min_timestamp_us=300, max_timestamp_us=300))
     free = engine.arena.free_slots
@@ -70,7 +70,7 @@ async def test_it_goes_to_all_entries_that_were_ever_written_to(engine: Engine) 
     assert (entry.next_record, entry.HasField("watermark_us")) == (0, False)
 
 
-async def test_repeated_or_older_ones_do_no_harm(engine: Engine) -> None:
+async def test_repeated_or_older_punctuations_are_not_written(engine: Engine) -> None:
     broker = open_broker(engine)
     broker.append(sent(100, 0))
     assert [await punctuate(broker, time_us) for time_us in (200, 200, 150, 0, 201)] == [
@@ -86,7 +86,7 @@ async def test_repeated_or_older_ones_do_no_harm(engine: Engine) -> None:
     assert log_of(broker)[-1] == (False, 5), "what comes later may be older: it counts as late"
 
 
-async def test_a_later_promise_is_what_is_written_down(engine: Engine) -> None:
+async def test_a_later_promise_replaces_the_time_of_a_punctuation(engine: Engine) -> None:
     broker = open_broker(engine, punctuation=common_pb2.PUNCTUATION_CLOCK, timestamp_ahead_max_ms=5000)
     broker.append(sent(NOW_US, 0))
     set_time(engine, NOW_US + 9000 * MS)
@@ -98,7 +98,7 @@ async def test_a_later_promise_is_what_is_written_down(engine: Engine) -> None:
     assert await punctuate(broker, (1 << 63) - 1) == [TimestampAhead.code]
 
 
-async def test_a_time_too_far_ahead_is_refused_also_where_nothing_was_written(engine: Engine) -> None:
+async def test_a_time_too_far_ahead_is_refused_also_for_an_empty_streamlet(engine: Engine) -> None:
     broker = open_broker(engine, timestamp_ahead_max_ms=5000)
     assert await punctuate(broker, NOW_US + 5000 * MS) == [(0, 0)]
     assert await punctuate(broker, NOW_US + 5000 * MS + 1) == [TimestampAhead.code]
@@ -111,7 +111,7 @@ async def test_a_time_before_1970_is_refused(engine: Engine, time_us: int) -> No
         await punctuate(broker, time_us)
 
 
-async def test_what_cannot_be_punctuated_is_refused(engine: Engine) -> None:
+async def test_invalid_requests_to_punctuate_are_refused(engine: Engine) -> None:
     broker = open_broker(
         engine, owners=(BROKER_ID, BROKER_ID, BROKER_ID + 1), limits=ServingLimits(described_entries_max=1)
     )
@@ -143,7 +143,7 @@ def _altered(**config: Any) -> common_pb2.StreamInfo:
     return info
 
 
-async def test_a_streamlet_that_is_about_to_move_takes_none(engine: Engine) -> None:
+async def test_a_sealed_streamlet_takes_no_punctuation(engine: Engine) -> None:
     broker = open_broker(engine)
     broker.append(sent(1, 0))
     broker.streams.streamlet(STREAM_ID, 0).seal()
@@ -152,7 +152,7 @@ async def test_a_streamlet_that_is_about_to_move_takes_none(engine: Engine) -> N
     assert await punctuate(broker, 5) == [(1, 1)]
 
 
-async def test_an_entry_whose_end_is_unsure_takes_none_yet(engine: Engine) -> None:
+async def test_an_entry_with_an_unsure_end_takes_no_punctuation_yet(engine: Engine) -> None:
     broker = open_broker(engine)
     broker.append(sent(1, 0))
     entry: Any = broker.streams.streamlet(STREAM_ID, 0).entries[0]
@@ -162,7 +162,7 @@ async def test_an_entry_whose_end_is_unsure_takes_none_yet(engine: Engine) -> No
 
 
 @pytest.mark.parametrize("room", [CHUNK_BYTES, HEADER_BYTES, 0])
-async def test_it_ends_a_full_segment_or_begins_the_next_one(engine: Engine, room: int) -> None:
+async def test_a_punctuation_ends_a_full_segment_or_begins_the_next_one(engine: Engine, room: int) -> None:
     broker = open_broker(engine)
     broker.append(sent(1, 0, size=SLOT_BYTES - room))
     assert await punctuate(broker, 5) == [(1, 1)]
@@ -173,7 +173,7 @@ async def test_it_ends_a_full_segment_or_begins_the_next_one(engine: Engine, roo
     assert (await described(broker)).next_record == 2
 
 
-async def test_it_waits_for_room_and_goes_on_where_it_was(make_engine: MakeEngine) -> None:
+async def test_a_punctuation_waits_for_room(make_engine: MakeEngine) -> None:
     broker = open_broker(make_engine(2), limits=ServingLimits(room_wait_ms=60_000))
     broker.paused = True
     broker.append(sent(1, 0, size=SLOT_BYTES), sent(2, 1, size=SLOT_BYTES))
@@ -184,7 +184,7 @@ async def test_it_waits_for_room_and_goes_on_where_it_was(make_engine: MakeEngin
     assert await asked == [(1, 1)]
 
 
-async def test_of_many_silent_entries_each_gets_one_however_little_memory_there_is(make_engine: MakeEngine) -> None:
+async def test_each_of_many_silent_entries_gets_a_punctuation_in_a_small_memory(make_engine: MakeEngine) -> None:
     broker = open_broker(make_engine(4), entries=40)
     for producer in range(40):
         (status,) = (await _told(broker.write(chunk(producer, 0, min_timestamp_us=1, max_timestamp_us=1)))).statuses
@@ -199,7 +199,7 @@ async def _told(result: Any) -> Any:
     return (result if isinstance(result, Reply) else await result).message
 
 
-async def test_without_room_it_is_refused_after_a_while(make_engine: MakeEngine) -> None:
+async def test_a_punctuation_without_room_is_refused_after_a_while(make_engine: MakeEngine) -> None:
     broker = open_broker(make_engine(1), limits=ServingLimits(room_wait_ms=1))
     broker.paused = True
     broker.append(sent(1, 0, size=SLOT_BYTES))
@@ -207,7 +207,7 @@ async def test_without_room_it_is_refused_after_a_while(make_engine: MakeEngine)
     assert log_of(broker) == [(False, 1)]
 
 
-async def test_on_disk_it_is_acknowledged_when_it_is_there(engine: Engine) -> None:
+async def test_a_punctuation_at_level_persisted_is_acknowledged_when_it_is_on_disk(engine: Engine) -> None:
     broker = open_broker(engine, durability=common_pb2.DURABILITY_PERSISTED)
     broker.paused = True
     broker.write(sent(1, 0))
@@ -223,7 +223,7 @@ async def test_on_disk_it_is_acknowledged_when_it_is_there(engine: Engine) -> No
     assert await punctuate(broker, 6) == [(1, 1)]
 
 
-async def test_of_a_replicated_stream_backups_have_it_first(engine: Engine) -> None:
+async def test_a_punctuation_of_a_replicated_stream_is_acknowledged_when_backups_have_it(engine: Engine) -> None:
     set_time(engine, NOW_US)
     broker = ReplicatedBroker(engine, **BY_PRODUCERS)
     written = broker.begin(sent(1, 0))
@@ -239,7 +239,7 @@ async def test_of_a_replicated_stream_backups_have_it_first(engine: Engine) -> N
     assert await punctuate(broker, 5) == [(1, 0)], "at once"
 
 
-async def test_of_whom_too_few_backups_are_there_nothing_is_written(engine: Engine) -> None:
+async def test_a_broker_whose_lease_is_over_writes_no_punctuation(engine: Engine) -> None:
     set_time(engine, NOW_US)
     broker = ReplicatedBroker(engine, **(BY_PRODUCERS | {"durability": common_pb2.DURABILITY_LEADER}))
     broker.append(sent(1, 0))
@@ -248,14 +248,14 @@ async def test_of_whom_too_few_backups_are_there_nothing_is_written(engine: Engi
     assert log_of(broker) == [(False, 1)]
 
 
-async def test_a_launch_that_was_replaced_acknowledges_nothing(engine: Engine) -> None:
+async def test_a_replaced_launch_refuses_punctuations(engine: Engine) -> None:
     broker = open_broker(engine)
     broker.append(sent(1, 0))
     broker.broker.writer.fence()
     assert await punctuate(broker, 5) == [NotOwner.code]
 
 
-async def test_behind_a_move_it_goes_to_entries_that_have_something_elsewhere(make_engine: MakeEngine) -> None:
+async def test_after_a_move_a_punctuation_goes_to_entries_with_records_elsewhere(make_engine: MakeEngine) -> None:
     engines = make_engine(16), make_engine(16)
     for engine in engines:
         set_time(engine, NOW_US)
@@ -271,7 +271,7 @@ async def test_behind_a_move_it_goes_to_entries_that_have_something_elsewhere(ma
 
 
 @pytest.mark.parametrize("producer", [0, 2])
-async def test_a_repeat_is_found_among_punctuations_whoever_sends_it(engine: Engine, producer: int) -> None:
+async def test_a_repeated_chunk_is_found_among_punctuations(engine: Engine, producer: int) -> None:
     broker = open_broker(engine)
     sent_by = [chunk(producer, number, min_timestamp_us=1, max_timestamp_us=1) for number in range(4)]
     first = []
@@ -303,7 +303,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("in_c", [True, False], ids=["native", "Python"])
 @pytest.mark.parametrize("number", range(len(HOSTILE)))
-async def test_a_client_cannot_write_one_itself_in_any_form(
+async def test_chunks_that_no_client_may_send_are_refused(
     engine: Engine, in_c: bool, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not in_c:

@@ -1,4 +1,4 @@
-"""Read sessions of a broker: what is told of which ranges, steps that do not follow, bounds, what is left of them."""
+"""Read sessions of a broker: which ranges an answer has, steps out of order, bounds, cleaning up."""
 
 import asyncio
 from typing import Any
@@ -47,7 +47,7 @@ def handled(handle: int, start: Position = EARLIEST, end: Position | None = None
 
 
 def step(broker: Broker, number: int, *ranges: broker_pb2.ReadRange, peer: Peer | None = None, **fields: Any) -> Any:
-    """What the handler returns for a step of the session."""
+    """Start a step of the session, and return the result of the handler."""
     request = broker_pb2.MultiReadChunksRequest(
         session_id=fields.pop("session_id", SESSION), step=number, ranges=ranges, **fields
     )
@@ -63,7 +63,7 @@ async def answered(result: Any) -> Reply[Any]:
 
 
 def told(reply: Reply[Any]) -> list[tuple[int, int, bool]]:
-    """Handle, bytes and whether it has ended, of each result."""
+    """The handle, the length and whether the range has ended, of each result."""
     return [(each.handle, each.length_bytes, each.ended) for each in reply.message.results]
 
 
@@ -72,7 +72,7 @@ def watchers(broker: Broker) -> int:
     return sum(len(entry.waiters) + len(entry.readers) for each in streamlets for entry in each.entries)
 
 
-async def test_an_answer_tells_only_of_ranges_that_have_something(broker: Broker) -> None:
+async def test_an_answer_has_only_ranges_with_new_chunks(broker: Broker) -> None:
     fill(broker, 2, 1)
     reply = step(broker, 0, *(handled(number, streamlet=number) for number in range(4)), wait_ms=MINUTE_MS)
     assert told(reply) == [(1, 2 * CHUNK_BYTES, False)]
@@ -85,7 +85,7 @@ async def test_an_answer_tells_only_of_ranges_that_have_something(broker: Broker
     assert told(step(broker, 2)) == []
 
 
-async def test_a_step_waits_until_something_comes_to_any_range(broker: Broker) -> None:
+async def test_a_step_waits_until_any_range_gets_a_chunk(broker: Broker) -> None:
     waiting = asyncio.ensure_future(step(broker, 0, handled(1), handled(2, streamlet=1), wait_ms=MINUTE_MS))
     await asyncio.sleep(0)
     fill(broker, 1, 1)
@@ -96,7 +96,7 @@ async def test_a_step_waits_until_something_comes_to_any_range(broker: Broker) -
     assert told(await answered(step(broker, 2, wait_ms=MINUTE_MS))) == [(1, CHUNK_BYTES, False)]
 
 
-async def test_ranges_come_and_go_with_steps(broker: Broker) -> None:
+async def test_steps_add_and_remove_ranges(broker: Broker) -> None:
     fill(broker, 1, 0)
     fill(broker, 1, 1)
     assert told(step(broker, 0, handled(1))) == [(1, CHUNK_BYTES, False)]
@@ -106,7 +106,7 @@ async def test_ranges_come_and_go_with_steps(broker: Broker) -> None:
     assert told(step(broker, 3, handled(1, Position(1, 1, CHUNK_BYTES)))) == [(1, CHUNK_BYTES, False)]
 
 
-async def test_budgets_are_shared_in_turn(broker: Broker) -> None:
+async def test_ranges_share_the_byte_budget_in_turn(broker: Broker) -> None:
     for number in range(3):
         fill(broker, 3, number)
     ranges = [handled(number, streamlet=number) for number in range(3)]
@@ -126,7 +126,7 @@ async def test_a_chunk_that_does_not_fit_is_the_first_of_the_next_answer(broker:
     assert told(step(broker, 2, bytes_max=1024)) == [(2, 512, False)]
 
 
-async def test_a_range_that_has_come_to_its_end_is_not_in_the_session_any_more(broker: Broker) -> None:
+async def test_a_range_that_reaches_its_end_leaves_the_session(broker: Broker) -> None:
     fill(broker, 3)
     end = Position(1, 1, 2 * CHUNK_BYTES)
     assert told(step(broker, 0, handled(1, end=end), handled(2, end, end))) == [
@@ -159,7 +159,7 @@ async def test_a_range_that_cannot_be_read_ends_alone(broker: Broker, wanted: An
     assert told(step(broker, 1)) == []
 
 
-async def test_what_is_dropped_is_told_to_who_waits(broker: Broker) -> None:
+async def test_a_waiting_step_gets_an_error_when_its_stream_is_dropped(broker: Broker) -> None:
     waiting = asyncio.ensure_future(step(broker, 0, handled(1), wait_ms=MINUTE_MS))
     await asyncio.sleep(0)
     await broker.ask(api.DROP_STREAM, api.DROP_STREAM.request(stream_id=STREAM_ID))
@@ -168,7 +168,7 @@ async def test_what_is_dropped_is_told_to_who_waits(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("wrong", [1, 2, 4, 2**32 - 1])
-async def test_a_step_that_does_not_follow_ends_the_session(broker: Broker, wrong: int) -> None:
+async def test_a_step_out_of_order_ends_the_session(broker: Broker, wrong: int) -> None:
     fill(broker, 1)
     for number in range(3):
         step(broker, number, *([handled(1)] if number == 0 else []))
@@ -180,7 +180,7 @@ async def test_a_step_that_does_not_follow_ends_the_session(broker: Broker, wron
     assert told(step(broker, 0, handled(1))) == [(1, CHUNK_BYTES, False)], "anew, from the place that the reader says"
 
 
-async def test_who_waits_is_told_when_the_session_is_begun_anew(broker: Broker) -> None:
+async def test_a_waiting_step_fails_when_the_session_is_restarted(broker: Broker) -> None:
     waiting = asyncio.ensure_future(step(broker, 0, handled(1), wait_ms=MINUTE_MS))
     await asyncio.sleep(0)
     again = asyncio.ensure_future(step(broker, 0, handled(1), wait_ms=MINUTE_MS))
@@ -199,7 +199,7 @@ async def test_a_step_before_the_answer_to_the_last_one_ends_the_session(broker:
         await answered(waiting)
 
 
-async def test_two_ranges_of_one_handle_are_refused_and_leave_nothing(broker: Broker) -> None:
+async def test_two_ranges_with_one_handle_are_refused_and_leave_no_session(broker: Broker) -> None:
     with pytest.raises(InvalidArgument, match="handle 3"):
         step(broker, 0, handled(3), handled(3, streamlet=1))
     assert (watchers(broker), broker.broker.sessions.ranges) == (0, 0)
@@ -207,7 +207,7 @@ async def test_two_ranges_of_one_handle_are_refused_and_leave_nothing(broker: Br
         step(broker, 1)
 
 
-async def test_sessions_of_different_numbers_and_connections_know_nothing_of_each_other(broker: Broker) -> None:
+async def test_sessions_of_different_numbers_or_connections_are_independent(broker: Broker) -> None:
     fill(broker, 1)
     other = Peer("tcp", "other")
     for fields in ({}, {"session_id": 6}, {"peer": other}):
@@ -219,7 +219,7 @@ async def test_sessions_of_different_numbers_and_connections_know_nothing_of_eac
 
 
 @limited(forgotten_at_once=2)
-async def test_nothing_is_left_of_a_connection_that_is_gone(broker: Broker) -> None:
+async def test_a_closed_connection_leaves_no_session_behind(broker: Broker) -> None:
     peer = Peer("tcp", "gone")
     waiting = asyncio.ensure_future(
         step(broker, 0, *(handled(number, streamlet=number % 4) for number in range(9)), wait_ms=MINUTE_MS, peer=peer)
@@ -258,7 +258,7 @@ async def test_a_session_that_grows_beyond_the_bounds_ends(broker: Broker) -> No
 
 
 @limited(results_max=3)
-async def test_an_answer_tells_of_so_many_ranges_and_the_next_ones_of_the_others(broker: Broker) -> None:
+async def test_an_answer_has_a_limited_number_of_ranges_and_the_next_ones_have_the_rest(broker: Broker) -> None:
     fill(broker, 1)
     step(broker, 0, *(handled(number, Position(1, 1, CHUNK_BYTES)) for number in range(7)))
     await broker.ask(api.DROP_STREAM, api.DROP_STREAM.request(stream_id=STREAM_ID))
@@ -267,7 +267,7 @@ async def test_an_answer_tells_of_so_many_ranges_and_the_next_ones_of_the_others
     assert list(map(len, found)) == [3, 3, 1]
 
 
-async def test_many_ranges_are_handled_in_slices_and_not_otherwise(broker: Broker) -> None:
+async def test_a_step_with_many_new_ranges_is_handled_in_slices(broker: Broker) -> None:
     fill(broker, 1)
     many = step(broker, 0, *(handled(number) for number in range(600)), bytes_max=1 << 20)
     assert not isinstance(many, Reply)
@@ -279,7 +279,7 @@ async def test_many_ranges_are_handled_in_slices_and_not_otherwise(broker: Broke
 
 
 @pytest.mark.timeout(60)
-async def test_what_is_on_disk_is_loaded_for_few_ranges_at_once(engine: Engine) -> None:
+async def test_many_ranges_read_all_their_chunks_from_disk(engine: Engine) -> None:
     broker = Broker(engine, stream_info())
     fill(broker, 17)
     engine.run()

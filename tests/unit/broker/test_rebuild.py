@@ -1,4 +1,4 @@
-"""Getting what is to come in the background: nothing that goes wrong ends it, and what nobody has becomes a hole."""
+"""Rebuilding segments in the background: no failure ends it, and chunks that no backup has become holes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def record_of(first_record: int, chunks: int = 1) -> SegmentRecord:
 
 
 class World:
-    """Segments that are to come, and what a rebuild needs of a broker."""
+    """Segments that are to come, and the parts of a broker that a rebuild needs."""
 
     def __init__(
         self,
@@ -54,10 +54,10 @@ class World:
         self.records = records or {FIRST: record_of(0, chunks=2)}
         self.backups: list[common_pb2.BackupInfo] = []
         self.found: Materials = Materials([], Scanned())
-        """What is found in the end."""
+        """The result of the last look for replicas."""
         self.entry: Any = SimpleNamespace(exists=lambda _: True, committed={}, unsure=None)
         self.looks: list[Exception | str] = []
-        """What the next looks for them end with before: an error, or why a backup is away."""
+        """The results of the looks before that: an error, or why a backup is away."""
         index = SimpleNamespace(
             segment=self.records.get, segments_of_streamlet=lambda *_: iter(list(self.records.items()))
         )
@@ -114,7 +114,7 @@ class World:
         return self.rebuild.book.streamlets[REF].waits_for
 
 
-async def test_what_no_backup_has_becomes_a_hole(tmp_path: Path) -> None:
+async def test_a_segment_that_no_backup_has_becomes_a_hole(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.looks = ["it is not alive"] * 5
     world.begin(Materials([], Scanned()))
@@ -130,7 +130,7 @@ async def test_what_no_backup_has_becomes_a_hole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("error", [Unavailable("a bad moment"), RuntimeError("a defect")])
-async def test_a_look_that_fails_is_made_again(tmp_path: Path, error: Exception, known: bool) -> None:
+async def test_a_failed_look_for_replicas_is_repeated(tmp_path: Path, error: Exception, known: bool) -> None:
     world = World(tmp_path)
     world.looks = [error] * 3
     world.begin(Materials([], Scanned()) if known else None)
@@ -144,7 +144,7 @@ async def test_a_look_that_fails_is_made_again(tmp_path: Path, error: Exception,
 
 
 async def test_segments_of_one_replica_are_read_from_a_backup_that_is_back(tmp_path: Path) -> None:
-    """The replica that was there is damaged, and all that is missing is on another one."""
+    """The first replica is damaged, and another one has all the missing chunks."""
     chunks = [placed(0, FIRST, first_record=0), placed(1, SECOND, first_record=1)]
     merge = StreamletMerge(Known(*REF, 1, (Interval(0),)), {})
     merge.add(table([read_header(each) for each in chunks]), closed=True)
@@ -173,7 +173,7 @@ async def test_segments_of_one_replica_are_read_from_a_backup_that_is_back(tmp_p
         await backup.server.close()
 
 
-async def test_what_a_shorter_replica_does_not_have_is_read_from_the_next_one(tmp_path: Path) -> None:
+async def test_chunks_that_a_shorter_replica_lacks_are_read_from_the_next_one(tmp_path: Path) -> None:
     chunks = [placed(0, FIRST, first_record=0), placed(1, FIRST, first_record=1)]
     merge = StreamletMerge(Known(*REF, 1, (Interval(0),)), {})
     merge.add(table([read_header(each) for each in chunks]), closed=False)
@@ -195,8 +195,8 @@ async def test_what_a_shorter_replica_does_not_have_is_read_from_the_next_one(tm
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), RuntimeError("a defect")])
-async def test_what_the_disk_has_not_made_durable_comes_once_more(tmp_path: Path, error: Exception) -> None:
-    """A disk tells only once that it has lost something: that the next sync succeeds says nothing of the file."""
+async def test_a_segment_whose_sync_fails_is_fetched_again_into_a_new_file(tmp_path: Path, error: Exception) -> None:
+    """A disk reports a loss only once: if the next sync succeeds, the file may still lack data."""
     chunks = [placed(number, FIRST, first_record=number) for number in range(2)]
     merge = StreamletMerge(Known(*REF, 1, (Interval(0),)), {})
     merge.add(table([read_header(each) for each in chunks]), closed=True)
@@ -232,7 +232,7 @@ async def test_what_the_disk_has_not_made_durable_comes_once_more(tmp_path: Path
     await backup.server.close()
 
 
-async def test_a_streamlet_that_is_gone_is_got_no_more(tmp_path: Path) -> None:
+async def test_the_rebuild_of_a_removed_streamlet_ends(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.looks = ["it is not alive"] * 1000
     world.begin(Materials([], Scanned()))
@@ -243,7 +243,7 @@ async def test_a_streamlet_that_is_gone_is_got_no_more(tmp_path: Path) -> None:
     await world.rebuild.close()
 
 
-async def test_what_was_not_foreseen_is_no_end() -> None:
+async def test_an_unexpected_error_does_not_end_a_repeated_step() -> None:
     results = iter([None, RuntimeError("a defect"), False, True])
 
     async def step() -> bool | None:

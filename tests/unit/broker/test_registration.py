@@ -81,7 +81,7 @@ def info() -> common_pb2.BrokerInfo:
 # --- the data directory ------------------------------------------------------------------------------------
 
 
-def test_a_directory_that_is_new_is_made_and_has_no_identity(directory: BrokerDirectory) -> None:
+def test_a_new_directory_is_made_and_has_no_identity(directory: BrokerDirectory) -> None:
     assert directory.path.is_dir()
     assert directory.load() == (0, "")
 
@@ -117,7 +117,9 @@ def test_an_identity_survives_the_loss_of_one_of_its_files_and_has_two_again(
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b'{"format": 3}', b'{"format": 2, "crc32c": 0}'])
-def test_damage_of_one_file_is_told_and_of_both_stops_the_start(directory: BrokerDirectory, content: bytes) -> None:
+def test_damage_to_one_identity_file_is_logged_and_to_both_stops_the_start(
+    directory: BrokerDirectory, content: bytes
+) -> None:
     directory.store(4, "cluster")
     broker, copy = directory.path / "broker.json", directory.path / "broker.copy.json"
 
@@ -132,7 +134,7 @@ def test_damage_of_one_file_is_told_and_of_both_stops_the_start(directory: Broke
         directory.load()
 
 
-def test_of_two_files_that_differ_the_first_one_counts(directory: BrokerDirectory) -> None:
+def test_the_first_of_two_different_identity_files_counts(directory: BrokerDirectory) -> None:
     directory.store(4, "old")
     copy = directory.path / "broker.copy.json"
     old = copy.read_bytes()
@@ -143,7 +145,7 @@ def test_of_two_files_that_differ_the_first_one_counts(directory: BrokerDirector
     assert copy.read_bytes() == (directory.path / "broker.json").read_bytes()
 
 
-def test_a_directory_of_the_version_before_is_taken(directory: BrokerDirectory) -> None:
+def test_a_directory_of_the_previous_version_is_accepted(directory: BrokerDirectory) -> None:
     (directory.path / "broker.json").write_text('{"format": 1, "broker_id": 4, "cluster_id": "c"}')
 
     assert directory.load() == (4, "c")
@@ -160,7 +162,7 @@ def test_a_log_without_an_identity_stops_the_start(directory: BrokerDirectory) -
         directory.load()
 
 
-def test_storing_again_what_is_stored_needs_no_room(directory: BrokerDirectory) -> None:
+def test_storing_an_unchanged_identity_needs_no_room(directory: BrokerDirectory) -> None:
     directory.store(4, "cluster")
     (directory.path / "broker.tmp").mkdir()
     (directory.path / "broker.copy.tmp").mkdir()
@@ -180,7 +182,7 @@ def test_two_brokers_cannot_have_one_directory(tmp_path: Path, open_directory: O
 
 
 @pytest.mark.parametrize("name", ["file", "file/below"])
-def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path, name: str) -> None:
+def test_the_error_for_a_directory_that_cannot_be_made_names_it(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(PathNotWritable, match="--data-dir") as raised:
         BrokerDirectory(tmp_path / name)
@@ -207,9 +209,7 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path, name: str) -> 
         b'{"format": 2, "broker_id": 4, "cluster_id": "c", "crc32c": "00000000"}',
     ],
 )
-def test_a_file_that_cannot_be_understood_stops_the_start_and_is_named(
-    directory: BrokerDirectory, content: bytes
-) -> None:
+def test_an_invalid_identity_file_stops_the_start_and_is_named(directory: BrokerDirectory, content: bytes) -> None:
     (directory.path / "broker.json").write_bytes(content)
     with pytest.raises(StartError, match="remove it to join as a new daemon") as raised:
         directory.load()
@@ -252,7 +252,7 @@ async def test_a_new_broker_gets_an_identity_and_keeps_it(
     assert directory.load() == (BROKER_ID, "cluster")
 
 
-async def test_a_broker_that_comes_back_says_who_it_is_and_that_it_is_another_launch(
+async def test_a_restarted_broker_registers_with_its_id_and_a_new_launch_id(
     coordinator: FakeCoordinator, directory: BrokerDirectory
 ) -> None:
     for _ in range(2):
@@ -264,7 +264,7 @@ async def test_a_broker_that_comes_back_says_who_it_is_and_that_it_is_another_la
     assert first.launch_id != second.launch_id
 
 
-async def test_a_broker_of_another_cluster_is_refused_before_it_fences_the_one_with_its_id(
+async def test_a_broker_of_another_cluster_is_refused_before_it_registers(
     coordinator: FakeCoordinator, directory: BrokerDirectory
 ) -> None:
     directory.store(BROKER_ID, "other")
@@ -279,7 +279,7 @@ async def test_a_broker_of_another_cluster_is_refused_before_it_fences_the_one_w
 
 
 @pytest.mark.parametrize("error", [Unavailable("later"), Uncertain("perhaps")])
-async def test_a_registration_whose_outcome_is_not_known_is_repeated_as_the_same_launch(
+async def test_a_registration_with_an_unknown_outcome_is_repeated(
     coordinator: FakeCoordinator, directory: BrokerDirectory, error: Exception
 ) -> None:
     coordinator.registration_errors = [error, error]
@@ -290,9 +290,7 @@ async def test_a_registration_whose_outcome_is_not_known_is_repeated_as_the_same
     assert len(coordinator.registered) == 1
 
 
-async def test_a_registration_that_is_refused_is_not_repeated(
-    coordinator: FakeCoordinator, directory: BrokerDirectory
-) -> None:
+async def test_a_refused_registration_is_not_repeated(coordinator: FakeCoordinator, directory: BrokerDirectory) -> None:
     coordinator.registration_errors = [InvalidArgument("no such broker"), InvalidArgument("again")]
     async with registering(coordinator.address, directory) as registration:
         with pytest.raises(InvalidArgument, match="no such broker"):
@@ -303,7 +301,9 @@ async def test_a_registration_that_is_refused_is_not_repeated(
 
 
 @pytest.mark.parametrize("known", [False, True])
-async def test_a_coordinator_that_cannot_be_reached_in_time_is_named(directory: BrokerDirectory, known: bool) -> None:
+async def test_the_error_for_an_unreachable_coordinator_names_its_address(
+    directory: BrokerDirectory, known: bool
+) -> None:
     if known:
         directory.store(BROKER_ID, "cluster")
     address = f"127.0.0.1:{free_port()}"
@@ -335,7 +335,7 @@ async def test_a_broker_waits_for_a_coordinator_that_starts_later(
 # --- heartbeats --------------------------------------------------------------------------------------------
 
 
-async def test_a_launch_that_the_coordinator_does_not_know_registers_again_with_its_epoch_and_goes_on(
+async def test_a_launch_unknown_to_the_coordinator_registers_again_with_its_epoch(
     coordinator: FakeCoordinator, directory: BrokerDirectory
 ) -> None:
     async with registering(coordinator.address, directory) as registration:
@@ -364,7 +364,7 @@ async def test_a_launch_that_may_not_register_again_ends(
 @pytest.mark.parametrize(
     "error", [Unavailable("it catches up", catching_up=True), DiskFull("no room at /data")], ids=lambda one: one.code
 )
-async def test_a_coordinator_that_is_there_and_has_who_starts_wait_is_waited_for_beyond_the_time_of_a_start(
+async def test_a_start_waits_beyond_its_timeout_for_a_coordinator_that_is_not_ready(
     coordinator: FakeCoordinator, directory: BrokerDirectory, error: KeraError
 ) -> None:
     coordinator.registration_errors = [error] * 5
@@ -374,7 +374,7 @@ async def test_a_coordinator_that_is_there_and_has_who_starts_wait_is_waited_for
     assert len(coordinator.registered) == 1
 
 
-async def test_the_coordinator_that_was_heard_of_last_is_told_to_the_next_one(
+async def test_a_registration_carries_the_last_known_coordinator_epoch(
     coordinator: FakeCoordinator, directory: BrokerDirectory
 ) -> None:
     coordinator.coordinator_epoch = 7
@@ -387,7 +387,7 @@ async def test_the_coordinator_that_was_heard_of_last_is_told_to_the_next_one(
     stored = BrokerIdentity.read(directory.path / "broker.json")
     assert stored is not None
     assert stored.coordinator_epoch == 9
-    directory.coordinator_epoch = 0  # it is read
+    directory.coordinator_epoch = 0  # so that it is read from the file
     async with registering(coordinator.address, directory) as registration:
         await registration.register(info(), timeout_s=5)
 
@@ -398,7 +398,7 @@ async def test_the_coordinator_that_was_heard_of_last_is_told_to_the_next_one(
 @pytest.mark.parametrize(
     "error", [None, Unavailable("away"), Uncertain("perhaps"), InternalError("its disk is full"), InvalidArgument("?")]
 )
-async def test_heartbeats_go_on_whatever_is_answered_until_a_newer_launch_takes_over(
+async def test_heartbeats_go_on_after_any_answer_until_a_newer_launch_takes_over(
     coordinator: FakeCoordinator, directory: BrokerDirectory, error: Any
 ) -> None:
     async with registering(coordinator.address, directory) as registration:
@@ -410,7 +410,7 @@ async def test_heartbeats_go_on_whatever_is_answered_until_a_newer_launch_takes_
     assert coordinator.heartbeats == [(BROKER_ID, EPOCH)] * 5
 
 
-async def test_fences_of_producers_come_with_the_registration_and_with_heartbeats_which_say_what_was_noted(
+async def test_producer_fences_come_with_registration_and_heartbeats_that_report_the_version(
     coordinator: FakeCoordinator, directory: BrokerDirectory
 ) -> None:
     noted = ProducerFences()
@@ -419,7 +419,7 @@ async def test_fences_of_producers_come_with_the_registration_and_with_heartbeat
     await registration.register(info(), timeout_s=5)
     assert noted.first_epochs == {1: 40, 2: 50}
 
-    # Of the next coordinator: it tells all again, and what it says of an earlier one counts for nothing.
+    # The next coordinator sends all fences again; an epoch earlier than the noted one has no effect.
     coordinator.fences = coordinator_pb2.ProducerFences(version=9, producer_ids=[2, 3], first_epochs=[45, 60])
     coordinator.fence(None, Unavailable("away"), None)
     with pytest.raises(StaleEpoch):
@@ -431,7 +431,7 @@ async def test_fences_of_producers_come_with_the_registration_and_with_heartbeat
 
 
 @pytest.mark.timeout(30)
-async def test_the_backups_that_there_are_come_with_the_registration_and_with_each_heartbeat(
+async def test_the_list_of_backups_comes_with_the_registration_and_each_heartbeat(
     coordinator: FakeCoordinator, directory: BrokerDirectory
 ) -> None:
     told: list[list[int]] = []
@@ -453,7 +453,7 @@ async def test_the_backups_that_there_are_come_with_the_registration_and_with_ea
 
 
 @pytest.mark.timeout(30)
-async def test_each_answer_renews_the_lease_from_when_it_was_asked_for(
+async def test_each_answer_renews_the_lease_from_the_time_of_its_request(
     coordinator: FakeCoordinator, directory: BrokerDirectory
 ) -> None:
     lease, leader = Lease(), CoordinatorEpoch()
@@ -488,7 +488,7 @@ async def test_a_coordinator_without_leases_sets_no_limit(
 
 
 @pytest.mark.timeout(30)
-async def test_a_heartbeat_that_is_wanted_does_not_wait_for_its_time(
+async def test_a_requested_heartbeat_does_not_wait_for_the_interval(
     coordinator: FakeCoordinator, directory: BrokerDirectory
 ) -> None:
     leader = CoordinatorEpoch()
@@ -508,7 +508,7 @@ async def test_a_heartbeat_that_is_wanted_does_not_wait_for_its_time(
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("lost_memory", [False, True])
-async def test_a_launch_says_whether_it_has_lost_its_memory(
+async def test_a_registration_says_whether_the_launch_has_lost_its_memory(
     coordinator: FakeCoordinator, directory: BrokerDirectory, lost_memory: bool
 ) -> None:
     async with registering(coordinator.address, directory) as registration:
@@ -518,7 +518,7 @@ async def test_a_launch_says_whether_it_has_lost_its_memory(
 
 
 @pytest.mark.timeout(30)
-async def test_a_report_goes_with_each_heartbeat_and_hears_of_answers(
+async def test_a_report_goes_with_each_heartbeat_and_receives_the_answers(
     coordinator: FakeCoordinator, directory: BrokerDirectory
 ) -> None:
     class Report(HeartbeatReport):
@@ -542,7 +542,7 @@ async def test_a_report_goes_with_each_heartbeat_and_hears_of_answers(
 
 
 @pytest.mark.timeout(30)
-async def test_heartbeats_go_on_when_the_coordinator_was_away(directory: BrokerDirectory) -> None:
+async def test_heartbeats_go_on_after_the_coordinator_was_away(directory: BrokerDirectory) -> None:
     async with serving(FakeCoordinator()) as first:
         registration = BrokerRegistration(first.address, directory)
         await registration.register(info(), timeout_s=5)

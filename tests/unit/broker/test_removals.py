@@ -1,4 +1,4 @@
-"""What goes for good, by retention, truncation and deletion; and cursors, which decide about it."""
+"""Removal of data for good, by retention, truncation and deletion; and cursors, which decide about it."""
 
 import errno
 from typing import Any
@@ -42,7 +42,7 @@ def state(log: Log) -> tuple[list[tuple[int, int]], list[int], int]:
     )
 
 
-def test_what_is_before_the_start_goes_from_memory_index_and_disk(log: Log) -> None:
+def test_segments_before_the_start_are_removed_from_memory_index_and_disk(log: Log) -> None:
     flushed(log, 4)
     outcome = move_start(log, Position(2, 1, 0), 8)
     assert outcome.calls == [], "not before it is gone for good"
@@ -59,7 +59,7 @@ def test_what_is_before_the_start_goes_from_memory_index_and_disk(log: Log) -> N
     assert (totals.segments_removed, totals.bytes_removed) == (2, 2 * SLOT_BYTES)
 
 
-def test_a_segment_goes_when_all_of_it_is_before_the_start(log: Log) -> None:
+def test_a_segment_is_removed_when_all_of_it_is_before_the_start(log: Log) -> None:
     flushed(log, 2)
     move_start(log, Position(1, 1, CHUNK_BYTES), 1)
     log.engine.run()
@@ -70,7 +70,7 @@ def test_a_segment_goes_when_all_of_it_is_before_the_start(log: Log) -> None:
     assert state(log)[0] == [(1, 2)]
 
 
-def test_closed_segments_that_never_were_on_disk_go_without_getting_there(log: Log) -> None:
+def test_closed_segments_can_be_removed_before_they_are_on_disk(log: Log) -> None:
     log.append_many(2 * SEGMENT + 1)
     log.engine.disk.write_error = errno.ENOSPC
     log.engine.run()
@@ -85,7 +85,7 @@ def test_closed_segments_that_never_were_on_disk_go_without_getting_there(log: L
     assert log.read_all() == [8]
 
 
-def test_files_that_failed_go_with_their_segments(log: Log) -> None:
+def test_files_of_failed_writes_are_removed_with_their_segments(log: Log) -> None:
     log.append_many(2 * SEGMENT + 1)
     log.engine.disk.write_error = errno.ENOSPC
     log.engine.run()
@@ -95,7 +95,7 @@ def test_files_that_failed_go_with_their_segments(log: Log) -> None:
     assert state(log)[1] == []
 
 
-def test_a_removal_waits_for_what_is_being_written_of_the_entry(log: Log) -> None:
+def test_a_removal_waits_for_a_write_of_the_entry_under_way(log: Log) -> None:
     log.append_many(2 * SEGMENT + 1)
     writing = log.engine.memory.plan()
     outcome = move_start(log, Position(2, 1, 0), 8)
@@ -107,7 +107,7 @@ def test_a_removal_waits_for_what_is_being_written_of_the_entry(log: Log) -> Non
     assert state(log) == ([], [], 1)
 
 
-def test_a_removal_does_not_take_the_memory_that_somebody_looks_at(log: Log) -> None:
+def test_a_removal_does_not_free_leased_memory(log: Log) -> None:
     flushed(log, 1)
     slot = log.entry.resident[1, 1].slot
     content = bytes(slot.view)
@@ -120,7 +120,7 @@ def test_a_removal_does_not_take_the_memory_that_somebody_looks_at(log: Log) -> 
     assert log.engine.arena.free_slots == 8
 
 
-def test_a_segment_that_is_removed_while_it_is_loaded_is_let_go(log: Log) -> None:
+def test_a_segment_removed_while_it_is_loaded_leaves_no_memory_in_use(log: Log) -> None:
     on_disk_only(log, 1)
     outcome = Outcome()
     log.engine.memory.loads.load(log.entry, (1, 1), outcome)
@@ -134,7 +134,7 @@ def test_a_segment_that_is_removed_while_it_is_loaded_is_let_go(log: Log) -> Non
     assert (state(log), resident(log)) == (([], [], 0), [])
 
 
-def test_a_removal_that_fails_is_told(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_removal_is_reported(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     flushed(log, 1)
 
     def fail(*_: Any) -> None:
@@ -150,7 +150,7 @@ def test_a_removal_that_fails_is_told(log: Log, monkeypatch: pytest.MonkeyPatch)
     assert log.engine.memory.totals.disk_errors == 1
 
 
-def test_an_index_that_cannot_be_changed_for_long_is_logged_once_and_when_that_is_over(
+def test_a_lasting_failure_of_the_index_is_logged_once_and_so_is_its_end(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flushed(log, 1)
@@ -171,7 +171,7 @@ def test_an_index_that_cannot_be_changed_for_long_is_logged_once_and_when_that_i
     assert events == ["cannot change the index; retrying", "the index can be changed again"]
 
 
-def test_files_stay_to_be_removed_while_the_index_cannot_be_read(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removal_of_files_is_retried_while_the_index_cannot_be_read(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     flushed(log, 1)
     engine = log.engine
 
@@ -217,7 +217,7 @@ def test_a_dropped_stream_leaves_nothing(log: Log) -> None:
     assert outcome.calls == [None]
 
 
-def test_a_stream_that_is_dropped_while_it_is_flushed_leaves_nothing(log: Log) -> None:
+def test_a_stream_dropped_during_a_flush_leaves_nothing(log: Log) -> None:
     log.append_many(2 * SEGMENT + 1)
     writing = log.engine.memory.plan()
     drop(log)
@@ -226,7 +226,7 @@ def test_a_stream_that_is_dropped_while_it_is_flushed_leaves_nothing(log: Log) -
     nothing_is_left(log.engine)
 
 
-def test_a_stream_that_is_dropped_while_it_is_committed_leaves_nothing_and_tells_who_waits(log: Log) -> None:
+def test_a_stream_dropped_during_a_commit_leaves_nothing_and_fails_waiting_writes(log: Log) -> None:
     waiting = persist(log, 2)
     jobs = log.engine.memory.plan()
     drop(log)
@@ -237,7 +237,7 @@ def test_a_stream_that_is_dropped_while_it_is_committed_leaves_nothing_and_tells
     assert len(waiting.calls) == 1
 
 
-def test_a_stream_that_is_dropped_while_its_write_fails_leaves_nothing(log: Log) -> None:
+def test_a_stream_dropped_during_a_failing_write_leaves_nothing(log: Log) -> None:
     log.append_many(SEGMENT + 1)
     jobs = log.engine.memory.plan()
     drop(log)
@@ -248,7 +248,7 @@ def test_a_stream_that_is_dropped_while_its_write_fails_leaves_nothing(log: Log)
     nothing_is_left(log.engine)
 
 
-def test_a_stream_that_is_dropped_while_it_is_loaded_leaves_nothing_and_tells_who_waits(log: Log) -> None:
+def test_a_stream_dropped_during_a_load_leaves_nothing_and_answers_waiting_reads(log: Log) -> None:
     on_disk_only(log, 4)
     outcomes = [Outcome(), Outcome()]
     log.engine.memory.loads.load(log.entry, (1, 1), outcomes[0])
@@ -262,7 +262,7 @@ def test_a_stream_that_is_dropped_while_it_is_loaded_leaves_nothing_and_tells_wh
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_stream_that_is_dropped_while_its_start_moves_leaves_nothing(log: Log, begun: bool) -> None:
+def test_a_stream_dropped_while_its_start_moves_leaves_nothing(log: Log, begun: bool) -> None:
     log.append_many(2 * SEGMENT + 1)
     log.engine.run()
     removal = move_start(log, Position(1, 2, 0), 4)
@@ -275,7 +275,7 @@ def test_a_stream_that_is_dropped_while_its_start_moves_leaves_nothing(log: Log,
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_stream_that_is_dropped_while_a_cursor_is_committed_leaves_nothing(log: Log, begun: bool) -> None:
+def test_a_stream_dropped_during_a_cursor_commit_leaves_nothing(log: Log, begun: bool) -> None:
     log.append_many(SEGMENT + 1)
     log.engine.run()
     committed = Outcome()
@@ -288,7 +288,7 @@ def test_a_stream_that_is_dropped_while_a_cursor_is_committed_leaves_nothing(log
     assert len(committed.calls) == 1
 
 
-def test_files_that_failed_go_with_their_stream(log: Log) -> None:
+def test_files_of_failed_writes_are_removed_with_their_stream(log: Log) -> None:
     log.append_many(SEGMENT + 1)
     log.engine.disk.write_error = errno.ENOSPC
     log.engine.run()
@@ -296,7 +296,7 @@ def test_files_that_failed_go_with_their_stream(log: Log) -> None:
     nothing_is_left(log.engine)
 
 
-def test_an_open_segment_that_was_committed_goes_with_its_stream(log: Log) -> None:
+def test_a_committed_open_segment_is_removed_with_its_stream(log: Log) -> None:
     persist(log)
     log.engine.run()
     drop(log)
@@ -314,7 +314,7 @@ def test_a_long_log_is_removed_in_several_jobs(log: Log, monkeypatch: pytest.Mon
     assert isinstance(job, IndexJob)
     assert len(job.physical_ids) == 2
     log.engine.perform(job)
-    assert outcome.calls == [None]  # the start is written down: it cannot come back
+    assert outcome.calls == [None]  # the start is stored: the segments cannot come back
     log.engine.run()
 
     assert log.entry.stored_bytes == log.entry.stored_segments == 0
@@ -325,7 +325,7 @@ def test_a_long_log_is_removed_in_several_jobs(log: Log, monkeypatch: pytest.Mon
 
 
 def removal_of(log: Log) -> RemoveJob:
-    """The first of what is removed, once the index has forgotten four segments, each with a file."""
+    """The first job that removes files, once the index has forgotten four segments, each with a file."""
     flushed(log, 4)
     move_start(log, log.entry.end, log.entry.next_record)
     (forgetting,) = log.engine.memory.plan()
@@ -361,8 +361,8 @@ def test_many_files_are_removed_a_few_at_a_time(log: Log, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("step", ["remove_error", "sync_error"])
-def test_files_that_could_not_be_removed_for_good_are_tried_again(log: Log, step: str) -> None:
-    """Power that is lost may bring back what is not durable: the index knows of it until then."""
+def test_a_failed_removal_of_files_is_retried(log: Log, step: str) -> None:
+    """A power loss may bring back files until their removal is durable: the index keeps them until then."""
     engine = log.engine
     job = removal_of(log)
     setattr(engine.disk, step, errno.EROFS)
@@ -379,8 +379,8 @@ def test_files_that_could_not_be_removed_for_good_are_tried_again(log: Log, step
 
 
 @pytest.mark.parametrize("dropped", [True, False])
-def test_a_file_that_has_another_segment_is_set_aside(log: Log, dropped: bool) -> None:
-    """As when files of two brokers were mixed up: it may be all that the other one has of it."""
+def test_a_file_with_another_segment_is_set_aside_and_not_removed(log: Log, dropped: bool) -> None:
+    """Files of two brokers may have been mixed up, and this may be the other one's only copy."""
     flushed(log, 3)
     store, foreign = log.engine.store, placed(0, ADDRESS._replace(stream_id=99))
     store.path(2).write_bytes(foreign)
@@ -397,7 +397,7 @@ def test_a_file_that_has_another_segment_is_set_aside(log: Log, dropped: bool) -
     assert [line["set_aside"] for line in logged if "set_aside" in line] == [str(aside)]
 
 
-def test_what_goes_before_it_is_written_is_not_written(log: Log) -> None:
+def test_a_segment_removed_before_its_flush_is_not_written(log: Log) -> None:
     log.append_many(2 * SEGMENT + 1)
     move_start(log, Position(1, 1, SLOT_BYTES), SEGMENT)
     log.engine.run()

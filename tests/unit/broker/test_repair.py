@@ -1,4 +1,4 @@
-"""Repair covers again what has too few replicas, wherever it is, at its pace, and whatever goes meanwhile."""
+"""Repair copies data with too few replicas again, from memory or disk, at its pace, whatever is removed meanwhile."""
 
 import asyncio
 import errno
@@ -20,7 +20,7 @@ FAST = 1 << 40
 
 
 class Repairing(Replicated):
-    """A repair that runs."""
+    """A replicated broker with a running repair."""
 
     def __init__(self, engine: Engine, *, bytes_per_s: int = FAST, up: bool = True, **limits: int) -> None:
         super().__init__(engine, up=up, repair_delay_ms=DELAY_MS, wait_ms_max=5000, **limits)
@@ -41,7 +41,7 @@ class Repairing(Replicated):
         return self.engine.streams.entry(EntryId(*address[:3]))
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Go on until that is so."""
+        """Go on until the condition holds."""
         async with asyncio.timeout(20):
             while not condition():
                 assert not self.runs.done(), "repair has ended"
@@ -57,13 +57,13 @@ class Repairing(Replicated):
         return stream
 
     def fail(self) -> None:
-        """A backup that has something is gone for good."""
+        """Lose, for good, a backup that has replicas."""
         id_ = next(each.backups[0] for each in self.replication.coverage.segments.values())
         self.wire.lose(id_, memory=True)
         self.wire.tick(DELAY_MS)
 
     def repaired(self) -> bool:
-        """Whether nothing is to be done any more."""
+        """Whether the repair is complete."""
         return not (
             self.replication.coverage.deficient
             or self.replication.backlog.extents
@@ -79,7 +79,7 @@ async def world(engine: Engine) -> AsyncIterator[Repairing]:
     await asyncio.wait([world.runs])
 
 
-async def test_what_a_backup_had_that_is_gone_is_made_anew(world: Repairing) -> None:
+async def test_replicas_of_a_lost_backup_are_made_again(world: Repairing) -> None:
     stream = world.closed()
     world.fail()
     assert world.replication.coverage.deficient
@@ -89,7 +89,7 @@ async def test_what_a_backup_had_that_is_gone_is_made_anew(world: Repairing) -> 
     assert nothing_pinned(world.engine)
 
 
-async def test_what_is_on_disk_only_is_brought_back_for_that(world: Repairing) -> None:
+async def test_segments_that_are_only_on_disk_are_loaded_for_the_repair(world: Repairing) -> None:
     stream = world.closed(8)
     world.engine.memory.segments.close_all()
     world.finish()
@@ -105,7 +105,7 @@ async def test_what_is_on_disk_only_is_brought_back_for_that(world: Repairing) -
     assert nothing_pinned(world.engine)
 
 
-async def test_a_piece_is_bounded(world: Repairing) -> None:
+async def test_the_bytes_of_one_repair_batch_are_limited(world: Repairing) -> None:
     world.replication.limits.request_bytes_max = CHUNK_BYTES + 10
     stream = world.closed(4)
     world.fail()
@@ -116,7 +116,7 @@ async def test_a_piece_is_bounded(world: Repairing) -> None:
     assert world.copies(stream) == [2] * 4
 
 
-async def test_a_chunk_larger_than_a_piece_goes_alone(world: Repairing) -> None:
+async def test_chunks_larger_than_the_batch_limit_are_repaired(world: Repairing) -> None:
     world.replication.limits.request_bytes_max = 10
     stream = world.closed(2)
     world.fail()
@@ -135,10 +135,10 @@ async def test_repair_keeps_to_its_pace(engine: Engine) -> None:
     world.runs.cancel()
     await asyncio.wait([world.runs])
 
-    assert loop.time() - begun_s >= 0.3  # the first piece goes at once, each other one a tenth of a second later
+    assert loop.time() - begun_s >= 0.3  # the first batch goes at once, each other one a tenth of a second later
 
 
-async def test_the_backlog_is_covered(engine: Engine) -> None:
+async def test_repair_replicates_the_backlog(engine: Engine) -> None:
     world = Repairing(engine, up=False)
     stream = world.open(durability=common_pb2.DURABILITY_LEADER)
     world.append(stream, 4)
@@ -155,7 +155,7 @@ async def test_the_backlog_is_covered(engine: Engine) -> None:
     assert world.copies(stream) == [2] * 4
 
 
-async def test_what_has_gone_meanwhile_is_left_out(world: Repairing) -> None:
+async def test_repair_skips_segments_removed_meanwhile(world: Repairing) -> None:
     stream = world.closed(8)
     world.engine.memory.segments.close_all()
     world.finish()
@@ -168,7 +168,7 @@ async def test_what_has_gone_meanwhile_is_left_out(world: Repairing) -> None:
     assert world.copies(stream) == [2] * 4
 
 
-async def test_a_stream_that_is_dropped_meanwhile_ends_its_repair_and_no_other(world: Repairing) -> None:
+async def test_dropping_a_stream_ends_its_repair_and_no_other(world: Repairing) -> None:
     world.closed(4)
     other = world.open(8)
     world.append(other, 2)
@@ -186,7 +186,7 @@ async def test_a_stream_that_is_dropped_meanwhile_ends_its_repair_and_no_other(w
     assert {replica.stream_id for b in world.wire.backups.values() for replica in b.replicas.values()} == {8}
 
 
-async def test_damage_is_left_out(world: Repairing) -> None:
+async def test_repair_skips_damaged_chunks(world: Repairing) -> None:
     stream = world.closed(4)
     segment = stream.streamlets[0].entries[0].resident[1, 1]
     segment.holes.append(Hole(CHUNK_BYTES, 2 * CHUNK_BYTES, "test"))
@@ -198,7 +198,7 @@ async def test_damage_is_left_out(world: Repairing) -> None:
 
 
 class Unreadable:
-    """A stream with a virtual segment of two segments, of which the second one is on disk only and cannot be read."""
+    """A stream with a virtual segment of two segments: the second one is only on disk and cannot be read."""
 
     def __init__(self, world: Repairing) -> None:
         self.world = world
@@ -220,17 +220,17 @@ class Unreadable:
         world.engine.disk.read_error = errno.EIO
 
     def lose_copies(self) -> None:
-        """A backup comes back without anything, so all that it had has to be made anew."""
+        """A backup comes back empty, so all its replicas have to be made again."""
         self.world.wire.lose(1, memory=True)
         self.world.wire.tick(DELAY_MS)
         self.world.wire.connect(1)
 
     def attempts(self) -> int:
-        """How often it was tried to read it."""
+        """How often the broker has tried to read the second segment."""
         return self.world.engine.memory.totals.disk_errors
 
 
-async def test_data_that_cannot_be_read_does_not_block_the_repair_of_other_virtual_segments(world: Repairing) -> None:
+async def test_unreadable_data_does_not_block_the_repair_of_other_virtual_segments(world: Repairing) -> None:
     unreadable = Unreadable(world)
     other = world.open(8, replication=3)
     world.append(other, 2)
@@ -243,7 +243,7 @@ async def test_data_that_cannot_be_read_does_not_block_the_repair_of_other_virtu
     assert not world.repaired()
 
 
-async def test_what_can_be_read_is_copied_once_and_not_with_each_attempt_to_read_the_rest(world: Repairing) -> None:
+async def test_readable_data_is_copied_only_once_while_reads_of_the_rest_are_retried(world: Repairing) -> None:
     unreadable = Unreadable(world)
     unreadable.lose_copies()
     await world.until(lambda: unreadable.attempts() >= 2)
@@ -273,7 +273,7 @@ async def test_without_enough_backups_repair_waits_for_them(world: Repairing) ->
     assert min(world.copies(stream)) >= 2
 
 
-async def test_a_piece_that_takes_too_long_is_waited_for_and_not_sent_twice(world: Repairing) -> None:
+async def test_a_slow_repair_batch_is_waited_for_and_not_sent_twice(world: Repairing) -> None:
     world.closed(2)
     for backup in world.wire.backups.values():
         backup.full = True

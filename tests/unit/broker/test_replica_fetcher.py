@@ -1,4 +1,4 @@
-"""Connections to backups that are asked for their replicas: made when they are needed, and not left open."""
+"""Connections to backups for reading their replicas: made when they are needed, and not left open."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ from kera.core.errors import Unavailable, Uncertain
 from kera.v1 import backup_pb2, common_pb2
 
 
-async def test_a_connection_to_a_backup_that_hung_is_not_left_open() -> None:
+async def test_the_connection_to_a_hung_backup_is_closed_and_replaced() -> None:
     ended: list[asyncio.Future[None]] = []
 
     async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -39,7 +39,7 @@ async def test_a_connection_to_a_backup_that_hung_is_not_left_open() -> None:
     server.close()
 
 
-async def test_a_backup_that_cannot_be_reached_is_tried_again_each_time() -> None:
+async def test_an_unreachable_backup_is_unavailable_each_time() -> None:
     links = BackupLinks(BackupWays(), ReadLimits(connect_timeout_s=0.5))
     info = common_pb2.BackupInfo(backup_id=1, frames_address="127.0.0.1:1", alive=True)
     for _ in range(2):

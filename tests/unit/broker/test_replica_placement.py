@@ -1,4 +1,4 @@
-"""Which backups a virtual segment is given: what is never done, what only if needed, and that all get their share."""
+"""Placement: which backups a virtual segment never gets, gets only if needed, and that all get their share."""
 
 from collections import Counter
 from itertools import combinations
@@ -24,7 +24,7 @@ def chosen(replication: int, candidates: list[Candidate], seed: int) -> list[Can
 
 
 def doubled(candidates: list[Candidate] | tuple[Candidate, ...]) -> int:
-    """Replicas that share a node with another one."""
+    """The number of replicas that share a node with another one."""
     return len(candidates) - len({each.node_id for each in candidates})
 
 
@@ -33,7 +33,7 @@ def on_own(candidates: list[Candidate] | tuple[Candidate, ...]) -> int:
 
 
 @given(st.integers(1, 4), CANDIDATES, st.integers(0, 9))
-def test_there_are_r_different_ones_or_none_exactly_when_there_are_too_few(
+def test_placement_gives_r_different_backups_or_none_if_there_are_too_few(
     replication: int, candidates: list[Candidate], seed: int
 ) -> None:
     found = chosen(replication, candidates, seed)
@@ -44,7 +44,7 @@ def test_there_are_r_different_ones_or_none_exactly_when_there_are_too_few(
 
 
 @given(st.integers(1, 4), CANDIDATES, st.integers(0, 9))
-def test_nodes_differ_and_the_own_one_is_avoided_as_far_as_there_are_enough(
+def test_nodes_differ_and_the_own_node_is_avoided_as_far_as_possible(
     replication: int, candidates: list[Candidate], seed: int
 ) -> None:
     found = chosen(replication, candidates, seed)
@@ -60,14 +60,14 @@ def test_nodes_differ_and_the_own_one_is_avoided_as_far_as_there_are_enough(
 
 
 @given(st.integers(1, 3), st.lists(st.integers(0, 2), min_size=1, max_size=8), st.integers(0, 9))
-def test_racks_differ_as_far_as_there_are_enough(replication: int, racks: list[int], seed: int) -> None:
+def test_racks_differ_as_far_as_possible(replication: int, racks: list[int], seed: int) -> None:
     candidates = [Candidate(number, f"n{number + 1}", f"r{rack}", 0) for number, rack in enumerate(racks)]
     found = chosen(replication, candidates, seed)
     if found is not None:
         assert len({each.rack for each in found}) == min(replication, len(set(racks)))
 
 
-def test_a_rack_that_is_not_known_is_no_rack() -> None:
+def test_backups_of_unknown_racks_do_not_count_as_one_rack() -> None:
     candidates = [Candidate(0, "n1", "", 0), Candidate(1, "n2", "", 0), Candidate(2, "n3", "a", 0)]
     counts = Counter(id_ for seed in range(300) for id_ in place(2, candidates, node_id=OWN, random=Random(seed)) or ())
 
@@ -85,7 +85,7 @@ def test_equal_backups_get_equal_shares() -> None:
     assert all(150 < count < 250 for count in pairs.values())
 
 
-def test_of_two_that_are_drawn_the_one_with_more_memory_is_taken() -> None:
+def test_the_backup_with_more_memory_of_two_drawn_ones_is_chosen() -> None:
     candidates = [Candidate(number, f"n{number + 1}", "", number) for number in range(4)]
     random = Random(1)
     counts = Counter(id_ for _ in range(600) for id_ in place(1, candidates, node_id=OWN, random=random) or ())

@@ -1,4 +1,4 @@
-"""What backups have of a broker: which replicas are read, and what comes of it when some of them fail."""
+"""Reading the replicas of a broker: which ones are read, and the result when some of them fail."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -31,13 +31,13 @@ def info(
     )
 
 
-def test_a_closed_replica_is_read_before_a_longer_one_and_says_how_much_there_should_be() -> None:
+def test_a_closed_replica_is_read_before_a_longer_one_and_sets_the_wanted_length() -> None:
     (source,) = choose({1: [info(length=200)], 2: [info(length=100, closed=True)]})
     assert [backup_id for backup_id, _ in source.replicas] == [2, 1]
     assert source.wanted_bytes == 100
 
 
-def test_of_open_replicas_the_longest_is_read() -> None:
+def test_the_longest_of_open_replicas_is_read_first() -> None:
     (source,) = choose({1: [info(length=100)], 2: [info(length=300)], 3: [info(length=200)]})
     assert [backup_id for backup_id, _ in source.replicas] == [2, 3, 1]
     assert source.wanted_bytes == 300
@@ -54,7 +54,7 @@ def test_equal_replicas_are_read_from_all_backups_in_turn() -> None:
     assert [source.replicas[0][0] for source in sources] == [1, 2, 3, 1, 2, 3]
 
 
-def test_closed_replicas_that_differ_are_told_of() -> None:
+def test_closed_replicas_that_differ_are_marked_as_disagreeing() -> None:
     (source,) = choose({1: [info(closed=True)], 2: [info(closed=True, checksum=6)]})
     assert source.disagree
 
@@ -63,7 +63,7 @@ def test_closed_replicas_that_differ_are_told_of() -> None:
 
 
 class World:
-    """Backups, and what is read of them."""
+    """Backups, and the chunks that are read from them."""
 
     def __init__(self) -> None:
         self.backups = [FakeBackup(backup_id) for backup_id in (1, 2, 3)]
@@ -95,7 +95,7 @@ def chunks_of(count: int, first: int = 0, address: SegmentAddress = ADDRESS) -> 
     return [placed(number, address, first_record=number) for number in range(first, first + count)]
 
 
-async def test_everything_that_backups_have_is_read_once_in_order_and_bounded(world: World) -> None:
+async def test_all_chunks_on_backups_are_read_once_in_order_in_bounded_answers(world: World) -> None:
     chunks = chunks_of(20)
     one, two, three = world.backups
     for number in range(5):
@@ -113,7 +113,7 @@ async def test_everything_that_backups_have_is_read_once_in_order_and_bounded(wo
     assert min(one.reads, two.reads, three.reads) >= 2, "from all of them"
 
 
-async def test_only_the_streamlets_that_were_asked_for_are_read(world: World) -> None:
+async def test_only_the_requested_streamlets_are_read(world: World) -> None:
     mine, others = chunks_of(4), chunks_of(4, address=ADDRESS._replace(streamlet_id=1))
     replica = b"".join(chunk for pair in zip(mine, others, strict=True) for chunk in pair)
     world.backups[0].replicas[1] = replica, True
@@ -131,7 +131,7 @@ async def test_a_chunk_that_is_damaged_on_one_backup_is_read_from_the_next(world
     assert result.unread == []
 
 
-async def test_damage_on_all_backups_is_told_and_does_not_hide_the_rest(world: World) -> None:
+async def test_damage_on_all_backups_is_reported_and_does_not_hide_the_rest(world: World) -> None:
     chunks = chunks_of(6)
     for backup in world.backups[:2]:
         backup.replicas[1] = b"".join(chunks), True
@@ -143,7 +143,7 @@ async def test_damage_on_all_backups_is_told_and_does_not_hide_the_rest(world: W
     assert (number, sorted(reasons)) == (1, ["backup 1: 1 chunks are damaged", "backup 2: 1 chunks are damaged"])
 
 
-async def test_a_replica_that_is_not_what_its_checksum_says_is_not_trusted_alone(world: World) -> None:
+async def test_a_replica_with_a_wrong_checksum_is_not_trusted_alone(world: World) -> None:
     chunks = chunks_of(4)
     for backup in world.backups[:2]:
         backup.replicas[1] = b"".join(chunks), False
@@ -171,7 +171,7 @@ async def test_a_backup_that_fails_while_it_is_read_is_replaced_by_the_next(worl
     assert result.unread == []
 
 
-async def test_a_backup_that_cannot_be_reached_is_told_and_others_are_read(world: World) -> None:
+async def test_an_unreachable_backup_is_reported_and_others_are_read(world: World) -> None:
     chunks = chunks_of(2)
     world.backups[1].replicas[1] = b"".join(chunks), False
     await world.backups[0].server.close()
@@ -195,7 +195,7 @@ async def test_a_backup_that_refuses_one_replica_still_serves_others(world: Worl
     assert result.backups_failed == {}
 
 
-async def test_closed_replicas_that_differ_are_both_read_and_their_conflict_is_told(world: World) -> None:
+async def test_closed_replicas_that_differ_are_both_read_and_their_conflict_is_reported(world: World) -> None:
     right, wrong = chunks_of(2), [placed(7, first_record=0), *chunks_of(1, first=1)]
     world.backups[0].replicas[1] = b"".join(right), True
     world.backups[1].replicas[1] = b"".join(wrong), True
@@ -205,7 +205,7 @@ async def test_closed_replicas_that_differ_are_both_read_and_their_conflict_is_t
     assert len(world.bytes_of(result.runs)) == 2
 
 
-async def test_what_the_taker_raises_ends_the_reading(world: World) -> None:
+async def test_an_error_of_the_taker_ends_the_reading(world: World) -> None:
     world.backups[0].replicas[1] = b"".join(chunks_of(4)), True
 
     async def take(_: ChunkHeader, __: memoryview) -> None:

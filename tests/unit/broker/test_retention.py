@@ -1,4 +1,4 @@
-"""Retention: which segments go, by age, size and consumption, and what holds them back."""
+"""Retention: which segments are removed by age, size and consumption, and what holds them back."""
 
 import pytest
 
@@ -14,7 +14,7 @@ HOUR_US = 3_600_000_000
 
 
 def apply(log: Log, now_us: int = 0, *, segments_max: int = SEGMENTS_MAX, **rules: object) -> list[Position]:
-    """Move the starts as the engine does; returns where the first chunk of each entry is."""
+    """Move the starts as the engine does; return where the first chunk of each entry is."""
     for entry, position, record in new_starts(log.streamlet, Rules(**rules), now_us, segments_max):  # type: ignore[arg-type]
         entry.start, entry.start_record = position, record
         log.engine.memory.removals.collect(entry)
@@ -45,8 +45,8 @@ def aged(request: pytest.FixtureRequest, engine: Engine) -> Log:
 # --- passes ------------------------------------------------------------------------------------------------
 
 
-def test_what_has_yet_to_be_removed_does_not_count_again(aged: Log) -> None:
-    """The disk may be slower than the passes are frequent."""
+def test_segments_with_a_pending_removal_do_not_count_again(aged: Log) -> None:
+    """Passes may come faster than the disk removes files."""
     rules = Rules(bytes_max=aged.streamlet.length_bytes - 2 * SEGMENT * CHUNK_BYTES)
     for _ in range(3):
         for entry, position, record in new_starts(aged.streamlet, rules, 0):
@@ -74,12 +74,12 @@ def test_rules_are_those_of_the_configuration() -> None:
 
 
 @pytest.mark.parametrize("rules", [Rules(), Rules(consumer_groups=("a",)), Rules(consumed=True)])
-def test_a_rule_that_is_not_set_removes_nothing(aged: Log, rules: Rules) -> None:
+def test_rules_without_a_limit_remove_nothing(aged: Log, rules: Rules) -> None:
     assert not rules
     assert new_starts(aged.streamlet, rules, 1 << 60) == []
 
 
-def test_who_has_read_what_goes_has_missed_nothing(aged: Log) -> None:
+def test_a_reader_at_the_end_of_a_removed_segment_misses_nothing(aged: Log) -> None:
     at_its_end = Position(1, 2, SLOT_BYTES)
 
     assert apply(aged, int(4.5 * HOUR_US), age_us=2 * HOUR_US) == [Position(2, 1, 0)]
@@ -94,9 +94,7 @@ def test_who_has_read_what_goes_has_missed_nothing(aged: Log) -> None:
 
 @pytest.mark.parametrize("made_us", [0, 1000 * HOUR_US])
 @pytest.mark.parametrize("disk", [False, True])
-def test_age_goes_by_when_a_chunk_was_appended_whatever_its_producer_says(
-    engine: Engine, made_us: int, disk: bool
-) -> None:
+def test_age_counts_from_the_append_whatever_time_the_producer_gives(engine: Engine, made_us: int, disk: bool) -> None:
     log = Log(engine)
     for hour in (1, 2, 3):
         engine.memory.now_us = hour * HOUR_US
@@ -110,8 +108,8 @@ def test_age_goes_by_when_a_chunk_was_appended_whatever_its_producer_says(
 
 
 @pytest.mark.parametrize("disk", [False, True])
-def test_segments_from_the_future_go_when_those_behind_them_are_old_enough(engine: Engine, disk: bool) -> None:
-    """Of an index whose times were those of producers, or of a clock that was wrong for long."""
+def test_segments_from_the_future_are_removed_when_later_ones_are_old_enough(engine: Engine, disk: bool) -> None:
+    """Such times come from an index with times of producers, or from a clock that was wrong for long."""
     log = Log(engine)
     for hour in (1000, 2, 900, 3):
         engine.memory.now_us = hour * HOUR_US
@@ -125,7 +123,7 @@ def test_segments_from_the_future_go_when_those_behind_them_are_old_enough(engin
     assert apply(log, int(5.5 * HOUR_US), age_us=2 * HOUR_US) == [Position(3, 1, 0)]
 
 
-def test_a_segment_from_the_future_with_none_behind_it_stays_and_goes_by_size(engine: Engine) -> None:
+def test_a_last_segment_from_the_future_is_removed_by_size_but_not_by_age(engine: Engine) -> None:
     log = Log(engine)
     engine.memory.now_us = 1000 * HOUR_US
     log.append_many(SEGMENT + 1)
@@ -145,7 +143,7 @@ def test_a_segment_from_the_future_with_none_behind_it_stays_and_goes_by_size(en
         (99, Position(2, 2, 0), 120),
     ],
 )
-def test_closed_segments_whose_newest_chunk_is_too_old_go(
+def test_closed_segments_are_removed_when_their_newest_chunk_is_too_old(
     aged: Log, now_hours: float, start: Position, record: int
 ) -> None:
     assert apply(aged, int(now_hours * HOUR_US), age_us=2 * HOUR_US) == [start]
@@ -163,7 +161,7 @@ def test_one_new_chunk_keeps_its_segment(engine: Engine) -> None:
 
 
 def test_an_old_segment_behind_a_new_one_waits_for_it(engine: Engine) -> None:
-    """Clocks are set back. What goes is always the oldest part of the log."""
+    """Clocks are set back. Retention always removes the oldest part of the log."""
     log = Log(engine)
     for hour in (9, 1, 1):
         engine.memory.now_us = hour * HOUR_US
@@ -173,7 +171,7 @@ def test_an_old_segment_behind_a_new_one_waits_for_it(engine: Engine) -> None:
     assert apply(log, 10 * HOUR_US, age_us=2 * HOUR_US) == [Position(1, 1, 0)]
 
 
-def test_an_entry_may_lose_all_it_has(engine: Engine) -> None:
+def test_an_entry_may_lose_all_its_segments(engine: Engine) -> None:
     log = Log(engine)
     log.append_many(SEGMENT, created_us=1)
     log.engine.memory.segments.close_all()
@@ -193,20 +191,20 @@ def test_an_entry_may_lose_all_it_has(engine: Engine) -> None:
     [
         (1 << 40, Position(1, 1, 0)),
         (3 * SLOT_BYTES + CHUNK_BYTES, Position(1, 1, 0)),
-        (3 * SLOT_BYTES, Position(1, 1, 0)),  # what is left would be less than it may be
+        (3 * SLOT_BYTES, Position(1, 1, 0)),  # less than the limit would be left
         (2 * SLOT_BYTES + CHUNK_BYTES, Position(1, 2, 0)),
         (2 * SLOT_BYTES, Position(1, 2, 0)),
         (1, Position(2, 2, 0)),
     ],
 )
-def test_the_oldest_segments_go_as_long_as_no_less_is_left_than_may_be(
+def test_the_oldest_segments_are_removed_while_at_least_the_limit_is_left(
     aged: Log, bytes_max: int, start: Position
 ) -> None:
     assert apply(aged, bytes_max=bytes_max) == [start]
     assert apply(aged, bytes_max=bytes_max) == [start], "and then it is enough"
 
 
-def test_the_size_is_that_of_the_streamlet_and_the_oldest_goes_whichever_entry_it_is_of(engine: Engine) -> None:
+def test_the_size_limit_of_a_streamlet_removes_the_oldest_segment_of_any_entry(engine: Engine) -> None:
     log = Log(engine, entries=2)
     for hour, producer in ((1, 1), (2, 2), (3, 2), (4, 1)):
         engine.memory.now_us = hour * HOUR_US
@@ -236,7 +234,7 @@ def commit(log: Log, consumer_group: str, position: Position) -> None:
         (Position(2, 2, CHUNK_BYTES), Position(2, 2, CHUNK_BYTES), Position(2, 2, 0)),
     ],
 )
-def test_what_all_consumer_groups_have_read_goes(
+def test_segments_that_all_consumer_groups_have_read_are_removed(
     aged: Log, first: Position | None, second: Position | None, start: Position
 ) -> None:
     for consumer_group, position in (("a", first), ("b", second)):
@@ -260,14 +258,14 @@ def test_consumer_groups_that_are_not_named_hold_back_nothing(aged: Log) -> None
     assert apply(aged, 99 * HOUR_US, age_us=1) == [Position(2, 2, 0)]
 
 
-# --- what cannot go ----------------------------------------------------------------------------------------
+# --- what stays --------------------------------------------------------------------------------------------
 
 
 def everything(log: Log) -> list[Position]:
     return apply(log, 1 << 60, age_us=1, bytes_max=1)
 
 
-def test_what_is_not_readable_yet_stays(engine: Engine) -> None:
+def test_segments_that_are_not_readable_yet_stay(engine: Engine) -> None:
     log = Log(engine)
     log.append_many(2 * SEGMENT + 1, publish=False)
 
@@ -280,7 +278,7 @@ def test_an_open_segment_stays_whatever_its_age(log: Log) -> None:
     assert everything(log) == [Position(1, 1, 0)]
 
 
-def test_a_segment_that_somebody_has_begun_to_remove_counts_as_what_is_left_of_it(engine: Engine) -> None:
+def test_only_the_remaining_part_of_a_truncated_segment_counts(engine: Engine) -> None:
     log = Log(engine)
     log.append_many(2 * SEGMENT + 1)
     engine.run()

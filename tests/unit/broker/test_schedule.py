@@ -1,4 +1,4 @@
-"""Which virtual segment is read next: what is wanted first, each once, and again when there is something new."""
+"""The order of reading virtual segments: wanted ones first, each once, and again when there is something new."""
 
 from collections.abc import Iterable
 
@@ -19,7 +19,7 @@ def replicas(number: int, *segments: SegmentAddress, backups: Iterable[int] = (1
 
 
 def scheduled(*found: ReplicasToRead, read_to: Position = EARLIEST) -> Schedule:
-    """A schedule with all that these have, in order."""
+    """A schedule with all segments of these replicas, in order."""
     schedule = Schedule()
     addresses = {address for each in found for address in each.segments}
     schedule.add(found, addresses, new=True)
@@ -28,7 +28,7 @@ def scheduled(*found: ReplicasToRead, read_to: Position = EARLIEST) -> Schedule:
 
 
 def read_all(schedule: Schedule) -> list[int]:
-    """Read everything that can be, successfully."""
+    """Read everything that can be read, successfully."""
     numbers = []
     while (found := schedule.next(lambda _: True)) is not None:
         numbers.append(found.key.virtual_segment_id)
@@ -36,7 +36,7 @@ def read_all(schedule: Schedule) -> list[int]:
     return numbers
 
 
-def test_what_was_not_read_yet_comes_in_order_and_then_what_was_the_newest_first() -> None:
+def test_unread_segments_come_in_order_and_then_read_ones_the_newest_first() -> None:
     found = [replicas(number, at(number)) for number in (5, 3, 1, 4, 2)]
     assert read_all(scheduled(*found, read_to=Position(1, 2, LENGTH))) == [3, 4, 5, 2, 1]
 
@@ -51,20 +51,20 @@ def test_each_entry_has_its_own_cursor() -> None:
     assert read_all(schedule) == [2, 3, 1]
 
 
-def test_what_a_reader_waits_for_comes_before_all_others() -> None:
+def test_a_segment_that_a_reader_waits_for_comes_first() -> None:
     schedule = scheduled(*(replicas(number, at(number)) for number in (1, 2, 3)))
     schedule.want(at(3))
-    schedule.want(at(9))  # nobody has it
+    schedule.want(at(9))  # no replica has it
     assert read_all(schedule) == [3, 1, 2]
 
 
-def test_what_others_have_too_comes_last() -> None:
+def test_replicas_of_segments_that_others_have_too_come_last() -> None:
     copies = replicas(1)
     copies.also = {at(1)}
     assert read_all(scheduled(copies, replicas(2, at(1)))) == [2, 1]
 
 
-def test_what_is_not_missing_any_more_is_not_read() -> None:
+def test_segments_that_are_no_longer_missing_are_not_read() -> None:
     schedule = scheduled(replicas(1, at(1)), replicas(2, at(2)))
     found = schedule.next(lambda address: address == at(2))
     assert found is not None
@@ -72,7 +72,7 @@ def test_what_is_not_missing_any_more_is_not_read() -> None:
     assert schedule.next(lambda _: True) is None
 
 
-def test_nothing_is_quiet_while_something_is_read_or_can_be() -> None:
+def test_a_schedule_is_quiet_only_when_no_replica_is_being_read_or_can_be_read() -> None:
     schedule = scheduled(replicas(1, at(1)))
     assert not schedule.quiet
     found = schedule.next(lambda _: True)
@@ -82,7 +82,7 @@ def test_nothing_is_quiet_while_something_is_read_or_can_be() -> None:
     assert schedule.quiet
 
 
-def test_what_failed_waits_until_it_is_tried_again() -> None:
+def test_a_failed_replica_waits_for_a_retry() -> None:
     only = replicas(1, at(1))
     schedule = scheduled(only)
     assert schedule.next(lambda _: True) is only
@@ -96,7 +96,7 @@ def test_what_failed_waits_until_it_is_tried_again() -> None:
     assert schedule.retry() == []
 
 
-def test_nothing_more_may_come_of_what_was_read_to_its_end() -> None:
+def test_no_more_may_come_from_a_replica_that_was_read() -> None:
     schedule = scheduled(replicas(1, at(1)), replicas(2, at(1)))
     first = schedule.next(lambda _: True)
     assert first is not None
@@ -108,7 +108,7 @@ def test_nothing_more_may_come_of_what_was_read_to_its_end() -> None:
     assert not schedule.may_come(at(1), unread=())
 
 
-def test_what_another_backup_has_too_is_read_again() -> None:
+def test_a_replica_is_read_again_when_another_backup_has_it() -> None:
     known = replicas(1, at(1), backups=[1])
     schedule = scheduled(known)
     assert read_all(schedule) == [1]
@@ -123,7 +123,7 @@ def test_what_another_backup_has_too_is_read_again() -> None:
     assert read_all(schedule) == [1]
 
 
-def test_a_replica_that_was_no_use_to_some_segments_may_be_to_others() -> None:
+def test_a_replica_is_read_again_when_it_has_other_missing_segments() -> None:
     known = replicas(1, at(1), backups=[1])
     schedule = scheduled(known)
     assert read_all(schedule) == [1]
@@ -134,7 +134,7 @@ def test_a_replica_that_was_no_use_to_some_segments_may_be_to_others() -> None:
     assert known.tried == set()
 
 
-def test_when_everything_has_come_nothing_is_left() -> None:
+def test_a_schedule_is_empty_when_all_segments_have_come() -> None:
     schedule = scheduled(replicas(1, at(1), at(2)))
     schedule.forget(at(1))
     assert len(schedule.unread([at(2)])) == 1

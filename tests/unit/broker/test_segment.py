@@ -33,7 +33,7 @@ def append(
 # --- appending ---------------------------------------------------------------------------------------------
 
 
-def test_chunks_follow_each_other_and_are_whole_and_placed(segment: Segment) -> None:
+def test_appended_chunks_follow_each_other_whole_and_with_their_place(segment: Segment) -> None:
     assert [append(segment, fill=b"a"), append(segment, size=512), append(segment, fill=b"c")] == [0, 1024, 1536]
 
     for offset in (0, 1024, 1536):
@@ -111,7 +111,9 @@ def test_only_starts_and_ends_of_chunks_are_boundaries(segment: Segment) -> None
         (1024, -1, 2560, 1024),  # nothing is left of the budget
     ],
 )
-def test_whole_chunks_within_a_budget(segment: Segment, start: int, bytes_max: int, end: int, expected: int) -> None:
+def test_a_budget_is_rounded_down_to_whole_chunks(
+    segment: Segment, start: int, bytes_max: int, end: int, expected: int
+) -> None:
     for size in (1024, 512, 1024):
         append(segment, size=size)
 
@@ -150,10 +152,10 @@ def test_a_durable_head_that_goes_back_or_passes_the_head_is_a_defect(segment: S
     assert segment.durable_head == 1024
 
 
-# --- what its slot says ------------------------------------------------------------------------------------
+# --- its slot ----------------------------------------------------------------------------------------------
 
 
-def test_the_row_of_the_slot_tells_whose_it_is_and_up_to_where(segment: Segment) -> None:
+def test_the_row_of_the_slot_has_the_address_and_heads_of_the_segment(segment: Segment) -> None:
     append(segment)
     append(segment)
     segment.advance_durable_head(1024)
@@ -164,7 +166,7 @@ def test_the_row_of_the_slot_tells_whose_it_is_and_up_to_where(segment: Segment)
     assert segment.slot.content == SlotContent(*ADDRESS, 11, 2048, 1024, closed=True)
 
 
-def test_a_chunk_knows_the_durable_head_of_its_time(segment: Segment) -> None:
+def test_a_chunk_has_the_durable_head_at_the_time_of_its_append(segment: Segment) -> None:
     append(segment)
     append(segment)
     segment.advance_durable_head(1024)
@@ -173,7 +175,7 @@ def test_a_chunk_knows_the_durable_head_of_its_time(segment: Segment) -> None:
     assert [segment.header_at(offset).durable_head for offset in (0, 1024, 2048)] == [0, 0, 1024]
 
 
-def test_what_is_found_in_a_slot_is_the_segment_that_was_left(segment: Segment) -> None:
+def test_a_segment_found_in_a_slot_is_the_one_that_was_left_there(segment: Segment) -> None:
     append(segment, 0, record_count=3, created_us=7)
     append(segment, 0, record_count=4, created_us=6, producer=2, first_record=14)
     segment.advance_durable_head(1024)

@@ -1,4 +1,4 @@
-"""The index of what is on disk: its order, its records, and what becomes of it when its file is damaged."""
+"""The index of segments on disk: its records, their order, and the check when its file is damaged."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -106,22 +106,22 @@ def test_records_outlive_the_launch(index: SegmentIndex, open_index: OpenIndex) 
     assert index.meta() == {"format": 1, "clean": True, "next_physical_id": 8}
 
 
-def test_an_entry_that_an_older_version_wrote_down_has_no_watermarks(index: SegmentIndex) -> None:
+def test_an_entry_record_of_an_older_version_has_no_watermarks(index: SegmentIndex) -> None:
     record = EntryRecord(Position(1, 1, 0), 0, 5, 64, 1, 1, 1, (Gap(Position(1, 1, 64), Position(9, 1, 0)),), 7, 8)
     key, value = put_entry(ENTRY, record)
     assert value is not None
-    index.commit([sealed(key, value[:-20])])  # without them, and the checksum
+    index.commit([sealed(key, value[:-20])])  # without the watermarks and the checksum
 
     assert index.entry(ENTRY) == record._replace(watermark_us=NO_TIME, removed_watermark_us=NO_TIME)
 
 
-def test_a_new_index_has_nothing(index: SegmentIndex) -> None:
+def test_a_new_index_is_empty(index: SegmentIndex) -> None:
     assert (index.segment(ADDRESS), index.entry(ENTRY), index.following(ADDRESS)) == (None, None, None)
     assert (index.meta(), index.producers(7, 0), index.cursors(ENTRY), index.removals()) == ({}, {}, {}, [])
     assert (list(index.entries()), list(index.all_segments()), index.stream_ids()) == ([], [], set())
 
 
-def test_what_is_deleted_is_gone(index: SegmentIndex) -> None:
+def test_deleted_records_are_gone(index: SegmentIndex) -> None:
     index.commit([put_segment(ADDRESS, RECORD), put_removal(1), put_removal(2)])
     index.commit([delete_segment(ADDRESS), delete_removal(1), delete_segment(address(99, 1))])
 
@@ -129,7 +129,7 @@ def test_what_is_deleted_is_gone(index: SegmentIndex) -> None:
 
 
 @pytest.mark.parametrize("replaced", [True, False])
-def test_nothing_is_committed_to_a_file_that_has_its_name_no_more(
+def test_commits_fail_while_the_index_file_is_renamed_or_replaced(
     index: SegmentIndex, path: Path, replaced: bool
 ) -> None:
     index.commit([put_removal(1)])
@@ -146,7 +146,7 @@ def test_nothing_is_committed_to_a_file_that_has_its_name_no_more(
     assert index.removals() == [1, 2]
 
 
-def test_a_record_on_which_a_bit_was_flipped_is_none(index: SegmentIndex) -> None:
+def test_a_record_with_a_flipped_bit_is_ignored(index: SegmentIndex) -> None:
     key, value = put_segment(ADDRESS, RECORD)
     assert value is not None
     for at in range(len(value)):
@@ -154,7 +154,7 @@ def test_a_record_on_which_a_bit_was_flipped_is_none(index: SegmentIndex) -> Non
         assert index.segment(ADDRESS) is None
 
 
-def test_the_record_of_another_segment_is_not_taken_for_this_ones(index: SegmentIndex) -> None:
+def test_a_record_under_the_key_of_another_segment_is_ignored(index: SegmentIndex) -> None:
     _, value = put_segment(address(1, 2), RECORD)
     index.commit([(put_segment(ADDRESS, RECORD)[0], value)])
 
@@ -190,21 +190,21 @@ def test_the_segments_of_an_entry_come_in_the_order_of_the_log(filled: SegmentIn
 
 
 @pytest.mark.parametrize("number", range(len(KEYS)))
-def test_what_follows_a_segment_is_the_next_one_of_its_entry(filled: SegmentIndex, number: int) -> None:
+def test_the_following_segment_is_the_next_one_of_the_same_entry(filled: SegmentIndex, number: int) -> None:
     following = filled.following(address(*KEYS[number]))
     expected = KEYS[number + 1] if number + 1 < len(KEYS) else None
 
     assert (following[0][3:] if following is not None else None) == expected
 
 
-def test_what_follows_a_place_that_does_not_exist_is_found_as_well(filled: SegmentIndex) -> None:
+def test_the_segment_after_a_place_that_does_not_exist_is_found(filled: SegmentIndex) -> None:
     for place, expected in (((0, 0), (1, 1)), ((1, 0), (1, 1)), ((1, 3), (2, 1)), ((100, 7), (255, 1))):
         following = filled.following(address(*place))
         assert following is not None
         assert following[0][3:] == expected
 
 
-def test_segments_may_change_while_somebody_goes_through_them(filled: SegmentIndex) -> None:
+def test_segments_may_change_during_an_iteration_over_them(filled: SegmentIndex) -> None:
     found = []
     for each, _ in filled.segments(ENTRY):
         found.append((each.group_id, each.segment_id))
@@ -214,7 +214,7 @@ def test_segments_may_change_while_somebody_goes_through_them(filled: SegmentInd
     assert found == [(1, 1), (1, 2), (3, 1), *KEYS[3:]]
 
 
-def test_a_stream_is_found_as_a_whole_and_without_its_neighbours(filled: SegmentIndex) -> None:
+def test_all_records_of_a_stream_are_found_without_its_neighbours(filled: SegmentIndex) -> None:
     entry = ENTRY._replace(stream_id=8)
     filled.commit([put_entry(entry, EntryRecord()), put_producer(8, 0, 1, ProducerRecord(0, 1))])
     filled.commit([put_cursor(entry, "a", Position(1, 1, 0)), put_segment(address(1, 1, entry), RECORD)])
@@ -239,7 +239,7 @@ def test_open_segments_are_the_last_ones_of_their_entry(index: SegmentIndex, cou
     assert [each.physical_id for _, each in index.open_segments(ENTRY)] == list(range(4 - count, 4))
 
 
-def test_a_number_of_a_file_that_was_given_is_never_given_again(index: SegmentIndex) -> None:
+def test_the_next_file_number_never_goes_back(index: SegmentIndex) -> None:
     for number in (3, 9, 5):
         index.commit([], {"next_physical_id": number})
 
@@ -253,8 +253,8 @@ def test_a_commit_is_made_as_a_whole_or_not_at_all(index: SegmentIndex) -> None:
     assert index.segment(ADDRESS) is None
 
 
-def test_the_checksum_of_a_clean_stop_knows_one_record_from_another(path: Path) -> None:
-    """As after a write of a page that the disk has lost: what was in it before is whole, and old."""
+def test_the_checksum_of_a_clean_stop_depends_on_the_records(path: Path) -> None:
+    """A disk may lose the write of a page: the content from before is whole, and old."""
     path.mkdir()
     checksums = set()
     for next_record in (1, 2):
@@ -269,14 +269,14 @@ def test_the_checksum_of_a_clean_stop_knows_one_record_from_another(path: Path) 
 
 
 def fill(path: Path, count: int = 400) -> None:
-    """An index that was closed without being told to be clean: many pages."""
+    """Make an index of many pages, and close it without marking it clean."""
     index = SegmentIndex.open(path, durable=False)
     index.commit([put_segment(address(group, 1), record(group)) for group in range(1, count + 1)])
     index.close()
 
 
 def reopened(path: Path) -> tuple[bool, list[int]]:
-    """Whether the check found all, and the groups that are there, of which each is intact."""
+    """Whether the check found everything, and the groups in the index, each of them intact."""
     index, whole = SegmentIndex.open_checked(path)
     groups = [each.group_id for each, _ in index.all_segments()]
     assert [index.segment(address(group, 1)) for group in groups] == [record(group) for group in groups]
@@ -285,7 +285,9 @@ def reopened(path: Path) -> tuple[bool, list[int]]:
     return whole, groups
 
 
-def test_an_index_that_was_closed_cleanly_is_taken_as_it_is(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cleanly_closed_index_is_opened_without_a_check_of_records(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fill(path)
     SegmentIndex.open(path).close(clean=True)
     monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("looked at each record"))
@@ -293,7 +295,7 @@ def test_an_index_that_was_closed_cleanly_is_taken_as_it_is(path: Path, monkeypa
     assert reopened(path) == (True, list(range(1, 401)))
 
 
-def test_the_checksum_of_a_clean_stop_is_for_one_start(path: Path) -> None:
+def test_the_checksum_of_a_clean_stop_is_used_for_one_start_only(path: Path) -> None:
     fill(path)
     SegmentIndex.open(path).close(clean=True)
     assert (path / "data.crc32").exists()
@@ -305,7 +307,7 @@ def test_the_checksum_of_a_clean_stop_is_for_one_start(path: Path) -> None:
         assert not (path / "data.crc32").exists()
 
 
-def test_an_index_of_a_launch_that_was_killed_is_checked_record_by_record(path: Path) -> None:
+def test_the_index_of_a_killed_launch_is_checked_and_found_whole(path: Path) -> None:
     fill(path)
 
     assert reopened(path) == (True, list(range(1, 401)))
@@ -315,7 +317,7 @@ def test_an_index_of_a_launch_that_was_killed_is_checked_record_by_record(path: 
 
 @pytest.mark.parametrize("clean", [False, True])
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.7, 0.9])
-def test_records_of_which_bits_were_flipped_are_told_and_left_out(path: Path, share: float, clean: bool) -> None:
+def test_records_with_flipped_bits_are_reported_and_left_out(path: Path, share: float, clean: bool) -> None:
     fill(path)
     if clean:
         SegmentIndex.open(path).close(clean=True)
@@ -333,7 +335,7 @@ def test_records_of_which_bits_were_flipped_are_told_and_left_out(path: Path, sh
 @pytest.mark.parametrize(
     "content", [b"", b"garbage", bytes(1 << 16), b"\xff" * (1 << 16)], ids=["empty", "text", "zeros", "ones"]
 )
-def test_a_file_that_is_no_index_is_made_anew(path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_an_index_is_replaced_by_an_empty_index(path: Path, content: bytes) -> None:
     path.mkdir()
     (path / "data.mdb").write_bytes(content)
     index, whole = SegmentIndex.open_checked(path)
@@ -342,7 +344,7 @@ def test_a_file_that_is_no_index_is_made_anew(path: Path, content: bytes) -> Non
     index.close()
 
 
-def test_a_file_that_was_cut_off_is_no_end_of_the_broker(path: Path) -> None:
+def test_a_truncated_index_opens_and_is_reported_as_not_whole(path: Path) -> None:
     fill(path)
     data = path / "data.mdb"
     data.write_bytes(data.read_bytes()[: 6 * 4096])
@@ -352,7 +354,7 @@ def test_a_file_that_was_cut_off_is_no_end_of_the_broker(path: Path) -> None:
     assert set(groups) <= set(range(1, 401))
 
 
-def test_an_index_that_is_gone_though_it_was_closed_cleanly_is_not_whole(path: Path) -> None:
+def test_a_cleanly_closed_index_that_is_gone_is_not_whole(path: Path) -> None:
     fill(path)
     SegmentIndex.open(path).close(clean=True)
     (path / "data.mdb").unlink()
@@ -360,11 +362,11 @@ def test_an_index_that_is_gone_though_it_was_closed_cleanly_is_not_whole(path: P
     assert reopened(path) == (False, [])
 
 
-def test_an_index_that_never_was_is_whole(path: Path) -> None:
+def test_an_index_that_never_existed_is_whole(path: Path) -> None:
     assert reopened(path) == (True, [])
 
 
-def test_a_leftover_of_a_check_that_was_cut_off_does_not_matter(path: Path) -> None:
+def test_the_leftover_of_an_interrupted_check_does_not_matter(path: Path) -> None:
     fill(path)
     leftover = path.with_name(path.name + ".copy")
     leftover.mkdir()

@@ -1,4 +1,4 @@
-"""What a scan makes of the bytes of a segment: chunks, holes, torn tails, and what others have left."""
+"""A scan of the bytes of a segment: chunks, holes, torn tails, and leftovers of other segments."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def flip(view: memoryview, *offsets: int) -> memoryview:
 
 
 def scan(view: memoryview, **options: Any) -> SegmentScan:
-    """Of the segment that all tests here are about, with what must hold for each scan."""
+    """Scan the segment that all tests here are about, and check what must hold for each scan."""
     found = scan_segment(view, **({"address": ADDRESS} | options))
     ends = list(found.chunk_ends)
     assert ends == sorted(set(ends))
@@ -43,7 +43,7 @@ def spans(found: SegmentScan) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("length", [None, 3 * CHUNK_BYTES])
-def test_a_chunk_of_an_unknown_version_is_told_from_damage(length: int | None) -> None:
+def test_a_chunk_of_an_unknown_version_is_distinguished_from_damage(length: int | None) -> None:
     known, unknown = placed(0), placed(1, version=9)
 
     assert scan(filled(known, unknown, placed(2)), length=length).unknown_version == 9
@@ -63,14 +63,14 @@ def test_all_chunks_of_a_segment_are_found_and_nothing_behind_them(count: int) -
     assert (found.end, found.holes, found.torn_bytes, found.record_count) == (CHUNK_BYTES * count, [], 0, count)
 
 
-def test_the_first_whole_chunk_says_whose_segment_it_is_when_nobody_else_does() -> None:
+def test_the_first_whole_chunk_gives_the_address_of_an_unknown_segment() -> None:
     found = scan(filled(placed(0, OTHER), placed(1, ADDRESS)), address=None)
 
     assert found.address == OTHER
     assert sequences(found) == [0]
 
 
-def test_a_segment_without_a_chunk_is_nobodys() -> None:
+def test_a_segment_without_a_chunk_has_no_address() -> None:
     assert scan(filled(rest=b"abc"), address=None).address is None
 
 
@@ -80,10 +80,10 @@ def test_chunks_that_no_broker_has_placed_do_not_count() -> None:
     assert (found.headers, found.address, found.torn_bytes > 0) == ([], None, True)
 
 
-# --- what another segment has left -------------------------------------------------------------------------
+# --- leftovers of another segment --------------------------------------------------------------------------
 
 
-def test_chunks_of_the_segment_that_was_here_before_are_not_taken() -> None:
+def test_chunks_of_the_segment_that_was_here_before_are_ignored() -> None:
     found = scan(filled(placed(0), placed(1), placed(7, OTHER), placed(8, OTHER)))
 
     assert sequences(found) == [0, 1]
@@ -93,11 +93,11 @@ def test_chunks_of_the_segment_that_was_here_before_are_not_taken() -> None:
 @pytest.mark.parametrize(
     "change", [{"stream_id": 8}, {"streamlet_id": 1}, {"entry": 1}, {"group_id": 2}, {"segment_id": 2}]
 )
-def test_a_chunk_belongs_to_a_segment_only_if_all_of_its_address_does(change: dict[str, int]) -> None:
+def test_a_chunk_belongs_to_a_segment_only_if_all_of_its_address_matches(change: dict[str, int]) -> None:
     assert sequences(scan(filled(placed(0), placed(1, ADDRESS._replace(**change))))) == [0]
 
 
-def test_old_chunks_between_new_ones_are_a_hole_if_they_were_known_to_be_durable() -> None:
+def test_old_chunks_between_new_ones_are_a_hole_below_the_durable_head() -> None:
     found = scan(filled(placed(0), placed(7, OTHER), placed(2, durable_head=2 * CHUNK_BYTES)))
 
     assert sequences(found) == [0, 2]
@@ -119,7 +119,7 @@ def test_damage_before_a_durable_head_is_a_hole_of_exactly_the_chunk(at: int) ->
     assert (found.end, found.torn_bytes) == (SLOT_BYTES, 0)
 
 
-def test_damage_behind_all_durable_heads_is_a_torn_tail_and_all_behind_it_goes() -> None:
+def test_damage_behind_all_durable_heads_is_a_torn_tail_with_all_behind_it() -> None:
     view = filled(placed(0), placed(1), placed(2, durable_head=CHUNK_BYTES), placed(3, durable_head=CHUNK_BYTES))
     found = scan(flip(view, CHUNK_BYTES + 200))
 
@@ -137,7 +137,7 @@ def test_damage_on_both_sides_of_the_durable_head_is_a_hole_and_a_torn_tail() ->
 
 
 @pytest.mark.parametrize("cut", [1, 127, 128, 700, CHUNK_BYTES - 1])
-def test_a_last_chunk_of_which_only_a_part_arrived_is_a_torn_tail(cut: int) -> None:
+def test_a_partly_written_last_chunk_is_a_torn_tail(cut: int) -> None:
     found = scan(filled(placed(0), rest=placed(1)[:cut]))
 
     assert sequences(found) == [0]
@@ -161,7 +161,7 @@ def test_a_damaged_payload_beside_a_damaged_header_hides_no_chunk_behind_them() 
     assert spans(found)[-1][1] == 2 * CHUNK_BYTES
 
 
-def test_a_file_that_was_not_finished_is_believed_up_to_its_first_damage_only() -> None:
+def test_an_unfinished_file_is_trusted_only_up_to_its_first_damage() -> None:
     view = filled(placed(0), placed(1), placed(2, durable_head=2 * CHUNK_BYTES))
     found = scan(flip(view, CHUNK_BYTES + 200), finished=False)
 
@@ -173,7 +173,7 @@ def test_a_file_that_was_not_finished_is_believed_up_to_its_first_damage_only() 
 
 
 @pytest.mark.parametrize("index", range(3))
-def test_up_to_a_known_length_all_that_is_no_chunk_is_a_hole(index: int) -> None:
+def test_damage_up_to_a_known_length_is_a_hole(index: int) -> None:
     view = filled(placed(0), placed(1), placed(2), placed(7, OTHER))
     found = scan(flip(view, CHUNK_BYTES * index + 200), length=3 * CHUNK_BYTES)
 
@@ -182,33 +182,33 @@ def test_up_to_a_known_length_all_that_is_no_chunk_is_a_hole(index: int) -> None
     assert (found.end, found.torn_bytes) == (3 * CHUNK_BYTES, 0)
 
 
-def test_bytes_that_are_missing_up_to_a_known_length_are_a_hole() -> None:
+def test_missing_bytes_up_to_a_known_length_are_a_hole() -> None:
     found = scan(filled(placed(0)), length=3 * CHUNK_BYTES)
 
     assert found.holes == [Hole(CHUNK_BYTES, 3 * CHUNK_BYTES, found.holes[0].reason)]
     assert found.end == 3 * CHUNK_BYTES
 
 
-def test_what_is_behind_a_known_length_does_not_count() -> None:
+def test_chunks_behind_a_known_length_do_not_count() -> None:
     found = scan(filled(placed(0), placed(1)), length=CHUNK_BYTES)
 
     assert (sequences(found), found.end) == ([0], CHUNK_BYTES)
 
 
-def test_a_chunk_that_reaches_over_a_known_length_is_not_whole() -> None:
+def test_a_chunk_that_reaches_over_a_known_length_is_a_hole() -> None:
     found = scan(filled(placed(0), placed(1)), length=CHUNK_BYTES + 512)
 
     assert spans(found) == [(CHUNK_BYTES, CHUNK_BYTES + 512)]
 
 
-def test_nothing_is_expected_of_an_empty_segment() -> None:
+def test_a_segment_of_known_length_0_has_no_holes() -> None:
     found = scan(filled(), length=0)
 
     assert (found.end, found.holes, found.headers) == (0, [], [])
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 127, 128, 200])
-def test_memory_that_is_too_small_for_a_chunk_is_no_problem(size: int) -> None:
+def test_memory_too_small_for_a_chunk_has_no_chunks(size: int) -> None:
     found = scan(memoryview(bytearray(placed(0)[:size])))
 
     assert (found.end, found.headers) == (0, [])

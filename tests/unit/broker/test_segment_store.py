@@ -1,4 +1,4 @@
-"""Segment files: written, read back, and removed; what is missing or damaged becomes a hole."""
+"""Segment files: written, read back, and removed; missing or damaged bytes become a hole."""
 
 import contextlib
 import errno
@@ -22,7 +22,7 @@ SECOND = ADDRESS._replace(segment_id=2)
 
 
 def flushed(log: Log, count: int = 4) -> SegmentRecord:
-    """One segment with `count` chunks, on disk only; its record."""
+    """Put one segment with `count` chunks on disk only; return its record."""
     log.append_many(count, record_count=10)
     log.engine.memory.segments.close_all()
     log.engine.run()
@@ -63,7 +63,7 @@ def test_files_are_named_by_their_ids_and_a_directory_has_a_thousand_of_them(eng
     ]
 
 
-def test_the_files_that_are_there_are_found_in_order_and_others_are_not_taken_for_them(engine: Engine) -> None:
+def test_segment_files_are_found_in_order_and_other_files_are_ignored(engine: Engine) -> None:
     for number in (3000, 5, 1024, 1023):
         engine.disk.create(engine.store.path(number), 0)
     for name in ("000000/x.segment", "000000/5.segment", "else/000000000007.segment", "000000/000000000008.segment~"):
@@ -77,7 +77,7 @@ def test_the_files_that_are_there_are_found_in_order_and_others_are_not_taken_fo
 # --- writing -----------------------------------------------------------------------------------------------
 
 
-def test_a_closed_segment_is_written_whole_and_then_in_the_index(log: Log) -> None:
+def test_a_closed_segment_is_written_whole_and_recorded_in_the_index(log: Log) -> None:
     log.engine.memory.now_us = 77
     log.append_many(5, record_count=10)
     (job,) = log.engine.memory.plan()
@@ -110,7 +110,7 @@ def test_the_rest_of_the_last_block_is_zeros_whatever_was_in_the_slot(log: Log) 
     assert content[CHUNK_BYTES:] == bytes(SLOT_BYTES - CHUNK_BYTES)
 
 
-def test_a_job_that_fails_says_why_and_changes_no_index(log: Log) -> None:
+def test_a_failed_job_has_its_error_and_leaves_the_index_unchanged(log: Log) -> None:
     log.append_many(5)
     log.engine.disk.write_error = errno.EIO
     (job,) = log.engine.memory.plan()
@@ -126,7 +126,7 @@ def test_a_job_that_fails_says_why_and_changes_no_index(log: Log) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3, 4])
-def test_what_was_written_is_loaded_byte_by_byte(log: Log, count: int) -> None:
+def test_a_segment_is_loaded_byte_by_byte_as_it_was_written(log: Log, count: int) -> None:
     record = flushed(log, count)
     written = log.engine.store.path(record.physical_id).read_bytes()
     job, segment = load(log)
@@ -149,8 +149,8 @@ def test_a_flipped_bit_is_a_hole_of_its_chunk(log: Log) -> None:
 
 @pytest.mark.parametrize("core", ["native", "python"])
 @pytest.mark.parametrize("at", [0, 9, 30, 82, 85, 90, 121, 126, HEADER_BYTES, CHUNK_BYTES - 1])
-def test_what_was_damaged_in_memory_before_it_was_written_is_a_hole(log: Log, at: int, core: str) -> None:
-    """The checksum of a segment is of what came, and not of what has become of it."""
+def test_a_chunk_damaged_in_memory_before_its_write_is_a_hole(log: Log, at: int, core: str) -> None:
+    """The checksum of a segment is that of the appended bytes, not of the damaged ones."""
     appended = log.append_many(4)[1]
     assert appended.segment is not None
     appended.segment.slot.view[CHUNK_BYTES + at] ^= 4
@@ -161,7 +161,7 @@ def test_what_was_damaged_in_memory_before_it_was_written_is_a_hole(log: Log, at
     assert [(hole.start, hole.end) for hole in segment.holes] == [(CHUNK_BYTES, 2 * CHUNK_BYTES)]
 
 
-def test_the_checksum_of_a_segment_that_is_written_in_steps_is_that_of_its_file(log: Log) -> None:
+def test_the_checksum_of_a_segment_written_in_steps_is_that_of_its_file(log: Log) -> None:
     for count, size in enumerate((384, 1024, 128, 640), 1):
         appended = log.append(size=size)
         assert appended.segment is not None
@@ -174,7 +174,7 @@ def test_the_checksum_of_a_segment_that_is_written_in_steps_is_that_of_its_file(
     assert record.crc32c == crc32c(content[: record.length])
 
 
-def test_of_a_segment_with_damage_that_is_known_there_is_no_checksum(log: Log) -> None:
+def test_a_segment_with_known_damage_has_no_checksum(log: Log) -> None:
     appended = log.append_many(4)[1]
     assert appended.segment is not None
     appended.segment.slot.view[CHUNK_BYTES + 300] ^= 4
@@ -202,7 +202,7 @@ def emptied(log: Log, physical_id: int) -> int:
 
 
 @pytest.mark.parametrize("damage", [gone, cut, emptied])
-def test_what_is_missing_of_a_file_is_a_hole_up_to_the_end_of_the_segment(
+def test_the_missing_part_of_a_file_is_a_hole_up_to_the_end_of_the_segment(
     log: Log, damage: Callable[[Log, int], int]
 ) -> None:
     start = damage(log, flushed(log).physical_id)
@@ -215,7 +215,7 @@ def test_what_is_missing_of_a_file_is_a_hole_up_to_the_end_of_the_segment(
 
 @pytest.mark.parametrize("fill", [b"y", b"x"])
 def test_a_file_with_the_chunks_of_another_segment_is_one_hole(log: Log, fill: bytes) -> None:
-    """Also if their payloads are the same."""
+    """Also if the payloads of the chunks are the same."""
     record = flushed(log)
     overwrite(log, record.physical_id, 0, b"".join(placed(n, SECOND, fill=fill) for n in range(4)))
     _, segment = load(log)
@@ -226,8 +226,8 @@ def test_a_file_with_the_chunks_of_another_segment_is_one_hole(log: Log, fill: b
 
 
 @pytest.mark.parametrize("chunks", [4, 2])
-def test_the_chunks_of_another_cluster_s_segment_are_not_served_as_this_one_s(log: Log, chunks: int) -> None:
-    """Its stream has the same number there."""
+def test_a_file_with_chunks_of_another_cluster_is_one_hole_and_set_aside(log: Log, chunks: int) -> None:
+    """The stream has the same number in the other cluster."""
     record = flushed(log)
     overwrite(log, record.physical_id, 0, b"".join(placed(n, fill=b"y", max_timestamp_us=70) for n in range(chunks)))
     _, segment = load(log)
@@ -236,7 +236,7 @@ def test_the_chunks_of_another_cluster_s_segment_are_not_served_as_this_one_s(lo
     assert not log.engine.store.path(record.physical_id).exists(), "it is set aside"
 
 
-def test_files_that_are_set_aside_keep_their_content_whatever_was_set_aside_before(log: Log) -> None:
+def test_a_file_set_aside_does_not_overwrite_an_earlier_one_of_its_number(log: Log) -> None:
     path = log.engine.store.path(5)
     for content in (b"one", b"other"):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -248,8 +248,8 @@ def test_files_that_are_set_aside_keep_their_content_whatever_was_set_aside_befo
     assert sorted(each.read_bytes() for each in (log.engine.root / "set-aside").iterdir()) == [b"one", b"other"]
 
 
-def test_what_was_in_the_slot_before_is_not_taken_for_the_segment(log: Log) -> None:
-    """A file that is gone, and a slot that still holds the very bytes."""
+def test_old_bytes_in_a_slot_are_not_mistaken_for_the_segment(log: Log) -> None:
+    """The file is gone, and each slot still holds its very bytes."""
     record = flushed(log)
     content = log.engine.store.path(record.physical_id).read_bytes()
     for slot in log.engine.arena.slots():
@@ -260,7 +260,7 @@ def test_what_was_in_the_slot_before_is_not_taken_for_the_segment(log: Log) -> N
     assert [(hole.start, hole.end) for hole in segment.holes] == [(0, SLOT_BYTES)]
 
 
-def test_a_disk_that_cannot_be_read_is_an_error_and_no_hole(log: Log) -> None:
+def test_a_read_error_of_the_disk_is_an_error_and_not_a_hole(log: Log) -> None:
     flushed(log)
     log.engine.disk.read_error = errno.EIO
     job, _ = load(log)
@@ -272,7 +272,7 @@ def test_a_disk_that_cannot_be_read_is_an_error_and_no_hole(log: Log) -> None:
 # --- removing ----------------------------------------------------------------------------------------------
 
 
-def test_a_removal_goes_first_from_the_index_and_then_from_the_disk(log: Log) -> None:
+def test_a_removal_first_changes_the_index_and_then_the_disk(log: Log) -> None:
     record = flushed(log)
     job = IndexJob([delete_segment(ADDRESS), put_removal(record.physical_id)], {record.physical_id: None}, [], [])
     log.engine.store.perform(job)
@@ -299,9 +299,7 @@ def test_a_file_that_could_not_be_removed_is_remembered(log: Log) -> None:
     assert log.engine.index.removals() == [record.physical_id]
 
 
-def test_a_disk_that_takes_nothing_gets_back_what_is_kept_to_be_written_over(
-    log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_commit_frees_the_disk_space_of_spare_files(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     record, engine = flushed(log), log.engine
     store = SegmentStore(engine.root, engine.disk, engine.index, spare_bytes_min=1)
     store.perform(RemoveJob([record.physical_id]))
@@ -317,7 +315,7 @@ def test_a_disk_that_takes_nothing_gets_back_what_is_kept_to_be_written_over(
     assert engine.disk.names(engine.root / "spare") == []
 
 
-def test_a_segment_that_was_removed_while_it_was_read_is_not_called_damaged(
+def test_a_segment_removed_during_its_load_is_not_reported_as_damaged(
     log: Log, caplog: pytest.LogCaptureFixture
 ) -> None:
     record = flushed(log)
@@ -334,7 +332,7 @@ def test_a_segment_that_was_removed_while_it_was_read_is_not_called_damaged(
 # --- looking at files --------------------------------------------------------------------------------------
 
 
-def test_a_file_tells_by_itself_what_it_holds(log: Log) -> None:
+def test_a_scan_of_a_file_finds_its_address_and_its_record(log: Log) -> None:
     record = flushed(log, 3)
     scan = log.engine.store.scan_file(record.physical_id)
 
@@ -342,7 +340,7 @@ def test_a_file_tells_by_itself_what_it_holds(log: Log) -> None:
     assert record_of(record.physical_id, scan, record.crc32c, record.newest_us) == record
 
 
-def test_a_file_that_is_shorter_than_the_segment_has_a_hole_up_to_its_length(log: Log) -> None:
+def test_a_scan_of_a_short_file_has_a_hole_up_to_the_length_of_the_segment(log: Log) -> None:
     record = flushed(log, 3)
     log.engine.store.path(record.physical_id).write_bytes(b"")
     scan = log.engine.store.scan_file(record.physical_id, address=ADDRESS, length=record.length)

@@ -41,7 +41,7 @@ async def until(condition: Callable[[], bool]) -> None:
 # --- sealing -----------------------------------------------------------------------------------------------
 
 
-async def test_a_sealed_streamlet_takes_nothing_and_says_where_it_ends(cluster: Cluster) -> None:
+async def test_a_sealed_streamlet_refuses_writes_and_reports_its_end(cluster: Cluster) -> None:
     cluster.send(5)
     cluster.send(1, producer=2)
     state = await cluster.seal(1)
@@ -53,11 +53,13 @@ async def test_a_sealed_streamlet_takes_nothing_and_says_where_it_ends(cluster: 
     assert await cluster.read_all() == cluster.sent
 
 
-async def test_sealing_again_says_the_same_and_a_new_version_that_moves_nothing_ends_it(cluster: Cluster) -> None:
+async def test_a_repeated_seal_has_the_same_state_and_a_newer_assignment_without_a_move_ends_it(
+    cluster: Cluster
+) -> None:
     cluster.send(2)
     assert await cluster.seal(1) == await cluster.seal(1)
 
-    await cluster.open(1)  # an order from before the seal, that comes late
+    await cluster.open(1)  # a late order from before the seal
     (status,) = cluster.owner.append(chunk(1, 2))
     assert status.error.code == NotOwner.code
 
@@ -68,12 +70,12 @@ async def test_sealing_again_says_the_same_and_a_new_version_that_moves_nothing_
     assert await cluster.read_all() == cluster.sent
 
 
-async def test_a_seal_that_comes_after_its_end_is_refused_as_nobody_would_end_it(cluster: Cluster) -> None:
+async def test_a_seal_that_comes_after_a_newer_assignment_is_refused(cluster: Cluster) -> None:
     cluster.send(2)
     cluster.info.assignments_version = given_in = 7
     await cluster.open(1)
     cluster.info.assignments_version += 1
-    await cluster.open(1)  # who gave the order had no answer, and has given it up
+    await cluster.open(1)  # the sender of the order has got no answer, and has given it up
     with pytest.raises(Unavailable, match="came late"):
         await cluster.seal(1, version=given_in)
 
@@ -87,8 +89,8 @@ async def test_a_streamlet_of_another_broker_cannot_be_sealed(cluster: Cluster) 
         await cluster.seal(1)
 
 
-async def test_who_has_handed_over_says_once_more_where_it_ended(cluster: Cluster) -> None:
-    """Of nobody else can it be had when the metadata of the move are lost."""
+async def test_a_former_owner_reports_again_where_it_ended(cluster: Cluster) -> None:
+    """Only the former owner knows it when the metadata of the move are lost."""
     with pytest.raises(InvalidArgument, match="has not moved away"):
         await cluster.where_ended(1)
     cluster.send(3)
@@ -98,7 +100,7 @@ async def test_who_has_handed_over_says_once_more_where_it_ended(cluster: Cluste
     assert await cluster.where_ended(1) == state
 
 
-async def test_what_does_not_get_to_the_disk_in_time_is_named_and_the_streamlet_goes_on(
+async def test_a_seal_that_waits_too_long_for_the_disk_fails_and_the_streamlet_goes_on(
     make_engine: MakeEngine,
 ) -> None:
     cluster = Cluster(make_engine(16), durability=PERSISTED)
@@ -133,7 +135,7 @@ async def test_a_seal_waits_until_the_disk_has_everything(make_engine: MakeEngin
 async def test_a_seal_that_is_overtaken_by_an_opening_fails(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, turns: int
 ) -> None:
-    """Also before it waits for anything: it takes turns with others, where there are any."""
+    """Also before it waits for the disk: it may first give way to other orders."""
 
     async def step(_: TimeSlices) -> None:
         for _turn in range(turns):
@@ -155,7 +157,7 @@ async def test_a_seal_that_is_overtaken_by_an_opening_fails(
     assert codes((await cluster.owner.write(chunk(1, 1))).message.statuses) == [""]  # type: ignore[misc]
 
 
-async def test_of_two_seals_the_one_that_fails_first_leaves_the_other_alone(make_engine: MakeEngine) -> None:
+async def test_a_seal_that_fails_leaves_another_seal_under_way_alone(make_engine: MakeEngine) -> None:
     cluster = Cluster(make_engine(16), durability=PERSISTED)
     cluster.owner.paused = True
     write = asyncio.ensure_future(cluster.owner.write(chunk(1, 0)))  # type: ignore[arg-type]
@@ -171,10 +173,10 @@ async def test_of_two_seals_the_one_that_fails_first_leaves_the_other_alone(make
     await write
 
 
-# --- who orders --------------------------------------------------------------------------------------------
+# --- orders of coordinators --------------------------------------------------------------------------------
 
 
-async def test_orders_of_a_coordinator_that_was_replaced_are_refused(cluster: Cluster) -> None:
+async def test_orders_of_a_replaced_coordinator_are_refused(cluster: Cluster) -> None:
     cluster.send(1)
     await cluster.open(1, epoch=5)
     for order in (
@@ -190,7 +192,7 @@ async def test_orders_of_a_coordinator_that_was_replaced_are_refused(cluster: Cl
     assert (await cluster.seal(1)).next_group_id == 2, "who does not say is believed"
 
 
-async def test_assignments_that_are_older_than_known_ones_change_nothing(cluster: Cluster) -> None:
+async def test_assignments_older_than_the_known_ones_change_nothing(cluster: Cluster) -> None:
     cluster.send(3)
     before = cluster.info
     await cluster.move(2)
@@ -202,8 +204,10 @@ async def test_assignments_that_are_older_than_known_ones_change_nothing(cluster
 
 
 @pytest.mark.parametrize("knows", [False, True])
-async def test_assignments_by_who_does_not_know_those_of_here_are_refused(cluster: Cluster, *, knows: bool) -> None:
-    """A coordinator with an older copy of the metadata would have what is here dropped, and it may be nowhere else."""
+async def test_assignments_that_do_not_descend_from_the_known_ones_are_refused(
+    cluster: Cluster, *, knows: bool
+) -> None:
+    """A coordinator with an older copy of the metadata would drop data here that may be nowhere else."""
     known, later = (5 << 24) + 1, 6 << 24
     cluster.info.assignments_version = known
     await cluster.open(1)
@@ -221,7 +225,7 @@ async def test_assignments_by_who_does_not_know_those_of_here_are_refused(cluste
     with pytest.raises(Unavailable, match="may have been restored from an older copy"):
         await cluster.open(1, info=other)
     cluster.info.assignments_version = known + 1
-    await cluster.open(1)  # by who knows: nothing has moved, and the seal is over
+    await cluster.open(1)  # by a coordinator that knows them: nothing has moved, and the seal is over
     cluster.send(1)
     assert await cluster.read_all() == cluster.sent
 
@@ -229,7 +233,7 @@ async def test_assignments_by_who_does_not_know_those_of_here_are_refused(cluste
 # --- moving ------------------------------------------------------------------------------------------------
 
 
-async def test_producers_go_on_at_the_new_owner_and_what_they_send_twice_is_stored_once(cluster: Cluster) -> None:
+async def test_producers_go_on_at_the_new_owner_and_repeats_are_stored_once(cluster: Cluster) -> None:
     cluster.send(3)
     state = await cluster.move(2)
     repeated, following = cluster.owner.append(chunk(1, 2), chunk(1, 3))
@@ -257,7 +261,7 @@ async def test_a_streamlet_that_comes_back_goes_on_where_the_other_broker_stoppe
     assert [each.broker_id for each in cluster.info.assignments[0].intervals] == [1, 2, 1]
 
 
-async def test_groups_go_on_behind_those_of_another_broker_that_wrote_none(cluster: Cluster) -> None:
+async def test_groups_go_on_behind_an_interval_in_which_another_broker_wrote_none(cluster: Cluster) -> None:
     cluster.send(2)
     state = await cluster.seal(1)
     state.next_group_id = 1 << 24  # as after a recovery
@@ -303,7 +307,7 @@ async def test_a_position_at_another_broker_is_refused(cluster: Cluster, positio
     assert raised.value.attributes == {"streamlet_id": 0, "group_id": position.group_id}
 
 
-async def test_a_position_that_never_was_is_no_matter_of_ownership(cluster: Cluster) -> None:
+async def test_a_position_that_never_existed_is_an_invalid_cursor(cluster: Cluster) -> None:
     cluster.send(2)
     await cluster.move(2)
     with pytest.raises(InvalidCursor):
@@ -311,7 +315,7 @@ async def test_a_position_that_never_was_is_no_matter_of_ownership(cluster: Clus
 
 
 @pytest.mark.parametrize("sent", [0, 3])
-async def test_a_reader_who_waits_is_told_when_its_interval_closes(cluster: Cluster, sent: int) -> None:
+async def test_a_waiting_reader_goes_on_when_its_interval_closes(cluster: Cluster, sent: int) -> None:
     cluster.send(sent)
     position = (await cluster.read_once(EARLIEST))[1]
     waiting = asyncio.ensure_future(cluster.read_once(position, wait_ms=60_000))
@@ -326,7 +330,7 @@ async def test_a_reader_who_waits_is_told_when_its_interval_closes(cluster: Clus
         assert await waiting == ([], Position(state.next_group_id, 1, 0))
 
 
-async def test_a_reader_who_waits_goes_elsewhere_when_nothing_is_left_here(cluster: Cluster) -> None:
+async def test_a_waiting_reader_gets_not_owner_when_no_group_is_left_here(cluster: Cluster) -> None:
     waiting = asyncio.ensure_future(cluster.read_once(EARLIEST, wait_ms=60_000))
     await asyncio.sleep(0)
     await cluster.move(2)
@@ -337,7 +341,7 @@ async def test_a_reader_who_waits_goes_elsewhere_when_nothing_is_left_here(clust
     assert cluster.brokers[1].streams.get(STREAM_ID).streamlets == {}
 
 
-async def test_entries_that_wrote_nothing_at_a_broker_are_passed_over(make_engine: MakeEngine) -> None:
+async def test_a_reader_skips_intervals_in_which_its_entry_has_no_chunks(make_engine: MakeEngine) -> None:
     cluster = Cluster(make_engine(16), make_engine(16), entries=3)
     cluster.send(2, producer=0)
     await cluster.move(2)
@@ -349,7 +353,7 @@ async def test_entries_that_wrote_nothing_at_a_broker_are_passed_over(make_engin
         assert await cluster.read_all(entry=entry) == [(entry, 0), (entry, 1)]
 
 
-async def test_an_empty_interval_is_none_and_its_neighbours_are_one(cluster: Cluster) -> None:
+async def test_an_empty_interval_disappears_and_its_neighbours_become_one(cluster: Cluster) -> None:
     cluster.send(2)
     await cluster.move(2)
     await cluster.move(1)
@@ -361,7 +365,7 @@ async def test_an_empty_interval_is_none_and_its_neighbours_are_one(cluster: Clu
     assert cluster.brokers[2].streams.get(STREAM_ID).streamlets == {}
 
 
-async def test_opening_again_with_what_was_handed_over_forgets_nothing(cluster: Cluster) -> None:
+async def test_opening_again_with_the_state_handed_over_forgets_no_later_write(cluster: Cluster) -> None:
     cluster.send(3)
     state = await cluster.move(2)
     cluster.send(3)
@@ -372,8 +376,8 @@ async def test_opening_again_with_what_was_handed_over_forgets_nothing(cluster: 
     assert (following.group_id, following.first_record) == (2, 6)
 
 
-async def test_an_owner_waits_for_what_is_handed_over(cluster: Cluster) -> None:
-    """Told of its streamlets before, at its registration, it would not know what producers have sent."""
+async def test_a_new_owner_refuses_writes_until_it_has_the_state_handed_over(cluster: Cluster) -> None:
+    """A registration may name its streamlets earlier, without the sequences of their producers."""
     cluster.send(3)
     state = await cluster.seal(1)
     cluster.info = moved(cluster.info, state, 2)
@@ -385,7 +389,7 @@ async def test_an_owner_waits_for_what_is_handed_over(cluster: Cluster) -> None:
     assert (repeated.duplicate, following.first_record) == (True, 3)
 
 
-async def test_a_streamlet_that_comes_back_while_it_is_being_written_waits_for_that(make_engine: MakeEngine) -> None:
+async def test_a_streamlet_that_comes_back_waits_for_a_flush_under_way(make_engine: MakeEngine) -> None:
     cluster = Cluster(make_engine(16), make_engine(16))
     cluster.send(3)
     await cluster.move(2)
@@ -410,7 +414,7 @@ async def test_a_streamlet_that_comes_back_while_it_is_being_written_waits_for_t
     cluster.send(1)
 
 
-async def test_what_is_handed_over_is_in_the_index_before_the_opening_is_answered(cluster: Cluster) -> None:
+async def test_the_state_handed_over_is_in_the_index_before_the_opening_is_answered(cluster: Cluster) -> None:
     cluster.send(3)
     state = await cluster.seal(1)
     cluster.info = moved(cluster.info, state, 2)
@@ -427,8 +431,8 @@ async def test_what_is_handed_over_is_in_the_index_before_the_opening_is_answere
     assert second.engine.index.producers(STREAM_ID, 0)[1].next_sequence == 3
 
 
-async def test_a_move_under_load_neither_loses_nor_doubles_anything(make_engine: MakeEngine) -> None:
-    """Producers with chunks in flight, a reader that follows, and a streamlet that does not stay."""
+async def test_moves_under_load_neither_lose_nor_duplicate_chunks(make_engine: MakeEngine) -> None:
+    """Producers have chunks in flight, a reader follows, and the streamlet keeps moving."""
     cluster = Cluster(make_engine(24), make_engine(24))
     stop = False
 
@@ -440,7 +444,7 @@ async def test_a_move_under_load_neither_loses_nor_doubles_anything(make_engine:
             assert {status.error.code for status in statuses} <= {
                 "",
                 "not_owner",
-                "unknown_stream",  # the map is known before the new owner is told
+                "unknown_stream",  # the map is known before the new owner gets its order
                 "out_of_sequence",
             }
             sequence += taken if taken < 3 or sequence % 2 else 2  # sometimes the answer for the last one is lost
@@ -481,7 +485,7 @@ async def test_a_move_under_load_neither_loses_nor_doubles_anything(make_engine:
         assert len(mine) >= count
 
 
-# --- what is told of it ------------------------------------------------------------------------------------
+# --- descriptions ------------------------------------------------------------------------------------------
 
 
 async def describe(cluster: Cluster, number: int) -> tuple[Position, Position, int, int]:
@@ -491,7 +495,7 @@ async def describe(cluster: Cluster, number: int) -> tuple[Position, Position, i
     return start, end, row.first_record, row.next_record
 
 
-async def test_each_broker_tells_whether_the_oldest_groups_are_its_own(cluster: Cluster) -> None:
+async def test_each_broker_reports_whether_it_has_the_oldest_groups(cluster: Cluster) -> None:
     async def leads(number: int) -> bool:
         request = api.DESCRIBE_STREAMLETS.request(stream_id=STREAM_ID)
         return bool((await cluster.brokers[number].ask(api.DESCRIBE_STREAMLETS, request)).streamlets[0].leads)
@@ -501,7 +505,7 @@ async def test_each_broker_tells_whether_the_oldest_groups_are_its_own(cluster: 
     assert [await leads(number) for number in (1, 2)] == [True, False]
 
 
-async def test_each_broker_tells_the_bounds_of_what_it_has(cluster: Cluster) -> None:
+async def test_each_broker_reports_the_bounds_of_its_groups(cluster: Cluster) -> None:
     cluster.send(2)
     await cluster.move(2)
     first = (Position(1, 1, 0), Position(1, 1, 2048), 0, 2)
@@ -516,7 +520,7 @@ async def test_each_broker_tells_the_bounds_of_what_it_has(cluster: Cluster) -> 
     assert await describe(cluster, 1) == (Position(1, 1, 0), Position(3, 1, 1024), 0, 6)
 
 
-async def test_a_lag_counts_what_is_at_the_broker(cluster: Cluster) -> None:
+async def test_a_lag_counts_only_records_at_the_broker(cluster: Cluster) -> None:
     cluster.send(2)
     await cluster.move(2)
     cluster.send(3)
@@ -532,7 +536,7 @@ async def test_a_lag_counts_what_is_at_the_broker(cluster: Cluster) -> None:
     assert answer.lags[3].error.code == "not_owner"
 
 
-async def test_groups_are_listed_up_to_where_another_broker_has_them(cluster: Cluster) -> None:
+async def test_groups_are_listed_up_to_the_interval_of_another_broker(cluster: Cluster) -> None:
     cluster.send(2)
     await cluster.move(2)
     cluster.send(3)
@@ -572,7 +576,7 @@ async def test_a_truncation_at_a_later_interval_removes_the_older_ones(cluster: 
     assert await cluster.read_all(Position(2, 1, 1024)) == cluster.sent[6:]
 
 
-async def test_a_cursor_in_a_later_interval_counts_as_read_here(cluster: Cluster) -> None:
+async def test_a_cursor_in_a_later_interval_can_be_committed_here(cluster: Cluster) -> None:
     cluster.send(5)
     await cluster.move(2)
     cluster.send(5)
@@ -582,7 +586,7 @@ async def test_a_cursor_in_a_later_interval_counts_as_read_here(cluster: Cluster
         assert not result.error.code
 
 
-async def test_groups_of_other_brokers_are_refused_by_their_ids(cluster: Cluster) -> None:
+async def test_requests_for_groups_of_other_brokers_are_refused(cluster: Cluster) -> None:
     cluster.send(2)
     await cluster.move(2)
     cluster.send(2)
@@ -592,7 +596,7 @@ async def test_groups_of_other_brokers_are_refused_by_their_ids(cluster: Cluster
             await cluster.brokers[number].ask(api.GET_AVAILABLE_SEGMENTS, request)
 
 
-async def test_a_streamlet_of_which_nothing_is_left_here_goes_with_its_files(cluster: Cluster) -> None:
+async def test_a_streamlet_without_groups_here_is_removed_with_its_files(cluster: Cluster) -> None:
     cluster.send(5)
     first = cluster.brokers[1]
     await cluster.move(2)
@@ -605,7 +609,7 @@ async def test_a_streamlet_of_which_nothing_is_left_here_goes_with_its_files(clu
 
     assert first.streams.get(STREAM_ID).streamlets == {}
     assert list(first.engine.store.physical_ids()) == []
-    assert [key[:1] for key in first.engine.index.keys_of_stream(STREAM_ID)] == [b"i"]  # what the stream is
+    assert [key[:1] for key in first.engine.index.keys_of_stream(STREAM_ID)] == [b"i"]  # the description of the stream
     with pytest.raises(NotOwner):
         await cluster.read_once(Position(1, 1, 0), at=1)
 
@@ -631,7 +635,7 @@ async def test_a_streamlet_that_left_for_good_can_come_back(cluster: Cluster) ->
     assert [header.sequence for piece in reply.bulk for header, _ in iterate_chunks(piece)] == [5]
 
 
-async def test_a_reader_of_what_is_still_being_recovered_is_told_so(engine: Engine) -> None:
+async def test_a_read_of_a_segment_that_is_still_to_come_gets_recovering(engine: Engine) -> None:
     address = SegmentAddress(STREAM_ID, 0, 0, 1, 1)
     record = SegmentRecord(0, 1024, False, 1, 0, 0, 1, 10, 20, 5)
     entry = EntryRecord(Position(1, 1, 0), 0, 1, 1024, 1, 1, 1)
@@ -644,7 +648,7 @@ async def test_a_reader_of_what_is_still_being_recovered_is_told_so(engine: Engi
     assert [(each.records, each.bytes, each.oldest_us) for each in lag.lags] == [(1, 1024, 5)]
 
 
-async def test_what_a_launch_has_left_here_that_lost_its_memory_does_not_come_to_life(cluster: Cluster) -> None:
+async def test_leftovers_of_a_launch_that_lost_its_memory_do_not_come_back(cluster: Cluster) -> None:
     index = cluster.brokers[2].streams.index
     lost = Gap(Position(3, 1, 64), Position(1 << 24, 1, 0))
     record = EntryRecord(Position(3, 1, 0), 40, 50, 64, 1, last_group_id=3, last_segment_id=1, gaps=(lost,))

@@ -1,4 +1,4 @@
-"""Writing to and reading from streams with replicas: who waits for what, what is told, and what readers see."""
+"""Writing to and reading from replicated streams: which writes wait, their answers, and what readers see."""
 
 import asyncio
 import time
@@ -38,7 +38,7 @@ WAIT_MS = 5000
 
 
 class ReplicatedBroker(Broker):
-    """A broker with model backups, which do nothing before they are told to."""
+    """A broker with model backups, which do nothing until the test runs them."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class ReplicatedBroker(Broker):
         return asyncio.ensure_future(result)
 
     def stored(self) -> list[int]:
-        """What readers see of the first entry."""
+        """The sequences that readers see in the first entry."""
         return sequences_of(self.read(read_range()))
 
 
@@ -93,7 +93,7 @@ def codes(reply: Reply[Any]) -> list[str]:
 # --- levels ------------------------------------------------------------------------------------------------
 
 
-async def test_a_write_is_answered_when_backups_have_it_and_says_which(broker: ReplicatedBroker) -> None:
+async def test_a_write_is_answered_when_backups_have_it_and_names_them(broker: ReplicatedBroker) -> None:
     write = broker.begin(chunk(1, 0), chunk(1, 1))
     await turn()
     assert not write.done()
@@ -118,7 +118,7 @@ async def test_a_write_of_a_lower_level_is_answered_at_once_and_readers_wait(bro
     assert broker.stored() == [0]
 
 
-async def test_a_write_of_a_higher_level_asks_backups_for_their_disks(broker: ReplicatedBroker) -> None:
+async def test_a_write_of_level_persisted_asks_backups_to_persist_it(broker: ReplicatedBroker) -> None:
     write = broker.begin(chunk(1, 0), durability=PERSISTED)
     (batch,) = {effect.batch for effect in broker.wire.sent if isinstance(effect, Send)}
     assert batch.persist
@@ -127,7 +127,7 @@ async def test_a_write_of_a_higher_level_asks_backups_for_their_disks(broker: Re
     assert (await answered(write)).message.statuses[0].durability == PERSISTED
 
 
-async def test_in_a_stream_of_level_leader_readers_see_at_once_what_a_writer_waits_for(engine: Engine) -> None:
+async def test_readers_of_a_stream_of_level_leader_do_not_wait_for_replicas(engine: Engine) -> None:
     broker = ReplicatedBroker(engine, durability=LEADER)
     broker.append(chunk(1, 0))
     write = broker.begin(chunk(1, 1), durability=REPLICATED)
@@ -147,7 +147,7 @@ async def test_a_stream_without_replicas_has_no_level_replicated(engine: Engine)
 # --- repeats -----------------------------------------------------------------------------------------------
 
 
-async def test_a_repeat_waits_for_what_the_first_attempt_waits_for(broker: ReplicatedBroker) -> None:
+async def test_a_repeat_waits_as_the_first_attempt_does(broker: ReplicatedBroker) -> None:
     first = broker.begin(chunk(1, 0))
     again = broker.begin(chunk(1, 0))
     await turn()
@@ -161,7 +161,7 @@ async def test_a_repeat_waits_for_what_the_first_attempt_waits_for(broker: Repli
     assert later.duplicate
 
 
-async def test_a_repeat_with_a_higher_level_is_sent_again_for_that(broker: ReplicatedBroker) -> None:
+async def test_a_repeat_with_a_higher_level_waits_for_that_level(broker: ReplicatedBroker) -> None:
     first = broker.begin(chunk(1, 0))
     broker.wire.run()
     await answered(first)
@@ -171,7 +171,7 @@ async def test_a_repeat_with_a_higher_level_is_sent_again_for_that(broker: Repli
     assert codes(await answered(again)) == [""]
 
 
-async def test_a_repeat_of_what_was_shed_is_acknowledged_only_when_backups_have_it(engine: Engine) -> None:
+async def test_a_repeat_of_a_shed_chunk_is_acknowledged_only_when_backups_have_it(engine: Engine) -> None:
     broker = ReplicatedBroker(engine, durability=LEADER, up=False)
     broker.replication.limits.lag_bytes_max = CHUNK_BYTES
     broker.append(chunk(1, 0))
@@ -187,7 +187,7 @@ async def test_a_repeat_of_what_was_shed_is_acknowledged_only_when_backups_have_
     assert len(broker.wire.holders((STREAM_ID, 0, 0, 0))) == 2
 
 
-async def test_a_repeat_of_what_is_on_disk_only_is_not_called_replicated_if_no_backup_has_it(
+async def test_a_repeat_of_a_chunk_only_on_disk_is_not_called_replicated_without_replicas(
     make_engine: MakeEngine,
 ) -> None:
     engine = make_engine(4)
@@ -243,7 +243,7 @@ async def _reply(result: Reply[Any] | Awaitable[Reply[Any]]) -> Reply[Any]:
     return result if isinstance(result, Reply) else await result
 
 
-async def test_a_log_that_lags_holds_writers_back_until_backups_have_caught_up(engine: Engine) -> None:
+async def test_a_lagging_log_holds_writers_back_until_backups_have_caught_up(engine: Engine) -> None:
     broker = ReplicatedBroker(engine)
     broker.replication.limits.lag_bytes_max = 2 * CHUNK_BYTES
     first = broker.begin(chunk(1, 0), chunk(1, 1), chunk(1, 2))
@@ -260,7 +260,7 @@ async def test_a_log_that_lags_holds_writers_back_until_backups_have_caught_up(e
     assert codes(await answered(second)) == [""]
 
 
-async def test_a_log_that_lags_too_long_refuses_what_waits(engine: Engine) -> None:
+async def test_a_log_that_lags_too_long_refuses_waiting_writes(engine: Engine) -> None:
     broker = ReplicatedBroker(engine, limits=ServingLimits(room_wait_ms=10))
     broker.replication.limits.lag_bytes_max = CHUNK_BYTES
     first = broker.begin(chunk(1, 0))
@@ -274,7 +274,7 @@ async def test_a_log_that_lags_too_long_refuses_what_waits(engine: Engine) -> No
 # --- requests over several logs ----------------------------------------------------------------------------
 
 
-async def test_a_request_over_several_virtual_logs_is_answered_once_when_all_are_there(engine: Engine) -> None:
+async def test_a_request_over_several_virtual_logs_is_answered_when_all_are_replicated(engine: Engine) -> None:
     broker = ReplicatedBroker(engine, entries=4, virtual_logs=4)
     write = broker.begin(
         *(chunk(producer, sequence) for producer in range(3) for sequence in range(2)), chunk(0, stream_id=8)
@@ -292,7 +292,7 @@ async def test_a_request_over_several_virtual_logs_is_answered_once_when_all_are
     assert nothing_pinned(engine)
 
 
-async def test_when_backups_do_not_answer_exactly_the_chunks_concerned_are_undecided(engine: Engine) -> None:
+async def test_only_chunks_whose_backups_do_not_answer_are_not_replicated(engine: Engine) -> None:
     broker = ReplicatedBroker(engine, backups=2, replication=1, entries=2, virtual_logs=2)
     write = broker.begin(chunk(0, 0), chunk(1, 0), chunk(0, 1))
     first = next(effect for effect in broker.wire.sent if isinstance(effect, Send) and effect.place.log_id == 0)
@@ -312,7 +312,7 @@ async def test_when_backups_do_not_answer_exactly_the_chunks_concerned_are_undec
     assert again.message.statuses[0].duplicate
 
 
-async def test_a_stream_that_is_dropped_answers_who_waits(broker: ReplicatedBroker) -> None:
+async def test_dropping_a_stream_fails_its_waiting_writes(broker: ReplicatedBroker) -> None:
     write = broker.begin(chunk(1, 0))
     broker.streams.drop(STREAM_ID)
     broker.wire.run()
@@ -320,7 +320,7 @@ async def test_a_stream_that_is_dropped_answers_who_waits(broker: ReplicatedBrok
     assert codes(await answered(write)) == ["not_replicated"]
 
 
-async def test_a_writer_that_is_gone_harms_nobody(broker: ReplicatedBroker) -> None:
+async def test_a_cancelled_write_does_not_affect_others(broker: ReplicatedBroker) -> None:
     gone, stays = broker.begin(chunk(1, 0)), broker.begin(chunk(2, 0))
     await turn()
     gone.cancel()
@@ -333,7 +333,7 @@ async def test_a_writer_that_is_gone_harms_nobody(broker: ReplicatedBroker) -> N
 # --- readers and the disk ----------------------------------------------------------------------------------
 
 
-async def test_readers_see_what_all_backups_have_and_nothing_more(broker: ReplicatedBroker) -> None:
+async def test_readers_see_only_chunks_that_all_backups_have(broker: ReplicatedBroker) -> None:
     first = broker.begin(chunk(1, 0))
     second = broker.begin(chunk(1, 1))
     backups = [backup for backup in broker.wire.backups.values() if backup.requests]
@@ -365,7 +365,7 @@ async def test_a_closed_segment_goes_to_disk_when_backups_have_all_of_it(broker:
 # --- lease and fence ---------------------------------------------------------------------------------------
 
 
-async def test_without_its_lease_a_broker_takes_nothing_for_replicated_streams(broker: ReplicatedBroker) -> None:
+async def test_a_broker_without_its_lease_refuses_writes_to_replicated_streams(broker: ReplicatedBroker) -> None:
     broker.broker.lease.renew(boottime_s() - 2, 1000)
     (refused,) = broker.append(chunk(1, 0))
     assert (refused.error.code, broker.counters.writes_without_lease) == ("unavailable", 1)
@@ -377,7 +377,7 @@ async def test_without_its_lease_a_broker_takes_nothing_for_replicated_streams(b
     assert codes(await answered(write)) == [""]
 
 
-async def test_a_broker_whose_host_was_suspended_finds_its_lease_run_out(
+async def test_a_lease_runs_out_while_the_host_is_suspended(
     broker: ReplicatedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, slept_s = time.clock_gettime, 0.0
@@ -395,7 +395,9 @@ async def test_a_broker_whose_host_was_suspended_finds_its_lease_run_out(
     assert (refused.error.code, broker.counters.writes_without_lease) == ("unavailable", 1)
 
 
-async def test_without_its_lease_a_broker_goes_on_with_what_nobody_else_can_get(broker: ReplicatedBroker) -> None:
+async def test_a_broker_without_its_lease_still_takes_writes_to_streams_without_replicas(
+    broker: ReplicatedBroker
+) -> None:
     broker.streams.open(stream_info(9), BROKER_ID)
     broker.broker.lease.renew(boottime_s() - 2, 1000)
 
@@ -405,7 +407,7 @@ async def test_without_its_lease_a_broker_goes_on_with_what_nobody_else_can_get(
 async def test_a_write_that_waits_when_the_lease_ends_is_answered_when_backups_have_it(
     broker: ReplicatedBroker,
 ) -> None:
-    """They would refuse it if somebody else had the streamlet by now."""
+    """Backups would refuse it if another broker had the streamlet by now."""
     write = broker.begin(chunk(1, 0))
     broker.broker.lease.renew(boottime_s() - 2, 1000)
     broker.wire.run()
@@ -414,7 +416,7 @@ async def test_a_write_that_waits_when_the_lease_ends_is_answered_when_backups_h
 
 
 @pytest.mark.parametrize("level", [REPLICATED, PERSISTED])
-async def test_a_broker_that_was_replaced_acknowledges_nothing_any_more(broker: ReplicatedBroker, level: int) -> None:
+async def test_a_replaced_broker_acknowledges_no_write(broker: ReplicatedBroker, level: int) -> None:
     waiting = broker.begin(chunk(1, 0), chunk(1, 5), durability=level)
     broker.broker.writer.fence()
     broker.wire.run()
@@ -423,7 +425,7 @@ async def test_a_broker_that_was_replaced_acknowledges_nothing_any_more(broker: 
     assert [status.error.code for status in broker.append(chunk(1, 1), chunk(1, 2))] == ["not_owner"] * 2
 
 
-async def test_a_write_that_waits_for_the_disk_is_not_acknowledged_by_a_broker_that_was_replaced(
+async def test_a_replaced_broker_does_not_acknowledge_a_write_that_waits_for_the_disk(
     engine: Engine,
 ) -> None:
     broker = Broker(engine, stream_info(durability=PERSISTED))
@@ -435,7 +437,7 @@ async def test_a_write_that_waits_for_the_disk_is_not_acknowledged_by_a_broker_t
     assert codes(await answered(waiting)) == ["not_replicated"]
 
 
-async def test_a_write_that_waits_for_room_is_refused_by_a_broker_that_was_replaced(engine: Engine) -> None:
+async def test_a_replaced_broker_refuses_a_write_that_waits_for_room(engine: Engine) -> None:
     broker = Broker(engine, stream_info())
     broker.paused = True
     slots = engine.fill_memory()
@@ -461,7 +463,7 @@ async def test_a_seal_waits_until_backups_have_everything(broker: ReplicatedBrok
     assert broker.stored() == [0]
 
 
-async def test_a_seal_that_backups_hold_up_names_them(broker: ReplicatedBroker) -> None:
+async def test_a_seal_that_waits_too_long_for_backups_fails_and_the_streamlet_goes_on(broker: ReplicatedBroker) -> None:
     write = broker.begin(chunk(1, 0))
     request = api.SEAL_STREAMLETS.request(stream_id=STREAM_ID, streamlet_ids=[0], wait_ms=10)
     with pytest.raises(Unavailable, match="1024 bytes of entry 0 of streamlet 0 did not get to backups within 10 ms"):
@@ -491,7 +493,7 @@ async def test_groups_are_listed_as_far_as_they_are_durable(broker: ReplicatedBr
     await answered(late)
 
 
-async def test_a_truncation_that_the_coordinator_does_not_hear_of_is_not_acknowledged(engine: Engine) -> None:
+async def test_a_truncation_is_not_acknowledged_before_the_coordinator_knows(engine: Engine) -> None:
     broker = ReplicatedBroker(engine, limits=ServingLimits(removal_s_max=0.05))
     written = broker.begin(*(chunk(1, sequence) for sequence in range(3)))
     broker.wire.run()

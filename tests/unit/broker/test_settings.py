@@ -16,7 +16,7 @@ from kera.core.base.settings import KIB, MIB, InvalidSettings
         {"segment_bytes": 512 * MIB, "arena_bytes": 2048 * MIB, "message_bytes_max": 512 * MIB + 128},
     ],
 )
-def test_settings_that_fit_each_other_are_taken(values: dict[str, Any]) -> None:
+def test_settings_that_fit_each_other_are_accepted(values: dict[str, Any]) -> None:
     assert BrokerSettings.load(**values).segment_bytes > 0
 
 
@@ -38,7 +38,7 @@ def test_settings_that_fit_each_other_are_taken(values: dict[str, Any]) -> None:
         ({"shm_directory": "/dev/shm"}, "shm_directory"),
     ],
 )
-def test_settings_that_make_no_sense_are_named(values: dict[str, Any], problem: str) -> None:
+def test_the_error_for_invalid_settings_names_them(values: dict[str, Any], problem: str) -> None:
     with pytest.raises(InvalidSettings) as raised:
         BrokerSettings.load(**values)
 
@@ -53,6 +53,6 @@ def test_presets_are_consistent_and_differ_from_the_default(preset: Any) -> None
     assert settings.arena_bytes < BrokerSettings().arena_bytes
 
 
-def test_a_broker_for_tests_leaves_nothing_behind() -> None:
+def test_a_broker_for_tests_is_ephemeral() -> None:
     assert BrokerSettings.for_testing(Path("/data"), "c:1").ephemeral
     assert not BrokerSettings().ephemeral

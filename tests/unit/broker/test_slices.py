@@ -1,4 +1,4 @@
-"""What nobody waits for is done in slices: in turn, in each round of the loop a little."""
+"""Background work is done in slices: in turn, a little in each round of the loop."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.unit.broker.push_support import FakeLoop
 
 
 class Work:
-    """So many steps."""
+    """Work of a number of steps."""
 
     def __init__(self, name: str, steps: int, done: list[str]) -> None:
         self.name, self.left, self.done = name, steps, done
@@ -18,7 +18,7 @@ class Work:
         return self.left > 0
 
 
-def test_in_a_round_no_more_is_done_than_fits_into_a_slice_and_all_have_their_turn() -> None:
+def test_a_round_does_only_what_fits_into_a_slice_and_all_work_takes_turns() -> None:
     loop = FakeLoop()
     done: list[str] = []
     slices = Slices(loop, slice_s=0.0)
@@ -32,7 +32,7 @@ def test_in_a_round_no_more_is_done_than_fits_into_a_slice_and_all_have_their_tu
     assert loop.round() == 0
 
 
-def test_however_much_time_there_is_each_takes_one_step_in_a_round() -> None:
+def test_each_piece_of_work_takes_one_step_per_round_however_long_the_slice() -> None:
     loop = FakeLoop()
     done: list[str] = []
     slices = Slices(loop, slice_s=60.0)
@@ -46,7 +46,7 @@ def test_however_much_time_there_is_each_takes_one_step_in_a_round() -> None:
     assert done == ["a", "b", "a", "b"]
 
 
-def test_a_step_that_fails_stops_nobody_else() -> None:
+def test_a_failing_step_does_not_stop_other_work() -> None:
     loop = FakeLoop()
     done: list[str] = []
     slices = Slices(loop, slice_s=60.0)

@@ -1,4 +1,4 @@
-"""Files of removed segments are written over by new ones, and nobody takes one for the other."""
+"""Spares: new segments reuse the files of removed ones, and neither is mistaken for the other."""
 
 import errno
 import mmap
@@ -15,7 +15,7 @@ from tests.property.log_world import Crash, SimulatedDisk
 
 @pytest.fixture(params=["direct", "cached", "simulated"])
 def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Disk:
-    """The real one, around the page cache and through it, and the one of the histories."""
+    """The real disk, around the page cache and through it, and the simulated disk."""
     if request.param == "simulated":
         return SimulatedDisk(Random(1))
     disk = LocalDisk(tmp_path)
@@ -25,7 +25,7 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Disk:
 
 
 def aligned(fill: bytes, blocks: int) -> memoryview:
-    """Memory as slots have it: on page boundaries."""
+    """Memory on page boundaries, as slots have it."""
     view = memoryview(mmap.mmap(-1, blocks * BLOCK_BYTES))
     view[:] = fill * len(view)
     return view
@@ -47,14 +47,14 @@ class Files:
         self.spares.remove(self.folder / name)
 
     def content(self, name: str) -> bytes:
-        """What is in a segment's file: a byte for each block."""
+        """The content of a segment's file: a byte for each block."""
         into = aligned(b"?", 16)
         length = self.disk.read(self.folder / name, 0, into)
         assert length == self.disk.length(self.folder / name)
         return bytes(into[:length:BLOCK_BYTES])
 
     def names(self) -> tuple[list[str], list[str]]:
-        """Of segments, and of spares."""
+        """The names of segments, and of spares."""
         return self.disk.names(self.folder), self.disk.names(self.spare)
 
 
@@ -64,7 +64,7 @@ def files(tmp_path: Path, disk: Disk) -> Files:
 
 
 @pytest.mark.parametrize("blocks", [2, 3, 4])
-def test_a_file_that_was_removed_is_written_over_and_has_nothing_of_what_it_had(files: Files, blocks: int) -> None:
+def test_a_removed_file_is_reused_and_keeps_none_of_its_old_content(files: Files, blocks: int) -> None:
     files.write("a", b"a", 3)
     files.remove("a")
     assert files.names() == ([], ["a"])
@@ -74,7 +74,7 @@ def test_a_file_that_was_removed_is_written_over_and_has_nothing_of_what_it_had(
     assert files.content("b") == b"b" * blocks
 
 
-def test_small_files_are_made_and_removed(files: Files) -> None:
+def test_small_files_neither_use_nor_become_spares(files: Files) -> None:
     files.write("large", b"a", 2)
     files.remove("large")
     files.write("small", b"b", 1)
@@ -85,7 +85,7 @@ def test_small_files_are_made_and_removed(files: Files) -> None:
     assert files.names() == ([], ["large"])
 
 
-def test_no_more_is_kept_than_is_written_soon(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bytes_of_spares_are_limited(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spares, "SPARES_BYTES_MAX", 5 * BLOCK_BYTES)
     for name in "abc":
         files.write(name, b"x", 2)
@@ -97,7 +97,7 @@ def test_no_more_is_kept_than_is_written_soon(files: Files, monkeypatch: pytest.
     assert files.names() == ([], [])
 
 
-def test_a_start_goes_on_with_what_it_finds_and_leaves_files_of_others(files: Files, tmp_path: Path) -> None:
+def test_a_start_uses_the_spares_it_finds_and_leaves_other_files(files: Files, tmp_path: Path) -> None:
     for name in ("00000000000a.segment", "notes"):
         files.write(name, b"a", 2)
         files.remove(name)
@@ -109,7 +109,7 @@ def test_a_start_goes_on_with_what_it_finds_and_leaves_files_of_others(files: Fi
     assert again.names() == (["b", "c"], ["notes"])
 
 
-def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
     disk = SimulatedDisk(Random(1))
     files = Files(tmp_path, disk)
     files.write("a", b"a", 2)
@@ -122,7 +122,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 2])
-def test_a_write_that_a_crash_cuts_off_is_not_in_the_place_of_a_segment(tmp_path: Path, steps: int) -> None:
+def test_a_write_that_a_crash_cuts_off_leaves_no_segment_file(tmp_path: Path, steps: int) -> None:
     disk = SimulatedDisk(Random(1))
     files = Files(tmp_path, disk)
     files.write("a", b"a", 2)

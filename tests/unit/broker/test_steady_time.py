@@ -1,4 +1,4 @@
-"""The time that retention goes by: the wall clock, without its short excursions."""
+"""The clock of retention: the wall clock without its short jumps."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
-def test_it_goes_with_the_wall_clock(clock: FakeClock) -> None:
+def test_steady_time_follows_the_wall_clock(clock: FakeClock) -> None:
     time = SteadyTime(clock)
     for _ in range(100):
         clock.advance(60)
         assert time.now_us() == clock.now_us()
 
 
-def test_it_follows_small_corrections_at_once(clock: FakeClock) -> None:
+def test_steady_time_follows_small_corrections_at_once(clock: FakeClock) -> None:
     time = SteadyTime(clock)
     for step_s in (0.5, -0.5, SLEW_US / 1e6):
         clock.advance(1)
@@ -44,7 +44,7 @@ def test_a_jump_that_is_undone_has_no_effect(clock: FakeClock, step_s: float) ->
 
 
 @pytest.mark.parametrize("step_s", [YEAR_S, -YEAR_S])
-def test_a_jump_that_lasts_is_believed(clock: FakeClock, step_s: float) -> None:
+def test_a_jump_that_lasts_is_followed(clock: FakeClock, step_s: float) -> None:
     time = SteadyTime(clock)
     clock.step(step_s)
     assert time.now_us() == clock.now_us() - step_s * 1_000_000
@@ -52,7 +52,7 @@ def test_a_jump_that_lasts_is_believed(clock: FakeClock, step_s: float) -> None:
     assert time.now_us() == clock.now_us()
 
 
-def test_of_jumps_one_after_the_other_the_last_one_has_to_last(clock: FakeClock) -> None:
+def test_the_last_of_several_jumps_has_to_last(clock: FakeClock) -> None:
     time, before_us = SteadyTime(clock), clock.now_us()
     time.now_us()
     for _ in range(10):

@@ -1,4 +1,4 @@
-"""What is stored of each principal's streams, as the coordinator is told, and that full ones take no more."""
+"""Stored bytes of each principal's streams: reports to the coordinator, and refusal once a principal is full."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def full(*principals: str, incomplete: bool = False) -> coordinator_pb2.Heartbea
     )
 
 
-async def test_what_is_appended_counts_with_the_next_heartbeat(broker: Broker) -> None:
+async def test_appended_bytes_count_with_the_next_heartbeat(broker: Broker) -> None:
     report = HeartbeatReport(broker.streams)
     assert told(filled(report)) == {ALICE: 0}
     broker.append(*(chunk(1, sequence, streamlet_id=streamlet) for streamlet in range(2) for sequence in range(3)))
@@ -53,7 +53,7 @@ async def test_what_is_appended_counts_with_the_next_heartbeat(broker: Broker) -
     assert told(filled(report)) == {ALICE: 6 * 1024}
 
 
-async def test_streams_of_nobody_count_for_nobody(broker: Broker) -> None:
+async def test_streams_without_a_creator_count_for_no_principal(broker: Broker) -> None:
     broker.streams.open(info(stream_id=STREAM_ID + 1, name="other", created_by=""), BROKER_ID)
     broker.append(chunk(1, 0, stream_id=STREAM_ID + 1))
     report = HeartbeatReport(broker.streams)
@@ -61,7 +61,7 @@ async def test_streams_of_nobody_count_for_nobody(broker: Broker) -> None:
         assert told(filled(report)) == {ALICE: 0}
 
 
-async def test_what_is_removed_counts_no_more(broker: Broker) -> None:
+async def test_removed_bytes_no_longer_count(broker: Broker) -> None:
     report = HeartbeatReport(broker.streams)
     broker.append(*(chunk(1, sequence) for sequence in range(3)))
     assert told(filled(report)) == {ALICE: 3 * 1024}
@@ -71,8 +71,8 @@ async def test_what_is_removed_counts_no_more(broker: Broker) -> None:
     assert told(filled(report)) == {}
 
 
-async def test_not_all_streamlets_are_looked_at_for_one_heartbeat(broker: Broker) -> None:
-    """Before all were once, that is said; what is appended meanwhile counts at once."""
+async def test_one_heartbeat_counts_a_limited_number_of_streamlets(broker: Broker) -> None:
+    """Reports are marked incomplete until all were counted once; later appends count at once."""
     broker.append(*(chunk(1, 0, streamlet_id=streamlet) for streamlet in range(3)))
     stored = StoredBytes(broker.streams, streamlets_at_once=2)
     first, second = filled(stored), filled(stored)
@@ -82,7 +82,9 @@ async def test_not_all_streamlets_are_looked_at_for_one_heartbeat(broker: Broker
     assert told(filled(stored)) == {ALICE: 4 * 1024}
 
 
-async def test_one_round_is_enough_for_one_heartbeat(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_heartbeat_makes_only_one_round_over_the_streamlets(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stored = StoredBytes(broker.streams)
     notes = 0
 
@@ -95,7 +97,7 @@ async def test_one_round_is_enough_for_one_heartbeat(broker: Broker, monkeypatch
     assert notes == 1
 
 
-async def test_streams_of_who_is_full_take_no_more(broker: Broker) -> None:
+async def test_streams_of_a_full_principal_refuse_writes(broker: Broker) -> None:
     known = broker.streams.full
     changes = 0
 

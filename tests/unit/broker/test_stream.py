@@ -18,7 +18,7 @@ def streams(engine: Engine) -> Streams:
     return engine.streams
 
 
-def test_exactly_the_streamlets_that_are_assigned_to_the_broker_are_opened(streams: Streams) -> None:
+def test_exactly_the_assigned_streamlets_are_opened(streams: Streams) -> None:
     streams.open(stream_info(owners=(OTHER, BROKER_ID, OTHER, BROKER_ID), entries=3), BROKER_ID)
     stream = streams.get(STREAM_ID)
 
@@ -27,7 +27,7 @@ def test_exactly_the_streamlets_that_are_assigned_to_the_broker_are_opened(strea
     assert (streamlet.streamlet_id, len(streamlet.entries), streamlet.broker_epoch) == (3, 3, 9)
 
 
-def test_a_streamlet_of_another_broker_is_refused_and_worth_another_try(streams: Streams) -> None:
+def test_a_streamlet_of_another_broker_is_refused_with_a_retriable_error(streams: Streams) -> None:
     streams.open(stream_info(owners=(BROKER_ID, OTHER)), BROKER_ID)
     with pytest.raises(NotOwner) as raised:
         streams.get(STREAM_ID).streamlet(1)
@@ -36,7 +36,7 @@ def test_a_streamlet_of_another_broker_is_refused_and_worth_another_try(streams:
     assert raised.value.attributes == {"stream": "stream-7", "streamlet_id": 1}
 
 
-def test_a_streamlet_that_the_stream_does_not_have_is_refused_with_their_number(streams: Streams) -> None:
+def test_the_error_for_a_streamlet_out_of_range_names_the_number_of_streamlets(streams: Streams) -> None:
     streams.open(stream_info(owners=(BROKER_ID, OTHER)), BROKER_ID)
     with pytest.raises(StreamletOutOfRange, match="0 to 1, not 2") as raised:
         streams.get(STREAM_ID).streamlet(2)
@@ -51,7 +51,7 @@ def test_a_stream_that_is_not_here_is_refused_by_its_id(streams: Streams) -> Non
     assert raised.value.attributes == {"stream_id": 8}
 
 
-def test_a_fence_holds_for_streamlets_that_are_open_and_for_those_that_come(streams: Streams) -> None:
+def test_a_fence_holds_for_open_streamlets_and_for_later_ones(streams: Streams) -> None:
     streams.open(stream_info(owners=(BROKER_ID, OTHER)), BROKER_ID)
     fences = coordinator_pb2.ProducerFences(version=1, producer_ids=[1], first_epochs=[4])
     streams.fences.note(fences)
@@ -63,7 +63,7 @@ def test_a_fence_holds_for_streamlets_that_are_open_and_for_those_that_come(stre
             streams.get(STREAM_ID).streamlet(streamlet_id).append(memoryview(made), verify_header(made))
 
 
-def test_fences_that_are_not_whole_are_ignored_and_asked_for_again(streams: Streams) -> None:
+def test_incomplete_fences_are_ignored_and_do_not_change_the_version(streams: Streams) -> None:
     streams.fences.note(coordinator_pb2.ProducerFences(version=1, producer_ids=[1], first_epochs=[4]))
     streams.fences.note(coordinator_pb2.ProducerFences(version=2, producer_ids=[1, 2], first_epochs=[5]))
 
@@ -127,7 +127,7 @@ def test_a_newer_configuration_is_taken_over_and_an_older_one_is_not(streams: St
     assert stream.durability == common_pb2.DURABILITY_PERSISTED
 
 
-def test_a_stream_that_says_nothing_of_durability_is_acknowledged_by_the_leader(streams: Streams) -> None:
+def test_the_default_durability_of_a_stream_is_level_leader(streams: Streams) -> None:
     streams.open(stream_info(), BROKER_ID)
 
     assert streams.get(STREAM_ID).durability == common_pb2.DURABILITY_LEADER
@@ -149,7 +149,7 @@ def test_a_streamlet_goes_on_from_what_is_on_disk(engine: Engine, streams: Strea
     assert streamlet.producers == before.streamlet.producers
 
 
-def test_producers_that_are_forgotten_at_a_start_leave_the_disk_as_well(
+def test_producers_forgotten_at_a_start_are_removed_from_the_index(
     engine: Engine,
 ) -> None:
     before = Log(engine)
@@ -165,7 +165,7 @@ def test_producers_that_are_forgotten_at_a_start_leave_the_disk_as_well(
     assert set(engine.index.producers(STREAM_ID, 0)) == {6, 7}
 
 
-def test_what_is_dropped_leaves_no_file_and_no_record(engine: Engine, streams: Streams) -> None:
+def test_a_dropped_stream_leaves_no_file_and_no_record(engine: Engine, streams: Streams) -> None:
     streams.open(stream_info(), BROKER_ID)
     streams.open(stream_info(8), BROKER_ID)
     for stream_id in (STREAM_ID, 8):

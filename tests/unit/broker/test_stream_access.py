@@ -1,4 +1,4 @@
-"""What a request gets to that was not there when it came, or whose asker has lost its rights meanwhile."""
+"""Requests under way: access to streams that come later, and senders that lose their rights meanwhile."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EVERYTHING = (Operation.DESCRIBE, Operation.READ, Operation.WRITE, Operation.DEL
 
 
 class Guarded(Broker):
-    """A broker whose guard goes by rules, called by alice."""
+    """A broker that has a guard with rules, called by alice."""
 
     def __init__(self, engine: Engine, *rules: access_pb2.AccessRule, slow: bool = False) -> None:
         self.guard = Guard(
@@ -66,7 +66,7 @@ async def answer_of(result: Any) -> Reply[Any]:
 
 
 async def session_read(broker: Guarded) -> Reply[Any]:
-    """What a read session answers that was told of a stream by its id before that was there."""
+    """The answer of a read session that named a stream by its id before the stream was there."""
     limit = ServingLimits().results_max
     ranges = [broker_pb2.ReadRange(handle=n, start=cursor(stream_id=1000 + n)) for n in range(limit)]
     ranges.append(broker_pb2.ReadRange(handle=limit, start=cursor(stream_id=SECRET)))
@@ -76,13 +76,13 @@ async def session_read(broker: Guarded) -> Reply[Any]:
     return await answer_of(broker.start(api.MULTI_READ_CHUNKS, broker_pb2.MultiReadChunksRequest(session_id=5, step=1)))
 
 
-async def test_a_stream_that_comes_later_is_not_given_to_who_named_its_id_before(engine: Engine) -> None:
+async def test_a_session_without_rights_gets_no_stream_that_comes_after_its_id_was_named(engine: Engine) -> None:
     answer = await session_read(Guarded(engine))
     assert [each.error.code for each in answer.message.results] == ["unknown_stream"]
     assert not answer.bulk
 
 
-async def test_a_stream_that_comes_later_is_given_to_who_may_read_it(engine: Engine) -> None:
+async def test_a_session_with_rights_reads_a_stream_that_comes_later(engine: Engine) -> None:
     answer = await session_read(Guarded(engine, rule("user:alice", f"stream:stream-{SECRET}", Operation.READ)))
     assert sum(map(len, answer.bulk)) > 0
 
@@ -107,18 +107,18 @@ async def test_a_stream_that_comes_later_is_given_to_who_may_read_it(engine: Eng
     ],
     ids=lambda value: value.name if isinstance(value, Method) else "",
 )
-async def test_what_takes_its_time_gets_to_no_stream_that_has_come_meanwhile(
+async def test_a_slow_request_has_no_access_to_a_stream_that_comes_meanwhile(
     engine: Engine, method: Method[Any, Any], request_: Any
 ) -> None:
     broker = Guarded(engine)
-    result = broker.start(method, request_)  # it is asked who may do that, and then nothing is done yet
+    result = broker.start(method, request_)  # rights are checked at once, the rest comes later
     broker.make_secret()
     answer = (await answer_of(result)).message
     (items,) = (value for _, value in answer.ListFields() if not isinstance(value, int))
     assert {each.error.code for each in items} == {"unknown_stream"}
 
 
-async def test_a_write_that_waits_for_room_ends_with_the_rights_of_who_sent_it(
+async def test_a_write_that_waits_for_room_fails_when_its_sender_loses_a_right(
     make_engine: Callable[..., Engine],
 ) -> None:
     broker = Guarded(make_engine(slots=2), slow=True)
@@ -126,7 +126,7 @@ async def test_a_write_that_waits_for_room_ends_with_the_rights_of_who_sent_it(
     bulk = b"".join(chunk(1, sequence) for sequence in range(10))
     waiting = asyncio.ensure_future(broker.start(api.MULTI_WRITE_CHUNKS, request, bulk))
     await asyncio.sleep(0)
-    # It keeps the right to write, and loses another that it has used: then its connection ends, and it is nobody.
+    # The sender keeps the right to write, but loses another one that it has used: its connection ends.
     broker.guard.check(broker.peer, Need(Operation.USE, "group:g"))
     broker.guard.apply(table(2, [user("alice")], broker.rules[:1]), 1)
     assert broker.peer.dismissed
@@ -135,7 +135,7 @@ async def test_a_write_that_waits_for_room_ends_with_the_rights_of_who_sent_it(
     assert [status.error.code for status in statuses] == [""] * 8 + ["authentication_failed"] * 2
 
 
-async def test_a_broker_that_starts_says_of_no_stream_that_it_is_not_there(engine: Engine) -> None:
+async def test_a_starting_broker_is_unavailable_instead_of_calling_a_stream_unknown(engine: Engine) -> None:
     broker = Guarded(engine)
     starting = Broker(engine, guard=broker.guard)
     request = broker_pb2.GetAvailableGroupsRequest(stream_id=SECRET)
@@ -143,8 +143,8 @@ async def test_a_broker_that_starts_says_of_no_stream_that_it_is_not_there(engin
         starting.start(api.GET_AVAILABLE_GROUPS, request, peer=broker.peer)
 
 
-async def test_what_is_reported_of_a_stream_counts_only_from_who_may_use_it(engine: Engine) -> None:
-    """Nor is anybody else told that it has a latency constraint."""
+async def test_latency_reports_count_only_from_peers_that_may_use_the_stream(engine: Engine) -> None:
+    """Other peers do not learn that the stream has a latency constraint."""
     broker = Guarded(engine)
     broker.make_secret()
     manager = broker.plugins.latency

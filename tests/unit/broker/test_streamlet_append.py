@@ -26,7 +26,7 @@ def trace(log: Log) -> Any:
 
 
 def refuse(log: Log, error: type[KeraError], *arguments: Any, **fields: Any) -> KeraError:
-    """Append what is refused with `error`, which changes nothing."""
+    """Append a chunk that is refused with `error`, and check that nothing changes."""
     before = trace(log)
     with pytest.raises(error) as raised:
         log.append(*arguments, **fields)
@@ -37,7 +37,7 @@ def refuse(log: Log, error: type[KeraError], *arguments: Any, **fields: Any) -> 
 # --- order and place ---------------------------------------------------------------------------------------
 
 
-def test_chunks_lie_one_after_the_other_and_say_themselves_where(engine: Engine) -> None:
+def test_chunks_lie_one_after_the_other_and_their_headers_say_where(engine: Engine) -> None:
     log = Log(engine, broker_epoch=77)
     appended = [log.append(record_count=count) for count in (3, 2, 5)]
 
@@ -108,7 +108,7 @@ def test_a_chunk_may_fill_a_segment_but_not_more(log: Log) -> None:
 
 
 @pytest.mark.parametrize("group_segments", [1, 2])
-def test_a_full_arena_leaves_no_trace_and_appends_go_on_when_slots_are_free(
+def test_an_append_to_a_full_arena_changes_nothing_and_succeeds_when_slots_are_free(
     make_engine: MakeEngine, group_segments: int
 ) -> None:
     engine = make_engine(slots=2)
@@ -136,7 +136,7 @@ def test_the_first_chunk_of_an_entry_that_finds_no_room_makes_no_group(make_engi
     assert position(log.append()) == (5, 1, 0)
 
 
-def test_small_chunks_are_taken_while_a_large_one_finds_no_room(make_engine: MakeEngine) -> None:
+def test_small_chunks_are_accepted_while_a_large_one_finds_no_room(make_engine: MakeEngine) -> None:
     log = Log(make_engine(slots=1))
     log.append(size=2048)
     refuse(log, ArenaFull, size=3072)
@@ -161,9 +161,7 @@ def test_a_repeat_gives_the_position_of_the_first_time_and_stores_nothing(engine
     assert trace(log) == before
 
 
-def test_who_repeats_thousands_of_chunks_has_a_few_headers_read_for_each(
-    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_repeat_reads_only_a_few_headers(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log(make_engine(slots=64))
     count, others = 300, 4
     first = [log.append(1, number, size=192) for number in range(count)]
@@ -184,14 +182,14 @@ def test_who_repeats_thousands_of_chunks_has_a_few_headers_read_for_each(
     assert looks < 12 * count
 
 
-def test_a_repeat_is_told_even_when_the_arena_is_full(make_engine: MakeEngine) -> None:
+def test_a_repeat_is_recognized_even_when_the_arena_is_full(make_engine: MakeEngine) -> None:
     log = Log(make_engine(slots=1))
     log.append(size=SLOT_BYTES)
 
     assert log.append(sequence=0, size=SLOT_BYTES).duplicate
 
 
-def test_a_repeat_of_what_has_been_removed_since_is_a_repeat_without_a_place(log: Log) -> None:
+def test_a_repeat_of_a_removed_chunk_is_recognized_without_a_place(log: Log) -> None:
     log.append_many(5)
     log.entry.start, log.entry.start_record = Position(1, 2, 0), 4
     log.engine.memory.removals.collect(log.entry)
@@ -202,7 +200,7 @@ def test_a_repeat_of_what_has_been_removed_since_is_a_repeat_without_a_place(log
     assert (again.segment, again.end) == (None, 0)
 
 
-def test_a_repeat_of_what_is_on_disk_only_is_a_repeat_without_a_place(log: Log) -> None:
+def test_a_repeat_of_a_chunk_only_on_disk_is_recognized_without_a_place(log: Log) -> None:
     log.append_many(5)
     log.engine.run()
     log.engine.fill_memory()
@@ -213,7 +211,7 @@ def test_a_repeat_of_what_is_on_disk_only_is_a_repeat_without_a_place(log: Log) 
     assert place(log.append(sequence=4)) == (0, 1, 2, 0, 4, True)
 
 
-def test_a_repeat_of_what_is_on_disk_and_in_memory_is_told_its_place(log: Log) -> None:
+def test_a_repeat_of_a_chunk_on_disk_and_in_memory_gets_its_place(log: Log) -> None:
     first = log.append_many(5)
     log.engine.run()
     assert log.entry.last_stored == (1, 1)
@@ -221,7 +219,7 @@ def test_a_repeat_of_what_is_on_disk_and_in_memory_is_told_its_place(log: Log) -
     assert place(log.append(sequence=2)) == place(first[2]._replace(duplicate=True))
 
 
-def test_a_gap_is_refused_and_names_the_sequence_that_is_expected(log: Log) -> None:
+def test_a_gap_is_refused_with_the_expected_sequence(log: Log) -> None:
     log.append_many(2)
     error = refuse(log, OutOfSequence, sequence=3)
 
@@ -232,12 +230,12 @@ def test_a_gap_is_refused_and_names_the_sequence_that_is_expected(log: Log) -> N
     assert not log.append(sequence=3).duplicate
 
 
-def test_a_producer_that_is_not_known_begins_with_sequence_0(log: Log) -> None:
+def test_an_unknown_producer_begins_with_sequence_0(log: Log) -> None:
     assert refuse(log, OutOfSequence, sequence=1).attributes["expected_sequence"] == 0
     assert not log.append(sequence=0).duplicate
 
 
-def test_producers_of_one_entry_are_counted_apart(log: Log) -> None:
+def test_producers_of_one_entry_have_separate_sequences(log: Log) -> None:
     log.append_many(3, 1)
     refuse(log, OutOfSequence, 2, 3)
 
@@ -245,7 +243,7 @@ def test_producers_of_one_entry_are_counted_apart(log: Log) -> None:
     assert log.append(1, 0).duplicate
 
 
-def test_producers_longest_unheard_of_are_forgotten_but_for_those_who_chose_their_ids(
+def test_the_least_recent_producers_are_forgotten_except_those_with_chosen_ids(
     engine: Engine,
 ) -> None:
     log = Log(engine, producer_limits=ProducerLimits(kept=4, spare=2, in_order=3))
@@ -266,7 +264,7 @@ def test_producers_longest_unheard_of_are_forgotten_but_for_those_who_chose_thei
     assert log.append(own[0], 0).duplicate
 
 
-def test_other_records_with_a_stored_sequence_are_those_of_another_writer(log: Log) -> None:
+def test_other_records_with_a_stored_sequence_are_refused_as_another_writers(log: Log) -> None:
     log.append(fill=b"a")
     error = refuse(log, ProducerFenced, sequence=0, fill=b"b")
 
@@ -275,7 +273,7 @@ def test_other_records_with_a_stored_sequence_are_those_of_another_writer(log: L
 
 
 @pytest.mark.parametrize("at", [0, HEADER_CRC_AT - 4, HEADER_CRC_AT], ids=["magic", "checksum-of-payload", "checksum"])
-def test_a_repeat_of_a_chunk_that_was_damaged_since_is_a_repeat(log: Log, at: int) -> None:
+def test_a_repeat_of_a_damaged_chunk_is_recognized(log: Log, at: int) -> None:
     log.append()
     log.entry.tail[0].slot.view[at] ^= 1
 
@@ -295,7 +293,7 @@ def test_an_older_epoch_is_fenced_by_a_newer_one(log: Log) -> None:
     assert not log.append(sequence=1, producer_epoch=4).duplicate
 
 
-def test_an_epoch_below_the_fence_is_refused_by_a_streamlet_that_knows_nothing_of_the_later_one(log: Log) -> None:
+def test_an_epoch_below_the_fence_is_refused_where_no_later_epoch_was_written(log: Log) -> None:
     log.append(sequence=0, producer_epoch=3)
     log.streamlet.first_epochs = {1: 4}
     for sequence in (0, 1):
@@ -306,7 +304,7 @@ def test_an_epoch_below_the_fence_is_refused_by_a_streamlet_that_knows_nothing_o
     assert not log.append(sequence=0, producer_epoch=4).duplicate
 
 
-def test_a_newer_epoch_counts_from_0_behind_what_is_there(log: Log) -> None:
+def test_a_newer_epoch_counts_from_0_behind_the_chunks_of_the_older_one(log: Log) -> None:
     old = [log.append(sequence=sequence, producer_epoch=1) for sequence in range(3)]
     new = [log.append(sequence=sequence, producer_epoch=2) for sequence in range(2)]
 
@@ -317,7 +315,7 @@ def test_a_newer_epoch_counts_from_0_behind_what_is_there(log: Log) -> None:
     assert refuse(log, OutOfSequence, sequence=3, producer_epoch=2).attributes["expected_sequence"] == 2
 
 
-def test_a_repeat_is_not_taken_for_a_chunk_of_an_older_epoch_that_is_in_memory(log: Log) -> None:
+def test_a_repeat_is_not_mistaken_for_a_chunk_of_an_older_epoch_in_memory(log: Log) -> None:
     old = [log.append(sequence=sequence, producer_epoch=1) for sequence in range(4)]
     log.append(sequence=0, producer_epoch=2, size=SLOT_BYTES)
     log.append(producer=2)
@@ -331,7 +329,7 @@ def test_a_repeat_is_not_taken_for_a_chunk_of_an_older_epoch_that_is_in_memory(l
     assert place(log.append(sequence=0, producer_epoch=2, size=SLOT_BYTES)) == (0, 0, 0, 0, 0, True)
 
 
-def test_a_newer_epoch_that_does_not_begin_with_0_is_refused_and_fences_nobody(log: Log) -> None:
+def test_a_newer_epoch_that_does_not_begin_with_0_is_refused_and_fences_no_other(log: Log) -> None:
     log.append(sequence=0, producer_epoch=1)
     error = refuse(log, OutOfSequence, sequence=1, producer_epoch=2)
 
@@ -340,7 +338,7 @@ def test_a_newer_epoch_that_does_not_begin_with_0_is_refused_and_fences_nobody(l
 
 
 @pytest.mark.parametrize(("size", "error"), [(SLOT_BYTES + 64, RecordTooLarge), (SLOT_BYTES, ArenaFull)])
-def test_a_newer_epoch_whose_first_chunk_is_not_stored_fences_nobody(
+def test_a_newer_epoch_whose_first_chunk_is_not_stored_fences_no_other(
     make_engine: MakeEngine, size: int, error: type[KeraError]
 ) -> None:
     log = Log(make_engine(slots=1))

@@ -1,4 +1,4 @@
-"""Which groups a streamlet has, and whose entry they are of."""
+"""Discovery: which groups a streamlet has, and to which entries they belong."""
 
 import pytest
 
@@ -20,16 +20,16 @@ def streamlet(engine: Engine) -> Streamlet:
     return log.streamlet
 
 
-def test_the_groups_that_are_there_are_an_interval(streamlet: Streamlet, engine: Engine) -> None:
+def test_the_available_groups_are_an_interval(streamlet: Streamlet, engine: Engine) -> None:
     assert streamlet.available_groups() == (10, 14)
     assert Log(engine).streamlet.available_groups() == (0, 0)
 
 
-def test_a_group_is_found_by_its_id(streamlet: Streamlet) -> None:
+def test_the_entry_of_a_group_is_found_by_the_id_of_the_group(streamlet: Streamlet) -> None:
     assert [group_entry(streamlet, group_id).index for group_id in (10, 11, 12, 13, 14)] == [1, 0, 1, 1, 0]
 
 
-def test_a_group_that_was_never_there_is_unknown(streamlet: Streamlet) -> None:
+def test_a_group_that_never_existed_is_unknown(streamlet: Streamlet) -> None:
     with pytest.raises(UnknownGroup) as raised:
         group_entry(streamlet, 15)
 
@@ -44,14 +44,14 @@ def test_a_group_of_an_earlier_launch_is_lost(streamlet: Streamlet) -> None:
 
 
 def removed(streamlet: Streamlet, entry: int, start: Position) -> None:
-    """Let an entry start there."""
+    """Let an entry start at `start`."""
     lane = streamlet.entries[entry]
     streamlet._memory.segments.close_all()  # type: ignore[attr-defined]
     lane.start, lane.start_record = start, 1
     streamlet._memory.removals.collect(lane)  # type: ignore[attr-defined]
 
 
-def test_a_group_that_was_removed_is_lost(streamlet: Streamlet, engine: Engine) -> None:
+def test_a_removed_group_is_lost(streamlet: Streamlet, engine: Engine) -> None:
     removed(streamlet, 1, Position(12, 1, 0))
     engine.run()
     with pytest.raises(DataLost) as raised:
@@ -61,9 +61,7 @@ def test_a_group_that_was_removed_is_lost(streamlet: Streamlet, engine: Engine) 
     assert raised.value.attributes["available_from"] == [11, 1, 0]
 
 
-def test_a_group_that_was_removed_is_lost_also_if_older_ones_of_another_entry_are_there(
-    streamlet: Streamlet, engine: Engine
-) -> None:
+def test_a_removed_group_is_lost_also_if_another_entry_has_older_ones(streamlet: Streamlet, engine: Engine) -> None:
     removed(streamlet, 0, Position(14, 1, 0))
     engine.run()
     assert streamlet.available_groups() == (10, 14)

@@ -1,4 +1,4 @@
-"""Reading from a streamlet: whole chunks, budgets, ends, positions that are refused, and counting of records.
+"""Reading from a streamlet: whole chunks, budgets, ends, refused positions, and counting of records.
 
 The streamlets here have two segments of four chunks in a group, so a lane looks like this:
 
@@ -31,7 +31,7 @@ def refuse(log: Log, start: Position, end: Position | None = None, *, entry: int
     return raised.value
 
 
-# --- from where to where -----------------------------------------------------------------------------------
+# --- starts and ends ---------------------------------------------------------------------------------------
 
 
 def test_an_entry_without_chunks_has_nothing_and_stays_at_the_earliest_position(log: Log) -> None:
@@ -39,7 +39,7 @@ def test_an_entry_without_chunks_has_nothing_and_stays_at_the_earliest_position(
     assert (log.streamlet.entries[0].start, log.streamlet.entries[0].end) == (EARLIEST, EARLIEST)
 
 
-def test_the_earliest_position_is_the_first_chunk_that_is_there(engine: Engine) -> None:
+def test_the_earliest_position_is_the_first_available_chunk(engine: Engine) -> None:
     log = Log(engine)
     log.append_many(2)
 
@@ -47,7 +47,7 @@ def test_the_earliest_position_is_the_first_chunk_that_is_there(engine: Engine) 
     assert log.streamlet.entries[0].start == Position(1, 1, 0)
 
 
-def test_the_earliest_position_of_an_entry_that_begins_with_a_loss_tells_what_is_lost(engine: Engine) -> None:
+def test_a_read_from_the_earliest_position_reports_a_loss_at_the_start(engine: Engine) -> None:
     log = Log(engine, first_group_id=50)
     log.append_many(2)
     with pytest.raises(DataLost) as raised:
@@ -64,7 +64,7 @@ def test_a_read_goes_through_segments_and_groups_up_to_the_durable_head(full: Lo
 
 
 @pytest.mark.parametrize("first", range(11))
-def test_every_chunk_is_a_place_to_start_from(engine: Engine, first: int) -> None:
+def test_a_read_can_start_at_every_chunk(engine: Engine, first: int) -> None:
     log = Log(engine)
     appended = log.append_many(11)
 
@@ -76,7 +76,7 @@ def test_the_end_of_a_segment_and_the_start_of_the_next_are_the_same_place(full:
     assert full.read(start, bytes_max=1024) == ([4], Position(1, 2, 1024))
 
 
-def test_at_the_durable_head_there_is_nothing_until_more_is_published(log: Log) -> None:
+def test_a_read_at_the_durable_head_is_empty_until_more_is_published(log: Log) -> None:
     log.append()
     _, here = log.read()
     unpublished = log.append(publish=False)
@@ -87,7 +87,7 @@ def test_at_the_durable_head_there_is_nothing_until_more_is_published(log: Log) 
     assert log.read(here) == ([1], Position(1, 1, 2048))
 
 
-def test_what_is_not_published_is_not_read_even_in_a_closed_segment(log: Log) -> None:
+def test_unpublished_chunks_are_not_read_even_in_a_closed_segment(log: Log) -> None:
     log.append_many(3)
     last = [log.append(publish=False) for _ in range(3)]
     assert log.read() == ([0, 1, 2], Position(1, 1, 3072))
@@ -121,8 +121,10 @@ def test_an_end_behind_the_durable_head_stops_at_the_durable_head(full: Log, end
     assert full.read(EARLIEST, end) == (list(range(11)), Position(2, 1, 3072))
 
 
-def test_an_end_where_a_group_was_to_begin_is_reached_when_nothing_comes_before_it(full: Log, engine: Engine) -> None:
-    """An interval began there, of which nothing is left; a reader with an end would wait for ever."""
+def test_an_end_at_a_group_that_has_not_begun_is_reached_when_the_last_group_is_closed(
+    full: Log, engine: Engine
+) -> None:
+    """An interval began there that has no chunks left: a reader with that end must not wait for ever."""
     begins, later = Position(3, 1, 0), Position(4, 1, 0)
     assert full.read(EARLIEST, begins) == (list(range(11)), Position(2, 1, 3072))
     engine.memory.segments.close_all()
@@ -130,7 +132,7 @@ def test_an_end_where_a_group_was_to_begin_is_reached_when_nothing_comes_before_
     assert full.read(EARLIEST, later) == (list(range(11)), Position(2, 1, 3072))
 
 
-def test_an_entry_without_chunks_gets_nothing_before_a_group_that_was_given_to_another_one(engine: Engine) -> None:
+def test_an_empty_entry_reaches_an_end_at_the_next_group_id_and_none_beyond(engine: Engine) -> None:
     log = Log(engine, entries=2)
     log.append_many(9, 0)
     assert log.streamlet.next_group_id == 3
@@ -152,7 +154,7 @@ def test_a_read_that_starts_at_its_end_or_behind_it_gives_nothing_and_skips_noth
 
 
 @pytest.mark.parametrize("stop", range(1, 8))
-def test_who_goes_on_from_where_a_read_with_an_end_stopped_misses_nothing(full: Log, stop: int) -> None:
+def test_a_read_from_the_end_of_another_one_misses_no_chunk(full: Log, stop: int) -> None:
     end = Position(1, 1 + stop // 4, 1024 * (stop % 4))
     before, here = full.read(EARLIEST, end)
     after, _ = full.read(here)
@@ -181,7 +183,7 @@ def test_a_chunk_larger_than_the_budget_is_given_alone(log: Log) -> None:
     assert log.read(Position(1, 1, 3584), bytes_max=800) == ([2], Position(1, 2, 2048))
 
 
-def test_a_chunk_larger_than_what_is_left_waits_for_the_next_read(log: Log) -> None:
+def test_a_chunk_larger_than_the_rest_of_the_budget_waits_for_the_next_read(log: Log) -> None:
     log.append(size=512)
     log.append(size=2048)
 
@@ -190,7 +192,7 @@ def test_a_chunk_larger_than_what_is_left_waits_for_the_next_read(log: Log) -> N
 
 @pytest.mark.parametrize("bytes_max", [1, CHUNK_BYTES, 3 * CHUNK_BYTES, 1 << 20])
 @pytest.mark.parametrize("strict", [False, True])
-def test_who_follows_the_appends_is_given_what_every_other_reader_is(full: Log, bytes_max: int, strict: bool) -> None:
+def test_a_read_in_the_open_segment_has_the_same_plan_as_any_other(full: Log, bytes_max: int, strict: bool) -> None:
     streamlet = full.streamlet
     entry = streamlet.entries[0]
 
@@ -234,7 +236,7 @@ def test_small_reads_one_after_the_other_give_every_chunk_once(full: Log, bytes_
         Position(4, 1, 0),  # no such group, and not the next one
     ],
 )
-def test_a_position_that_is_no_boundary_is_refused_and_named(full: Log, start: Position) -> None:
+def test_a_position_that_is_not_a_boundary_is_refused_and_named(full: Log, start: Position) -> None:
     error = refuse(full, start)
 
     assert error.attributes["position"] == list(start)
@@ -254,8 +256,8 @@ def test_an_end_inside_a_chunk_is_refused_and_not_passed(full: Log, end: Positio
     assert refuse(full, EARLIEST, end).attributes["position"] == list(end)
 
 
-def test_the_start_of_another_entrys_group_means_what_follows_it(engine: Engine) -> None:
-    """A reader is sent to the first group of an interval, whoever's that is: it may belong to another entry."""
+def test_the_start_of_another_entrys_group_stands_for_the_next_chunk_of_the_entry(engine: Engine) -> None:
+    """A reader is sent to the first group of an interval, and that may belong to another entry."""
     log = Log(engine, entries=2, group_segments=1)
     log.append(2)
     log.append(1)
@@ -269,19 +271,19 @@ def test_the_start_of_another_entrys_group_means_what_follows_it(engine: Engine)
     assert log.read(Position(1, 1, 0), entry=1)[0] == [0]  # the entry starts later, and has lost nothing
     log.streamlet.entries[1].start_record = 1
     with pytest.raises(DataLost) as raised:
-        log.read(Position(1, 1, 0), entry=1)  # it has
+        log.read(Position(1, 1, 0), entry=1)  # now it has lost something
     assert (raised.value.attributes["entry"], raised.value.attributes["available_from"]) == (1, [2, 1, 0])
 
 
 @pytest.mark.parametrize("entry", [-1, 2])
-def test_an_entry_that_is_not_there_is_refused(engine: Engine, entry: int) -> None:
+def test_an_entry_that_does_not_exist_is_refused(engine: Engine, entry: int) -> None:
     assert refuse(Log(engine, entries=2), EARLIEST, entry=entry).attributes == {"entry": entry}
 
 
-# --- what is gone ------------------------------------------------------------------------------------------
+# --- losses ------------------------------------------------------------------------------------------------
 
 
-def test_a_position_of_an_earlier_launch_tells_exactly_what_is_lost(engine: Engine) -> None:
+def test_a_read_from_a_position_of_an_earlier_launch_reports_the_exact_loss(engine: Engine) -> None:
     log = Log(engine, first_group_id=10)
     log.append()
     with pytest.raises(DataLost) as raised:
@@ -298,7 +300,7 @@ def test_a_position_of_an_earlier_launch_tells_exactly_what_is_lost(engine: Engi
     assert not raised.value.retriable
 
 
-def test_a_loss_is_told_before_anything_new_is_there(engine: Engine) -> None:
+def test_a_loss_is_reported_before_there_is_any_new_chunk(engine: Engine) -> None:
     log = Log(engine, first_group_id=10)
     with pytest.raises(DataLost) as raised:
         log.read(Position(1, 1, 0))
@@ -306,7 +308,7 @@ def test_a_loss_is_told_before_anything_new_is_there(engine: Engine) -> None:
     assert raised.value.attributes["available_from"] == [10, 1, 0]
 
 
-def test_where_a_loss_ends_is_a_place_that_the_entry_can_be_read_from(engine: Engine) -> None:
+def test_an_entry_can_be_read_from_the_place_where_a_loss_ends(engine: Engine) -> None:
     log = Log(engine, entries=2, first_group_id=10)
     log.append(2)
     log.append(1)
@@ -339,7 +341,7 @@ def test_the_lag_counts_records_between_a_position_and_the_durable_head(log: Log
     assert lag(log, log.read()[1]) == lag(log, BEHIND_ALL) == 0
 
 
-def test_records_that_are_not_published_are_not_counted(log: Log) -> None:
+def test_unpublished_records_are_not_counted(log: Log) -> None:
     log.append_many(4, record_count=10)
     unpublished = log.append(record_count=10, publish=False)
     assert lag(log, EARLIEST) == 40
@@ -408,7 +410,7 @@ def test_publishing_a_chunk_does_not_publish_those_behind_it(log: Log) -> None:
     assert log.read()[0] == [0]
 
 
-def test_publishing_again_moves_nothing_back(log: Log) -> None:
+def test_publishing_an_earlier_chunk_does_not_move_the_durable_head_back(log: Log) -> None:
     first, second = log.append(), log.append()
     log.streamlet.publish(first)
 

@@ -37,20 +37,18 @@ async def test_groups_are_given_to_a_consumer_group_once(broker: Broker) -> None
     assert await ask("b", 0) == [(1, 1, True), (2, 0, False)]
 
 
-async def test_groups_are_given_to_consumer_groups_with_a_name_only(broker: Broker) -> None:
+async def test_a_request_for_groups_needs_the_name_of_a_consumer_group(broker: Broker) -> None:
     with pytest.raises(InvalidArgument, match="consumer_group"):
         await broker.ask(api.GET_NEXT_GROUPS, api.GET_NEXT_GROUPS.request(**WHERE))
 
 
-async def test_a_name_of_a_consumer_group_has_so_many_bytes_and_not_characters(broker: Broker) -> None:
+async def test_the_length_of_a_consumer_groups_name_is_limited_in_bytes(broker: Broker) -> None:
     request = api.GET_NEXT_GROUPS.request(**WHERE, consumer_group="ä" * CONSUMER_GROUP_BYTES_MAX)
     with pytest.raises(InvalidArgument, match=f"at most {CONSUMER_GROUP_BYTES_MAX} bytes"):
         await broker.ask(api.GET_NEXT_GROUPS, request)
 
 
-async def test_an_answer_has_so_many_groups_however_many_are_asked_for(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_answer_has_a_limited_number_of_groups(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(thesis_api, "GROUPS_MAX", 2)
     request = api.GET_NEXT_GROUPS.request(**WHERE, consumer_group="a", groups_max=2**32 - 1)
     answers = [await broker.ask(api.GET_NEXT_GROUPS, request) for _ in range(2)]
@@ -58,7 +56,7 @@ async def test_an_answer_has_so_many_groups_however_many_are_asked_for(
     assert [[group.group_id for group in answer.groups] for answer in answers] == [[1, 2], [3]]
 
 
-async def test_segments_of_a_group_are_described_from_where_the_consumer_knows_them(broker: Broker) -> None:
+async def test_segments_of_a_group_are_described_after_the_last_known_one(broker: Broker) -> None:
     async def ask(group_id: int, after: int) -> Any:
         request = api.GET_NEXT_SEGMENTS.request(**WHERE, group_id=group_id, after_segment_id=after)
         return await broker.ask(api.GET_NEXT_SEGMENTS, request)
@@ -108,7 +106,9 @@ async def test_available_groups_and_segments_are_intervals(broker: Broker) -> No
 
 
 @pytest.mark.parametrize("method", [api.GET_NEXT_GROUPS, api.GET_AVAILABLE_GROUPS], ids=lambda method: method.name)
-async def test_the_brokers_that_have_other_groups_are_named(broker: Broker, method: Method[Any, Any]) -> None:
+async def test_answers_name_the_owner_and_the_brokers_that_have_other_groups(
+    broker: Broker, method: Method[Any, Any]
+) -> None:
     request = {**WHERE, "consumer_group": "a"} if method is api.GET_NEXT_GROUPS else WHERE
     answer = await broker.ask(method, method.request(**request))
     assert (answer.owner_id, list(answer.intervals)) == (BROKER_ID, [])
@@ -134,7 +134,7 @@ async def test_the_brokers_that_have_other_groups_are_named(broker: Broker, meth
 
 
 @pytest.mark.parametrize("method", [api.GET_NEXT_SEGMENTS, api.GET_AVAILABLE_SEGMENTS])
-async def test_a_group_that_is_not_there_is_refused(broker: Broker, method: Method[Any, Any]) -> None:
+async def test_a_group_that_does_not_exist_is_refused(broker: Broker, method: Method[Any, Any]) -> None:
     for group_id in (0, 4):
         with pytest.raises(UnknownGroup):
             await broker.ask(method, method.request(**WHERE, group_id=group_id))
@@ -188,7 +188,7 @@ def test_consumer_groups_do_not_take_groups_from_each_other(streamlet: Streamlet
     assert given(groups, streamlet, "a", 9) == [13, 14]
 
 
-def test_requests_of_a_consumer_group_at_the_same_time_are_not_given_the_same_groups(streamlet: Streamlet) -> None:
+def test_concurrent_requests_of_a_consumer_group_get_different_groups(streamlet: Streamlet) -> None:
     groups = GivenGroups()
     first = groups.next(streamlet, "a", 9)
     for _ in range(4):  # the two entries, and two groups
@@ -198,7 +198,7 @@ def test_requests_of_a_consumer_group_at_the_same_time_are_not_given_the_same_gr
     assert [group_id for group_id, _ in at_once(first)] == [10, 11, 14]
 
 
-def test_a_group_that_is_opened_later_is_given_then(engine: Engine) -> None:
+def test_a_group_opened_later_is_given_to_the_next_request(engine: Engine) -> None:
     log, groups = Log(engine, group_segments=1), GivenGroups()
     log.append(size=4096)
     assert given(groups, log.streamlet, "a", 9) == [1]
@@ -208,7 +208,7 @@ def test_a_group_that_is_opened_later_is_given_then(engine: Engine) -> None:
     assert given(groups, log.streamlet, "a", 9) == [2]
 
 
-def test_groups_say_whose_entry_they_are_of(streamlet: Streamlet) -> None:
+def test_groups_are_given_with_their_entries(streamlet: Streamlet) -> None:
     groups = at_once(GivenGroups().next(streamlet, "a", 9))
 
     assert [(entry.index, streamlet.is_active(group_id, entry)) for group_id, entry in groups] == [

@@ -1,4 +1,4 @@
-"""Spans of writes that belong to a trace; and nothing of the others."""
+"""Spans of writes that belong to a trace; other writes have none."""
 
 import asyncio
 from types import SimpleNamespace
@@ -32,7 +32,7 @@ def reply(*errors: Exception) -> Reply[broker_pb2.MultiWriteChunksResponse]:
     return Reply(response)
 
 
-def test_an_append_is_told_in_the_trace_of_the_request() -> None:
+def test_an_append_is_a_span_in_the_trace_of_its_request() -> None:
     with recorded() as found:
         TracedWrites(found.tracing, STREAMS).around_write(lambda _: reply())(call(*PARENT))
         span = found.named("append orders")
@@ -43,7 +43,7 @@ def test_an_append_is_told_in_the_trace_of_the_request() -> None:
     assert "error.type" not in span.attributes
 
 
-async def test_what_waits_for_backups_is_a_span_of_its_own() -> None:
+async def test_waiting_for_backups_is_a_separate_span() -> None:
     answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     with recorded() as found:
         assert TracedWrites(found.tracing, STREAMS).around_write(lambda _: answer)(call(*PARENT)) is answer
@@ -55,7 +55,7 @@ async def test_what_waits_for_backups_is_a_span_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("later", [False, True])
-async def test_what_is_refused_is_a_span_that_failed(later: bool) -> None:
+async def test_a_refused_write_has_a_failed_span(later: bool) -> None:
     answer: Any = reply(ArenaFull("full"))
     if later:
         answer, made = asyncio.get_running_loop().create_future(), answer
@@ -67,7 +67,7 @@ async def test_what_is_refused_is_a_span_that_failed(later: bool) -> None:
         assert found.spans()[-1].attributes["error.type"] == "arena_full"
 
 
-def test_a_request_that_makes_no_sense_ends_its_span_and_is_refused_as_ever() -> None:
+def test_an_invalid_request_ends_its_span_with_the_error_and_is_refused() -> None:
     def write(_: Any) -> Any:
         raise InvalidArgument("no")
 
@@ -78,19 +78,19 @@ def test_a_request_that_makes_no_sense_ends_its_span_and_is_refused_as_ever() ->
 
 
 @pytest.mark.parametrize("traceparent", ["", "nonsense", f"00-{'a' * 32}-{'b' * 16}-00", "x" * 100_000])
-def test_of_what_is_not_traced_there_is_nothing(traceparent: str) -> None:
+def test_a_write_that_is_not_traced_has_no_span(traceparent: str) -> None:
     with recorded() as found:
         TracedWrites(found.tracing, STREAMS).around_write(lambda _: reply())(call(traceparent))
         assert found.spans() == []
 
 
 @pytest.mark.parametrize("bulk", [b"", b"x" * 10, b"\0" * 4096])
-def test_chunks_that_are_none_are_the_writers_business(bulk: bytes) -> None:
+def test_malformed_chunks_have_a_span_without_a_stream(bulk: bytes) -> None:
     with recorded() as found:
         TracedWrites(found.tracing, STREAMS).around_write(lambda _: reply())(call(*PARENT, bulk=bulk))
         assert found.names() == ["append"]
 
 
-async def test_off_nothing_is_in_between(engine: Engine) -> None:
+async def test_without_tracing_the_service_calls_the_writer_directly(engine: Engine) -> None:
     service = Broker(engine, stream_info()).broker
     assert service._write == service.writer.write

@@ -1,4 +1,4 @@
-"""What a broker tells a new coordinator of the streams that it holds."""
+"""Heartbeats report the streams that a broker holds to a new coordinator."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -30,7 +30,7 @@ def streams() -> Held:
 
 
 class Heartbeats:
-    """Of one broker, to whoever leads."""
+    """Heartbeats of one broker, to the leading coordinator."""
 
     def __init__(self, streams: Held) -> None:
         self.leader = 7
@@ -43,7 +43,7 @@ class Heartbeats:
         return [one.stream_id for one in request.held_streams], request.held_streams_told
 
 
-def test_streams_are_named_in_as_many_heartbeats_as_it_takes(streams: Held) -> None:
+def test_streams_are_named_over_several_heartbeats_once_per_leader(streams: Held) -> None:
     beats = Heartbeats(streams)
 
     assert [beats.beat() for _ in range(4)] == [([1, 2], False), ([3, 4], False), ([5], True), ([], False)]
@@ -51,7 +51,7 @@ def test_streams_are_named_in_as_many_heartbeats_as_it_takes(streams: Held) -> N
     assert beats.beat() == ([1, 2], False)
 
 
-def test_who_begins_to_lead_meanwhile_is_told_all(streams: Held) -> None:
+def test_a_coordinator_that_begins_to_lead_meanwhile_gets_all_streams(streams: Held) -> None:
     beats = Heartbeats(streams)
 
     assert beats.beat() == ([1, 2], False)
@@ -60,14 +60,14 @@ def test_who_begins_to_lead_meanwhile_is_told_all(streams: Held) -> None:
     assert [beats.beat() for _ in range(3)] == [([1, 2], False), ([3, 4], False), ([5], True)]
 
 
-def test_a_broker_without_streams_says_so(streams: Held) -> None:
+def test_a_broker_without_streams_reports_that_it_has_named_all(streams: Held) -> None:
     streams.clear()
     beats = Heartbeats(streams)
 
     assert [beats.beat() for _ in range(2)] == [([], True), ([], False)]
 
 
-def test_of_large_streams_one_heartbeat_tells_of_a_few(streams: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_heartbeat_describes_only_a_few_large_streams(streams: Held, monkeypatch: pytest.MonkeyPatch) -> None:
     described = coordinator_pb2.UnknownStream()
     described.stream.schemas.add(arrow_schema=bytes(1000))
     monkeypatch.setattr(UnknownReport, "_described", lambda *_: described)
@@ -83,7 +83,7 @@ def test_of_large_streams_one_heartbeat_tells_of_a_few(streams: Held, monkeypatc
     assert told == [0, 0, 0, 2, 2, 1, 0], "all are named first"
 
 
-async def test_a_stream_is_described_as_it_is_written_down_and_again_when_it_changes_meanwhile(engine: Engine) -> None:
+async def test_a_stream_is_described_again_when_it_changes_meanwhile(engine: Engine) -> None:
     info = stream_info()
     broker = Broker(engine, info)
     broker.append(chunk(1, 0))

@@ -1,4 +1,4 @@
-"""`kera.broker.verify`: what is found in a data directory, and that looking changes nothing."""
+"""`kera.broker.verify`: findings in a data directory, and that a check changes nothing."""
 
 import os
 import shutil
@@ -51,7 +51,7 @@ def look(data_dir: Path) -> tuple[list[tuple[str, str, int | None, int]], tuple[
 
 
 def change_index(data_dir: Path, change: Callable[[SegmentIndex], list[Change]]) -> None:
-    """As the broker itself would: with a checksum after it."""
+    """Change the index as the broker itself would: with a checksum after it."""
     index = SegmentIndex.open(data_dir / "log" / "index")
     index.commit(change(index))
     index.close(clean=True)
@@ -70,12 +70,12 @@ def state_of(data_dir: Path) -> dict[Path, tuple[int, bytes]]:
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_punctuations_and_watermarks_are_known(tmp_path: Path, clean: bool) -> None:
+def test_punctuations_have_no_findings_unless_they_are_damaged(tmp_path: Path, clean: bool) -> None:
     data_dir = tmp_path / "punctuated"
     sample.write(data_dir, clean=clean, punctuated=True)
     found, (_, chunks, records, _), texts = look(data_dir)
     assert found == [], texts
-    if clean:  # else what was in memory only is not there
+    if clean:  # otherwise chunks that were only in memory are missing
         assert (chunks, records) == (2 * WHOLE[1], WHOLE[2])
     index = SegmentIndex.open(data_dir / "log" / "index")
     entry = index.entry(EntryId(*FIRST[:3]))
@@ -95,14 +95,14 @@ def test_a_whole_directory_has_no_findings(data_dir: Path) -> None:
     assert look(data_dir) == ([], WHOLE, [])
 
 
-def test_progress_is_told_after_each_segment(data_dir: Path) -> None:
+def test_progress_is_reported_after_each_segment(data_dir: Path) -> None:
     totals, seen = SegmentsChecked(), []
     list(verify(data_dir, totals, lambda: seen.append((totals.segments, totals.segments_expected))))
 
     assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
-def test_looking_changes_nothing(data_dir: Path) -> None:
+def test_a_check_changes_nothing(data_dir: Path) -> None:
     (data_dir / FIRST_FILE).write_bytes(b"")
     (data_dir / "log/index/data.crc32").unlink()
     before = state_of(data_dir)
@@ -120,7 +120,7 @@ def test_a_directory_that_a_broker_uses_is_refused(data_dir: Path) -> None:
     assert look(data_dir)[0] == []
 
 
-def test_no_broker_starts_while_a_directory_is_looked_at_but_others_may_look(data_dir: Path) -> None:
+def test_no_broker_starts_during_a_check_but_other_checks_may_run(data_dir: Path) -> None:
     findings = verify(data_dir, SegmentsChecked(), lambda: None)
     (data_dir / FIRST_FILE).unlink()
     next(findings)
@@ -134,7 +134,7 @@ def test_no_broker_starts_while_a_directory_is_looked_at_but_others_may_look(dat
 
 
 @pytest.mark.parametrize("name", ["", "lock"])
-def test_what_is_no_data_directory_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_directory_that_is_not_a_data_directory_is_refused(tmp_path: Path, name: str) -> None:
     if name:
         (tmp_path / name).touch()
     with pytest.raises(StartError, match="is not a broker's data directory"):
@@ -159,7 +159,7 @@ def test_a_damaged_identity_is_found(data_dir: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["broker.json", "broker.copy.json"])
-def test_a_missing_copy_of_the_identity_is_no_damage(data_dir: Path, name: str) -> None:
+def test_a_missing_copy_of_the_identity_is_only_a_warning(data_dir: Path, name: str) -> None:
     (data_dir / name).unlink()
 
     assert look(data_dir)[:2] == ([("warning", name, None, 0)], WHOLE)
@@ -172,7 +172,7 @@ def test_a_log_without_an_identity_is_a_warning(data_dir: Path) -> None:
     assert look(data_dir)[:2] == ([("warning", "broker.json", None, 0)], WHOLE)
 
 
-def test_an_index_that_is_gone_is_found_and_its_segments_are_looked_at_nevertheless(data_dir: Path) -> None:
+def test_a_missing_index_is_found_and_its_segments_are_checked_nevertheless(data_dir: Path) -> None:
     (data_dir / "log/index/data.mdb").unlink()
 
     places, whole, (text,) = look(data_dir)
@@ -192,7 +192,7 @@ def test_damage_is_found_in_segments_without_an_index(data_dir: Path) -> None:
     assert texts[0].startswith("cannot be read (")
 
 
-def test_damaged_records_are_found_and_their_files_are_looked_at_nevertheless(data_dir: Path) -> None:
+def test_damaged_records_are_found_and_their_files_are_checked_nevertheless(data_dir: Path) -> None:
     def damage(index: SegmentIndex) -> list[Change]:
         key, value = put_segment(FIRST, record_of(index, FIRST))
         return [(key, (value or b"")[:-1] + b"?")]
@@ -204,7 +204,7 @@ def test_damaged_records_are_found_and_their_files_are_looked_at_nevertheless(da
     assert text.startswith("1 records are damaged, 0 missing")
 
 
-def test_an_index_that_was_changed_behind_the_brokers_back_is_found(data_dir: Path) -> None:
+def test_an_index_that_does_not_match_its_checksum_is_found(data_dir: Path) -> None:
     (data_dir / "log/index/data.crc32").write_text("00000000")
 
     assert look(data_dir) == (
@@ -233,13 +233,13 @@ def test_each_damaged_chunk_is_found_where_it_is(data_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(("size", "start"), [(12_000, 11_968), (4480, 4480), (0, 0)])
-def test_a_file_that_was_cut_is_found(data_dir: Path, size: int, start: int) -> None:
+def test_a_truncated_file_is_found(data_dir: Path, size: int, start: int) -> None:
     os.truncate(data_dir / FIRST_FILE, size)
 
     assert look(data_dir)[0] == [("damage", FIRST_FILE, start, 14_848 - start)]
 
 
-def test_a_file_that_is_gone_is_found(data_dir: Path) -> None:
+def test_a_missing_file_is_found(data_dir: Path) -> None:
     (data_dir / FIRST_FILE).unlink()
 
     places, whole, texts = look(data_dir)
@@ -247,7 +247,7 @@ def test_a_file_that_is_gone_is_found(data_dir: Path) -> None:
     assert texts == ["is missing; it had stream 1, streamlet 0, entry 0, group 1, segment 1"]
 
 
-def test_a_file_that_cannot_be_read_is_found(data_dir: Path) -> None:
+def test_an_unreadable_file_is_found(data_dir: Path) -> None:
     (data_dir / FIRST_FILE).unlink()
     (data_dir / FIRST_FILE).mkdir()
 
@@ -256,7 +256,7 @@ def test_a_file_that_cannot_be_read_is_found(data_dir: Path) -> None:
     assert text.startswith("cannot be read: Is a directory")
 
 
-def test_a_file_of_another_segment_is_no_replacement(data_dir: Path) -> None:
+def test_a_file_of_another_segment_is_damage(data_dir: Path) -> None:
     shutil.copy(data_dir / "log/segments/000000/000000000002.segment", data_dir / FIRST_FILE)
 
     places, _, texts = look(data_dir)
@@ -265,7 +265,7 @@ def test_a_file_of_another_segment_is_no_replacement(data_dir: Path) -> None:
     assert "has stream 2, streamlet 0, entry 0, group 1, segment 1 instead of stream 1, streamlet 0," in texts[1]
 
 
-def test_a_file_that_a_broker_has_set_aside_is_named_with_what_it_has(data_dir: Path) -> None:
+def test_a_file_set_aside_is_a_warning_that_names_its_segment(data_dir: Path) -> None:
     aside = data_dir / "log/set-aside"
     aside.mkdir()
     shutil.copy(data_dir / FIRST_FILE, aside / "000000000007.segment")
@@ -293,7 +293,7 @@ def test_a_file_that_no_record_names_is_a_warning(data_dir: Path, name: str) -> 
     )
 
 
-def test_files_among_those_of_a_broker_that_are_none_of_its_own_are_named(data_dir: Path) -> None:
+def test_foreign_files_among_those_of_a_broker_are_warnings(data_dir: Path) -> None:
     names = [f"log/{folder}/{name}" for folder in ("arriving", "spare") for name in ("000000000007.segment", "notes")]
     for name in names:
         (data_dir / name).parent.mkdir(exist_ok=True)
@@ -304,7 +304,7 @@ def test_files_among_those_of_a_broker_that_are_none_of_its_own_are_named(data_d
     assert texts == ["not a file of a broker; it is left alone"] * 2
 
 
-def test_a_file_that_is_to_be_removed_is_as_it_should_be(data_dir: Path) -> None:
+def test_a_file_with_a_pending_removal_has_no_findings(data_dir: Path) -> None:
     (data_dir / "log/segments/000000/000000000009.segment").touch()
     change_index(data_dir, lambda _: [put_removal(9)])
 
@@ -312,7 +312,7 @@ def test_a_file_that_is_to_be_removed_is_as_it_should_be(data_dir: Path) -> None
 
 
 @pytest.mark.parametrize(("crc", "findings"), [(12345, [("warning", FIRST_FILE, None, 14_848)]), (0, [])])
-def test_a_checksum_that_only_the_index_has_wrong_is_a_warning_and_one_it_never_had_is_none(
+def test_a_wrong_checksum_in_the_index_is_a_warning_and_a_missing_one_has_no_findings(
     data_dir: Path, crc: int, findings: list[tuple[str, str, int | None, int]]
 ) -> None:
     change_index(data_dir, lambda index: [put_segment(FIRST, record_of(index, FIRST)._replace(crc32c=crc))])
@@ -332,7 +332,7 @@ def test_missing_records_of_an_entry_are_found(data_dir: Path) -> None:
     ("first_record", "text"),
     [(200, "records 192 to 199 are missing before"), (190, "records 190 to 191 are there twice: in")],
 )
-def test_ordinals_that_do_not_go_on_are_found(data_dir: Path, first_record: int, text: str) -> None:
+def test_gaps_and_overlaps_of_ordinals_are_found(data_dir: Path, first_record: int, text: str) -> None:
     change_index(
         data_dir,
         lambda index: [put_segment(SECOND, record_of(index, SECOND)._replace(first_record=first_record))],
@@ -343,7 +343,7 @@ def test_ordinals_that_do_not_go_on_are_found(data_dir: Path, first_record: int,
     assert texts[0].startswith(text)
 
 
-def test_an_open_segment_says_itself_how_far_it_goes(tmp_path: Path) -> None:
+def test_damage_in_an_open_segment_is_distinguished_from_an_unfinished_write(tmp_path: Path) -> None:
     sample.write(tmp_path / "broker", clean=False)
     assert look(tmp_path / "broker") == ([], (3, 20, 576, 41_984), [])
 
@@ -361,11 +361,11 @@ def test_an_open_segment_says_itself_how_far_it_goes(tmp_path: Path) -> None:
     assert texts[1] == "a write that was not finished; the next start cuts it"
 
 
-def test_whole_chunks_behind_what_looks_like_an_unfinished_write_are_damage(tmp_path: Path) -> None:
+def test_whole_chunks_behind_an_apparently_unfinished_write_are_damage(tmp_path: Path) -> None:
     sample.write(tmp_path / "broker", clean=False, ticked=False)
     path = tmp_path / "broker" / "log/segments/000000/000000000003.segment"
     with path.open("r+b") as file:
-        for offset in (4736, 8384):  # of the last two chunks, placed again as those of one commit
+        for offset in (4736, 8384):  # the last two chunks, placed again as chunks of one commit
             view = memoryview(bytearray(path.read_bytes()))
             header = verify_header(view, offset)
             place_chunk(view, offset, Placement(1, 2, 0, header.first_record, header.broker_epoch, 3136))

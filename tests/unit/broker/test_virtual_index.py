@@ -1,4 +1,4 @@
-"""What the index has of virtual segments is what was written, and goes with the stream."""
+"""Virtual segments in the index: they are read as they were written, and belong to their stream."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,7 +34,7 @@ def closed(engine: Engine, chunks: int = 3) -> tuple[Replicated, VirtualSegment]
     return world, min(world.replication.coverage.segments.values(), key=lambda each: each.virtual_segment_id)
 
 
-def test_what_was_written_is_found_again(engine: Engine) -> None:
+def test_a_virtual_segment_is_read_as_it_was_written(engine: Engine) -> None:
     world, place = closed(engine, 6)
 
     assert fields(next(virtual_segments(world.engine.index))) == fields(place)
@@ -44,7 +44,7 @@ def test_what_was_written_is_found_again(engine: Engine) -> None:
     }
 
 
-def test_what_is_deleted_is_not_found(engine: Engine) -> None:
+def test_a_deleted_virtual_segment_is_not_found(engine: Engine) -> None:
     world, place = closed(engine)
     world.engine.index.commit([delete_virtual_segment(place)])
 
@@ -66,7 +66,7 @@ def test_records_belong_to_their_stream(engine: Engine) -> None:
     backups=st.lists(U32, max_size=4, unique=True),
     lost=st.integers(0, 2),
 )
-def test_any_numbers_come_back(
+def test_a_virtual_segment_with_any_numbers_is_read_as_it_was_written(
     virtual_segment_id: int,
     stream_id: int,
     numbers: tuple[int, int, int],

@@ -1,4 +1,4 @@
-"""A virtual log: what goes with which request, in which order it completes, and what becomes of it with failures."""
+"""A virtual log: batches of chunks, the order in which they complete, and failures of backups."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -18,7 +18,7 @@ ERROR = NotReplicated("it takes too long")
 
 
 class Scenario:
-    """A virtual log of one entry, opened on the first R of `backups`; what is planned is remembered."""
+    """A virtual log of one entry, opened on the first R of `backups`; it remembers the planned effects."""
 
     def __init__(self, engine: Engine, replication: int, limits: ReplicationLimits) -> None:
         self.engine = engine
@@ -46,7 +46,7 @@ class Scenario:
         return self.places[-1]
 
     def append(self, count: int = 1, *, persist: bool = False) -> Batch:
-        """Append chunks; returns the batch of the last one."""
+        """Append chunks; return the batch of the last one."""
         batches = []
         for appended in [self.log.append(publish=False) for _ in range(count)]:
             assert appended.segment is not None
@@ -56,7 +56,7 @@ class Scenario:
         return batches[-1]
 
     def plan(self) -> list[Effect]:
-        """What to do now."""
+        """Plan what is to be sent or closed now."""
         return self.note(self.virtual.plan(self.now_ms, self.open))
 
     def note(self, effects: Iterable[Effect]) -> list[Effect]:
@@ -66,12 +66,12 @@ class Scenario:
         return effects
 
     def wait(self, batch: Batch) -> Outcome:
-        """Somebody who waits for a batch."""
+        """Add a waiter to a batch."""
         batch.waiters.append(outcome := Outcome())
         return outcome
 
     def acknowledge(self, batch: Batch, *backup_ids: int) -> list[Effect]:
-        """Backups have a batch; all of its place unless some are named."""
+        """Backups acknowledge a batch; all of its place unless some are named."""
         place = batch.place
         assert place is not None
         return [
@@ -81,12 +81,12 @@ class Scenario:
         ]
 
     def lose(self, *backup_ids: int) -> list[Effect]:
-        """Backups fail."""
+        """Let backups fail."""
         self.backups = [each for each in self.backups if each not in backup_ids]
         return [effect for backup_id in backup_ids for effect in self.note(self.virtual.lost(backup_id))]
 
     def finish(self) -> None:
-        """Let all that is sent be acknowledged, and all that is closed be closed, in the order of the effects."""
+        """Acknowledge everything sent, and close everything to be closed, in the order of the effects."""
         done: set[int] = set()
         while rest := [effect for effect in self.effects if id(effect) not in done] or self.plan():
             for effect in rest:
@@ -141,7 +141,7 @@ def closes(effects: Iterable[Effect]) -> list[tuple[int, int, int]]:
 # --- group commit ------------------------------------------------------------------------------------------
 
 
-def test_the_first_batch_goes_at_once_and_what_gathers_meanwhile_goes_next_in_one(make: MakeScenario) -> None:
+def test_the_first_batch_goes_at_once_and_chunks_gathered_meanwhile_go_in_the_next(make: MakeScenario) -> None:
     scenario = make()
     first = scenario.append()
     assert sends(scenario.plan()) == [(1, CHUNK_BYTES, 1), (1, CHUNK_BYTES, 2)]
@@ -156,7 +156,7 @@ def test_the_first_batch_goes_at_once_and_what_gathers_meanwhile_goes_next_in_on
 
 
 @pytest.mark.usefixtures("pipelined")
-def test_large_batches_go_side_by_side_as_far_as_the_window_goes(make: MakeScenario) -> None:
+def test_large_batches_are_in_flight_together_up_to_the_window(make: MakeScenario) -> None:
     scenario = make(1, 8 * SLOT_BYTES)
     batches = [scenario.append() for _ in range(8)]
 
@@ -166,9 +166,7 @@ def test_large_batches_go_side_by_side_as_far_as_the_window_goes(make: MakeScena
     assert [batch.offset for batch in batches[:7]] == [number * CHUNK_BYTES for number in range(7)]
 
 
-def test_a_batch_is_bounded_and_a_chunk_larger_than_the_bound_goes_alone(
-    make: MakeScenario, limits: ReplicationLimits
-) -> None:
+def test_the_bytes_of_a_batch_are_limited(make: MakeScenario, limits: ReplicationLimits) -> None:
     limits.request_bytes_max = CHUNK_BYTES + 100
     scenario = make()
     small, large, after = (
@@ -181,7 +179,7 @@ def test_a_batch_is_bounded_and_a_chunk_larger_than_the_bound_goes_alone(
     assert {batch.length for batch in (small, large, after)} == {CHUNK_BYTES}
 
 
-def test_what_gathers_never_exceeds_what_a_virtual_segment_takes(make: MakeScenario) -> None:
+def test_virtual_segments_never_exceed_their_capacity(make: MakeScenario) -> None:
     scenario = make(1)
     for _ in range(4):
         scenario.append(3)
@@ -230,7 +228,7 @@ def test_batches_complete_in_the_order_of_the_log_whatever_the_order_of_the_answ
 # --- virtual segments --------------------------------------------------------------------------------------
 
 
-def test_a_full_virtual_segment_closes_when_all_of_it_is_complete_and_says_what_it_has(make: MakeScenario) -> None:
+def test_a_full_virtual_segment_closes_when_complete_with_its_checksum_and_extents(make: MakeScenario) -> None:
     scenario = make()
     first = scenario.append(3)
     scenario.plan()
@@ -252,7 +250,7 @@ def test_a_full_virtual_segment_closes_when_all_of_it_is_complete_and_says_what_
     assert second.place is scenario.places[1]
 
 
-def test_an_idle_virtual_segment_that_closes_is_over_and_the_next_chunk_opens_another(make: MakeScenario) -> None:
+def test_the_next_chunk_after_closing_an_idle_virtual_segment_opens_another(make: MakeScenario) -> None:
     scenario = make(1)
     scenario.append()
     scenario.plan()
@@ -268,7 +266,7 @@ def test_an_idle_virtual_segment_that_closes_is_over_and_the_next_chunk_opens_an
     assert sends(scenario.plan()) == [(2, CHUNK_BYTES, 1)]
 
 
-def test_chunks_of_many_segments_go_in_one_batch_each_where_it_is(make: MakeScenario) -> None:
+def test_chunks_of_several_segments_go_in_one_batch(make: MakeScenario) -> None:
     scenario = make(1, 4 * SLOT_BYTES)
     batch = scenario.append(6)
     scenario.plan()
@@ -282,7 +280,7 @@ def test_chunks_of_many_segments_go_in_one_batch_each_where_it_is(make: MakeScen
 # --- failures ----------------------------------------------------------------------------------------------
 
 
-def test_a_virtual_segment_whose_backup_fails_is_sealed_at_what_all_had(make: MakeScenario) -> None:
+def test_a_virtual_segment_whose_backup_fails_is_sealed_where_all_backups_had_it(make: MakeScenario) -> None:
     scenario = make(3)
     first, outcome = scenario.append(), Outcome()
     scenario.plan()
@@ -299,7 +297,7 @@ def test_a_virtual_segment_whose_backup_fails_is_sealed_at_what_all_had(make: Ma
     scenario.backups.append(6)
     assert sends(scenario.plan()) == [(2, 2 * CHUNK_BYTES, backup_id) for backup_id in (1, 2, 4)]
     assert (second.offset, outcome.calls) == (0, [])
-    assert scenario.virtual.acknowledged(second, place, 3) == []  # late, and of no use any more
+    assert scenario.virtual.acknowledged(second, place, 3) == []  # late, and without effect
     assert not second.complete
     scenario.finish()
 
@@ -307,7 +305,7 @@ def test_a_virtual_segment_whose_backup_fails_is_sealed_at_what_all_had(make: Ma
     assert [(each.virtual_segment_id, each.backups) for each in scenario.closed] == [(1, [1, 2])]
 
 
-def test_a_virtual_segment_of_which_nothing_is_complete_leaves_nothing_behind(make: MakeScenario) -> None:
+def test_a_failed_virtual_segment_without_complete_batches_is_freed(make: MakeScenario) -> None:
     scenario = make()
     scenario.append()
     scenario.plan()
@@ -355,7 +353,7 @@ def test_a_backup_that_fails_while_it_closes_is_not_waited_for(make: MakeScenari
 
 
 @pytest.mark.usefixtures("pipelined")
-def test_a_backup_that_fails_while_a_full_virtual_segment_is_under_way_has_only_its_end_sent_again(
+def test_only_the_incomplete_end_of_a_full_virtual_segment_is_resent_after_a_failure(
     make: MakeScenario,
 ) -> None:
     scenario = make()
@@ -372,7 +370,7 @@ def test_a_backup_that_fails_while_a_full_virtual_segment_is_under_way_has_only_
     assert scenario.durable == 5 * CHUNK_BYTES
 
 
-def test_a_closed_virtual_segment_is_none_of_a_virtual_logs_business_any_more(make: MakeScenario) -> None:
+def test_a_virtual_log_leaves_closed_virtual_segments_alone_when_backups_fail(make: MakeScenario) -> None:
     scenario = make()
     scenario.append(4)
     scenario.plan()
@@ -401,7 +399,7 @@ def test_batches_of_two_virtual_segments_keep_their_order_when_a_backup_of_both_
 
 
 @pytest.mark.usefixtures("pipelined")
-def test_what_goes_on_after_what_is_sent_again_is_not_forgotten_when_the_next_backup_fails(make: MakeScenario) -> None:
+def test_batches_behind_resent_ones_are_kept_when_the_next_backup_fails(make: MakeScenario) -> None:
     scenario = make(1)
     batches = [scenario.append() for _ in range(5)]
     scenario.backups = [1]
@@ -428,8 +426,8 @@ def _on(scenario: Scenario, backups: dict[int, list[int]]) -> Callable[[VirtualL
 
 
 @pytest.mark.usefixtures("pipelined")
-def test_a_batch_that_waits_for_others_is_sent_again_when_a_backup_fails_that_had_it(make: MakeScenario) -> None:
-    """It is not acknowledged yet, and would be on fewer than R backups when it is."""
+def test_a_batch_that_waits_for_earlier_ones_is_resent_when_its_backup_fails(make: MakeScenario) -> None:
+    """The batch is not acknowledged yet, and would be on fewer than R backups when it is."""
     scenario = make(1)
     batches = [scenario.append() for _ in range(5)]
     outcome = scenario.wait(batches[4])
@@ -447,7 +445,7 @@ def test_a_batch_that_waits_for_others_is_sent_again_when_a_backup_fails_that_ha
     assert batches[4].place.backups != []
 
 
-def test_without_backups_everything_waits_and_goes_on_when_there_are_some(make: MakeScenario) -> None:
+def test_batches_wait_without_enough_backups_and_go_on_when_there_are_enough(make: MakeScenario) -> None:
     scenario = make()
     scenario.backups = [1]
     batch = scenario.append()
@@ -465,7 +463,7 @@ def test_without_backups_everything_waits_and_goes_on_when_there_are_some(make: 
 # --- waiters, shedding, the end ----------------------------------------------------------------------------
 
 
-def test_who_waits_too_long_is_told_once_and_the_chunks_are_replicated_nevertheless(make: MakeScenario) -> None:
+def test_a_waiter_that_expires_gets_one_error_and_its_chunks_are_still_replicated(make: MakeScenario) -> None:
     scenario = make()
     old = scenario.append()
     outcomes = [scenario.wait(old)]
@@ -480,7 +478,7 @@ def test_who_waits_too_long_is_told_once_and_the_chunks_are_replicated_neverthel
     assert scenario.durable == 2 * CHUNK_BYTES
 
 
-def test_who_joins_a_batch_that_is_old_has_all_the_time_to_wait(make: MakeScenario) -> None:
+def test_a_waiter_that_joins_an_old_batch_has_its_full_time(make: MakeScenario) -> None:
     scenario = make()
     scenario.backups = []
     scenario.append()
@@ -493,7 +491,7 @@ def test_who_joins_a_batch_that_is_old_has_all_the_time_to_wait(make: MakeScenar
     assert outcome.calls == []
 
 
-def test_what_was_never_sent_and_nobody_waits_for_can_be_shed(make: MakeScenario) -> None:
+def test_only_unsent_chunks_without_waiters_are_shed(make: MakeScenario) -> None:
     scenario = make()
     sent = scenario.append()
     scenario.plan()
@@ -509,7 +507,7 @@ def test_what_was_never_sent_and_nobody_waits_for_can_be_shed(make: MakeScenario
     assert scenario.virtual.shed() == []
 
 
-def test_a_virtual_segment_does_not_cover_what_was_left_out_between_two_of_its_runs(make: MakeScenario) -> None:
+def test_a_virtual_segment_does_not_cover_chunks_shed_between_two_of_its_runs(make: MakeScenario) -> None:
     scenario = make(1)
     scenario.append()
     scenario.plan()
@@ -526,7 +524,7 @@ def test_a_virtual_segment_does_not_cover_what_was_left_out_between_two_of_its_r
     assert sum(extent.end - extent.start for extent in extents_of(place)) == place.head == 2 * CHUNK_BYTES
 
 
-def test_a_log_that_is_dropped_lets_go_of_everything_and_ignores_late_answers(make: MakeScenario) -> None:
+def test_a_dropped_log_frees_everything_and_ignores_late_answers(make: MakeScenario) -> None:
     scenario = make()
     sent = scenario.append()
     outcomes = [scenario.wait(sent)]
@@ -542,7 +540,7 @@ def test_a_log_that_is_dropped_lets_go_of_everything_and_ignores_late_answers(ma
     assert nothing_pinned(scenario.engine)
 
 
-def test_a_new_log_waits_for_those_that_its_entries_had_before(make: MakeScenario) -> None:
+def test_a_new_log_waits_for_the_earlier_logs_of_its_entries(make: MakeScenario) -> None:
     scenario = make()
     before = scenario.virtual
     first = scenario.append()

@@ -1,4 +1,4 @@
-"""Writing to a broker: one status per chunk, and what is refused."""
+"""Writing to a broker: one status per chunk, and which chunks are refused."""
 
 import asyncio
 import errno
@@ -56,10 +56,10 @@ async def test_every_method_of_the_broker_is_served(broker: Broker) -> None:
     assert set(broker.service) == set(api.BROKER_METHODS)
 
 
-# --- what is taken -----------------------------------------------------------------------------------------
+# --- accepted chunks ---------------------------------------------------------------------------------------
 
 
-async def test_each_chunk_has_a_status_that_says_where_it_is(broker: Broker) -> None:
+async def test_each_chunk_has_a_status_with_its_place(broker: Broker) -> None:
     chunks = [chunk(1, sequence, record_count=10) for sequence in range(5)]
     statuses = broker.append(*chunks, chunk(1, streamlet_id=2))
 
@@ -77,13 +77,13 @@ async def test_each_chunk_has_a_status_that_says_where_it_is(broker: Broker) -> 
 
 
 @pytest.mark.parametrize("durability", [common_pb2.DURABILITY_UNSPECIFIED, common_pb2.DURABILITY_LEADER])
-async def test_what_is_acknowledged_can_be_read_at_once(broker: Broker, durability: int) -> None:
+async def test_acknowledged_chunks_can_be_read_at_once(broker: Broker, durability: int) -> None:
     broker.append(chunk(1, 0), chunk(1, 1), durability=durability)
 
     assert stored(broker) == [0, 1]
 
 
-async def test_a_repeat_in_a_later_request_and_in_the_same_one_is_told_its_first_place(broker: Broker) -> None:
+async def test_a_repeat_in_a_later_or_the_same_request_gets_its_first_place(broker: Broker) -> None:
     (first,) = broker.append(chunk(1, 0))
     again, second, second_again = broker.append(chunk(1, 0), chunk(1, 1), chunk(1, 1))
 
@@ -156,7 +156,7 @@ async def test_more_chunks_than_a_request_may_have_are_refused(broker: Broker, c
     assert stored(broker) == []
 
 
-async def test_those_beyond_it_are_refused_though_the_request_says_there_are_fewer(broker: Broker) -> None:
+async def test_chunks_beyond_the_limit_are_refused_though_the_request_claims_fewer(broker: Broker) -> None:
     chunks = [chunk(1, 0)] * (REQUEST_CHUNKS_MAX + 3)
     statuses = broker.append(*chunks, count=REQUEST_CHUNKS_MAX)
     assert [status.error.code for status in statuses[REQUEST_CHUNKS_MAX - 1 :]] == ["", "invalid_argument"]
@@ -170,7 +170,7 @@ async def test_those_beyond_it_are_refused_though_the_request_says_there_are_few
         ({"streamlet_id": 3}, "streamlet_out_of_range", {"stream": "stream-7", "streamlet_id": 3, "streamlets": 3}),
         ({"streamlet_id": 1}, "not_owner", {"stream": "stream-7", "streamlet_id": 1}),
         ({"schema_id": 0}, "schema_mismatch", {"stream": "stream-7", "schema_id": 0}),
-        ({"schema_id": 2}, "unavailable", {"stream": "stream-7", "schema_id": 2}),  # it may be told of it later
+        ({"schema_id": 2}, "unavailable", {"stream": "stream-7", "schema_id": 2}),  # the broker may learn of it later
         ({"sequence": 5}, "out_of_sequence", None),
         ({"size": SLOT_BYTES + 64}, "record_too_large", {"chunk_bytes": SLOT_BYTES + 64, "limit": SLOT_BYTES}),
     ],
@@ -185,7 +185,7 @@ async def test_a_chunk_that_does_not_belong_here_fails_alone(
     assert stored(broker) == [0, 1]
 
 
-async def test_a_gap_names_the_sequence_that_is_expected(broker: Broker) -> None:
+async def test_the_error_for_a_gap_names_the_expected_sequence(broker: Broker) -> None:
     _, status = broker.append(chunk(1, 0), chunk(1, 2))
     error = error_from_message(status.error)
 
@@ -199,7 +199,7 @@ async def test_a_fenced_producer_is_refused(broker: Broker) -> None:
     assert codes(statuses) == ["", "producer_fenced"]
 
 
-async def test_other_records_with_the_sequence_of_stored_ones_are_not_acknowledged_as_a_repeat(broker: Broker) -> None:
+async def test_other_records_with_a_stored_sequence_are_not_acknowledged_as_a_repeat(broker: Broker) -> None:
     broker.append(chunk(1, 0), chunk(1, 1))
     statuses = broker.append(chunk(1, 1, fill=b"y"), chunk(1, 1), chunk(1, 2))
 
@@ -208,7 +208,7 @@ async def test_other_records_with_the_sequence_of_stored_ones_are_not_acknowledg
     assert stored(broker) == [0, 1, 2]
 
 
-async def test_who_chooses_its_id_is_told_of_what_is_stored_with_the_sequence(broker: Broker) -> None:
+async def test_other_records_under_a_chosen_id_are_answered_as_a_duplicate(broker: Broker) -> None:
     own = PRODUCER_IDS[5]
     broker.append(chunk(own, 0))
     (status,) = broker.append(chunk(own, 0, fill=b"y"))
@@ -224,7 +224,7 @@ async def test_who_chooses_its_id_is_told_of_what_is_stored_with_the_sequence(br
         ({"min_timestamp_us": 21}, "min_timestamp_us"),
     ],
 )
-async def test_a_header_that_no_chunk_can_have_is_refused_and_its_neighbours_are_not(
+async def test_an_invalid_header_is_refused_and_its_neighbours_are_not(
     broker: Broker, fields: dict[str, Any], field: str
 ) -> None:
     statuses = broker.append(chunk(1, 0), chunk(2, **fields), chunk(1, 1))
@@ -261,7 +261,7 @@ def waits(result: Any) -> asyncio.Future[Reply[Any]]:
 
 
 async def settle() -> None:
-    """Let the loop do all it can do without time going on."""
+    """Let the loop do all that it can do without waiting."""
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -291,7 +291,7 @@ async def test_a_write_that_waits_keeps_its_own_bytes(small: Broker) -> None:
     assert bytes(piece[128:]) == b"a" * 896
 
 
-async def test_nobody_overtakes_a_write_that_waits(small: Broker) -> None:
+async def test_later_writes_do_not_overtake_a_waiting_one(small: Broker) -> None:
     first = waits(small.write(*(chunk(1, sequence) for sequence in range(9))))
     second = waits(small.write(chunk(1, 9)))
     other = waits(small.write(chunk(1, 0, stream_id=8)))
@@ -303,7 +303,7 @@ async def test_nobody_overtakes_a_write_that_waits(small: Broker) -> None:
 
 
 @limited(room_wait_ms=10)
-async def test_the_chunks_of_a_write_that_finds_no_room_in_time_are_refused_and_those_before_are_stored(
+async def test_a_write_that_finds_no_room_in_time_stores_its_first_chunks_and_refuses_the_rest(
     small: Broker,
 ) -> None:
     statuses = (await waits(small.write(*(chunk(1, sequence) for sequence in range(10))))).message.statuses
@@ -315,7 +315,7 @@ async def test_the_chunks_of_a_write_that_finds_no_room_in_time_are_refused_and_
 
 
 @limited(room_bytes_max=2 * CHUNK_BYTES)
-async def test_when_enough_writes_wait_the_next_is_refused_at_once(small: Broker) -> None:
+async def test_a_write_is_refused_at_once_when_enough_others_wait(small: Broker) -> None:
     waiting = waits(small.write(*(chunk(1, sequence) for sequence in range(10))))
 
     assert codes(small.append(chunk(1, 10))) == ["arena_full"]
@@ -324,7 +324,7 @@ async def test_when_enough_writes_wait_the_next_is_refused_at_once(small: Broker
     assert codes(small.append(chunk(1, 10))) == [""]
 
 
-async def test_a_write_that_is_given_up_lets_those_behind_it_go_on(small: Broker) -> None:
+async def test_a_cancelled_write_lets_those_behind_it_go_on(small: Broker) -> None:
     first = waits(small.write(*(chunk(1, sequence) for sequence in range(9))))
     second = waits(small.write(chunk(1, 0, stream_id=8)))
     await settle()
@@ -335,7 +335,7 @@ async def test_a_write_that_is_given_up_lets_those_behind_it_go_on(small: Broker
     assert codes((await second).message.statuses) == [""]
 
 
-async def test_a_defect_that_a_write_meets_while_it_waits_does_not_stop_those_behind_it(
+async def test_an_unexpected_error_of_a_waiting_write_does_not_stop_those_behind_it(
     small: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = waits(small.write(*(chunk(1, sequence) for sequence in range(9))))
@@ -356,7 +356,7 @@ async def test_a_defect_that_a_write_meets_while_it_waits_does_not_stop_those_be
     assert codes((await second).message.statuses) == [""]
 
 
-async def test_a_disk_that_takes_nothing_is_told_when_it_is_what_memory_waits_for(small: Broker) -> None:
+async def test_a_write_gets_disk_full_when_memory_waits_for_a_full_disk(small: Broker) -> None:
     assert codes(small.append(*(chunk(1, sequence) for sequence in range(5)))) == [""] * 5
     small.engine.disk.write_error = errno.ENOSPC
     small.resume()
@@ -380,7 +380,7 @@ async def test_a_disk_that_takes_nothing_is_told_when_it_is_what_memory_waits_fo
         (-1, "-1"),
     ],
 )
-async def test_a_level_that_is_not_known_is_refused_before_anything_is_stored(
+async def test_an_unknown_durability_level_is_refused_before_anything_is_stored(
     broker: Broker, durability: int, name: str
 ) -> None:
     with pytest.raises(InvalidArgument, match="not known") as raised:
@@ -401,13 +401,13 @@ async def test_level_replicated_of_a_stream_without_replicas_is_refused_before_a
 
 @pytest.fixture
 async def persisted(engine: Engine) -> Broker:
-    """Its stream is acknowledged, and readable, when it is on disk. The disk does nothing until it is told to."""
+    """Chunks are acknowledged and readable when they are on disk. The disk does nothing until the test resumes it."""
     broker = Broker(engine, stream_info(durability=PERSISTED))
     broker.paused = True
     return broker
 
 
-async def test_what_is_persisted_is_acknowledged_and_readable_when_it_is_on_disk(persisted: Broker) -> None:
+async def test_chunks_of_level_persisted_are_acknowledged_and_readable_when_on_disk(persisted: Broker) -> None:
     write = waits(persisted.write(chunk(1, 0), chunk(1, 1)))
     await settle()
     assert not write.done()
@@ -422,7 +422,7 @@ async def test_what_is_persisted_is_acknowledged_and_readable_when_it_is_on_disk
     )
 
 
-async def test_a_producer_may_ask_for_less_than_its_stream_and_readers_still_see_what_is_on_disk_only(
+async def test_a_producer_may_ask_for_a_lower_level_and_readers_still_see_only_chunks_on_disk(
     persisted: Broker,
 ) -> None:
     (status,) = persisted.append(chunk(1, 0), durability=common_pb2.DURABILITY_LEADER)
@@ -433,7 +433,7 @@ async def test_a_producer_may_ask_for_less_than_its_stream_and_readers_still_see
     assert stored(persisted) == [0]
 
 
-async def test_a_producer_may_ask_for_more_than_its_stream(broker: Broker) -> None:
+async def test_a_producer_may_ask_for_a_higher_level_than_that_of_its_stream(broker: Broker) -> None:
     broker.paused = True
     write = waits(broker.write(chunk(1, 0), durability=PERSISTED))
     await settle()
@@ -444,7 +444,7 @@ async def test_a_producer_may_ask_for_more_than_its_stream(broker: Broker) -> No
     assert codes((await write).message.statuses) == [""]
 
 
-async def test_a_repeat_waits_for_the_disk_as_the_first_one_does(persisted: Broker) -> None:
+async def test_a_repeat_waits_for_the_disk_as_the_first_attempt_does(persisted: Broker) -> None:
     first, again = waits(persisted.write(chunk(1, 0))), waits(persisted.write(chunk(1, 0)))
     await settle()
     assert (first.done(), again.done()) == (False, False)
@@ -454,7 +454,7 @@ async def test_a_repeat_waits_for_the_disk_as_the_first_one_does(persisted: Brok
     assert persisted.append(chunk(1, 0))[0].duplicate, "now it is there already"
 
 
-async def test_what_the_disk_did_not_take_is_not_persisted_and_a_repeat_of_it_is_when_the_disk_works_again(
+async def test_a_chunk_that_the_disk_did_not_take_is_persisted_before_a_later_repeat(
     persisted: Broker,
 ) -> None:
     write = waits(persisted.write(chunk(1, 0), chunk(9, 5)))
@@ -475,7 +475,7 @@ async def test_what_the_disk_did_not_take_is_not_persisted_and_a_repeat_of_it_is
     assert stored(persisted) == [0]
 
 
-async def test_a_write_that_waits_for_the_disk_is_told_when_its_stream_is_dropped(persisted: Broker) -> None:
+async def test_a_write_that_waits_for_the_disk_fails_when_its_stream_is_dropped(persisted: Broker) -> None:
     write = waits(persisted.write(chunk(1, 0)))
     await settle()
     persisted.streams.drop(7)
@@ -486,7 +486,7 @@ async def test_a_write_that_waits_for_the_disk_is_told_when_its_stream_is_droppe
 # --- counters, and streams that come and go ----------------------------------------------------------------
 
 
-async def test_counters_tell_what_has_happened(broker: Broker) -> None:
+async def test_requests_chunks_records_and_bytes_are_counted(broker: Broker) -> None:
     broker.append(
         chunk(1, 0, record_count=5), chunk(1, 0, record_count=5), chunk(1, 7), damaged(chunk(1, 1), 40), chunk(1, 2)
     )
@@ -511,8 +511,8 @@ async def test_a_stream_is_opened_written_and_dropped(broker: Broker) -> None:
     assert broker.arena.free_slots == broker.arena.slot_count
 
 
-async def test_a_broker_that_does_not_know_its_streams_yet_asks_to_try_again(engine: Engine) -> None:
-    """Told that the stream is unknown, a producer who was here before the broker's restart would give up."""
+async def test_a_broker_that_does_not_know_its_streams_yet_gives_a_retriable_error(engine: Engine) -> None:
+    """If the stream were unknown, a producer from before the broker's restart would give up."""
     broker = Broker(engine)
     for method in api.BROKER_METHODS:
         if method not in {api.OPEN_STREAMLETS, api.DROP_STREAM}:
@@ -526,7 +526,7 @@ async def test_a_broker_that_does_not_know_its_streams_yet_asks_to_try_again(eng
 
 
 @pytest.mark.parametrize("dropped", [False, True])
-async def test_what_the_coordinator_asks_before_the_registration_is_answered_is_done_after_it(
+async def test_orders_that_arrive_before_the_answer_to_the_registration_are_carried_out_after_it(
     engine: Engine, dropped: bool
 ) -> None:
     broker = Broker(engine)
@@ -536,7 +536,7 @@ async def test_what_the_coordinator_asks_before_the_registration_is_answered_is_
     await asyncio.sleep(0)
     assert len(broker.streams) == 0
 
-    broker.broker.registered(BROKER_ID, [stream_info(7)])  # the answer is older than what was asked
+    broker.broker.registered(BROKER_ID, [stream_info(7)])  # the answer is older than the orders
     await opening
     if dropping is not None:
         await dropping

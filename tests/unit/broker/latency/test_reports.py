@@ -1,4 +1,4 @@
-"""Reports that ride on requests to a broker, and what comes back with the answers."""
+"""Latency reports that ride on requests to a broker, and the advice that comes back with the answers."""
 
 from typing import Any
 
@@ -50,14 +50,14 @@ def hops(broker: Broker) -> list[Hop]:
     return [each.hop for each in broker.plugins.latency.figures()]
 
 
-async def test_who_does_not_report_is_told_nothing(broker: Broker) -> None:
+async def test_a_write_without_a_report_gets_no_time_and_no_advice(broker: Broker) -> None:
     broker.plugins.latency.set_budgets(1, [BUDGET])
     reply: Any = broker.write(chunk(1, 0))
     assert (reply.message.broker_time_us, list(reply.message.advice)) == (0, [])
     assert hops(broker) == []
 
 
-async def test_without_a_budget_there_is_the_time_and_no_advice(broker: Broker) -> None:
+async def test_a_report_without_a_budget_gets_the_time_and_no_advice(broker: Broker) -> None:
     answer = write(broker, report_of(Hop.GATHER))
     assert answer.broker_time_us > 0
     assert not answer.advice
@@ -69,12 +69,12 @@ async def test_a_writer_gets_advice_and_its_samples_count(broker: Broker) -> Non
     answer = write(broker, latency_pb2.LatencyReport(samples=[latency_pb2.HopSample(stream_id=STREAM_ID)]))
     assert [(each.stream_id, each.linger_us) for each in answer.advice] == [(STREAM_ID, 20_000)]
     assert [status.durability for status in answer.statuses] == [1]
-    assert hops(broker) == [Hop.REPLICATE]  # what this request itself has taken
+    assert hops(broker) == [Hop.REPLICATE]  # the time of this request itself
     write(broker, report_of(Hop.GATHER), 1)
     assert hops(broker) == [Hop.REPLICATE, Hop.GATHER]
 
 
-async def test_how_long_a_writer_may_be_held_back_counts_for_the_request_that_says_so(broker: Broker) -> None:
+async def test_a_request_limits_how_long_its_writer_may_be_held_back(broker: Broker) -> None:
     latency = broker.plugins.latency
     budget = latency_pb2.StreamBudget(stream_id=STREAM_ID, window_ms=10_000, gather_us=20_000, replicate_us=400_000)
     latency.set_budgets(1, [budget])
@@ -88,7 +88,7 @@ async def test_how_long_a_writer_may_be_held_back_counts_for_the_request_that_sa
 
 
 async def test_a_report_may_come_without_a_chunk(broker: Broker) -> None:
-    """It says nothing of replication."""
+    """Such a report adds no sample of replication."""
     broker.plugins.latency.set_budgets(1, [BUDGET])
     reply: Any = broker.start(
         api.MULTI_WRITE_CHUNKS, broker_pb2.MultiWriteChunksRequest(latency=report_of(Hop.GATHER)), b""
@@ -107,7 +107,7 @@ async def test_a_reader_gets_advice_and_its_samples_count(broker: Broker) -> Non
     assert hops(broker) == [Hop.PREFETCH]
 
 
-async def test_a_reader_is_told_where_its_group_writes_to(broker: Broker) -> None:
+async def test_advice_names_the_streams_that_the_readers_group_writes_to(broker: Broker) -> None:
     pairs = [("app", 8), ("app", 9), ("other", 10), ("app", 8)]
     following = [latency_pb2.NextStream(consumer_group=group, stream_id=stream_id) for group, stream_id in pairs]
     budget = latency_pb2.StreamBudget(stream_id=STREAM_ID, window_ms=10_000, next=following)
@@ -118,14 +118,14 @@ async def test_a_reader_is_told_where_its_group_writes_to(broker: Broker) -> Non
         assert list(advice.next_stream_ids) == next_ids
 
 
-async def test_a_reader_may_only_report(broker: Broker) -> None:
-    """Who is pushed to has no other request for it to ride on."""
+async def test_a_read_without_ranges_may_carry_a_report(broker: Broker) -> None:
+    """A reader on the push channel has no other request to send its report with."""
     broker.plugins.latency.set_budgets(1, [BUDGET])
     assert len(read(broker, report_of(Hop.WORK)).advice) == 1
     assert hops(broker) == [Hop.WORK]
 
 
-async def test_one_that_waits_gets_it_with_its_answer(broker: Broker) -> None:
+async def test_a_waiting_read_gets_advice_with_its_answer(broker: Broker) -> None:
     broker.plugins.latency.set_budgets(1, [BUDGET])
     request = broker_pb2.MultiReadChunksRequest(ranges=[read_range()], wait_ms=20_000, latency=report_of(Hop.PREFETCH))
     waiting = broker.start(api.MULTI_READ_CHUNKS, request)
@@ -133,7 +133,7 @@ async def test_one_that_waits_gets_it_with_its_answer(broker: Broker) -> None:
     assert len((await waiting).message.advice) == 1
 
 
-async def test_writers_do_not_report_for_readers_nor_the_other_way(broker: Broker) -> None:
+async def test_writers_cannot_report_hops_of_readers_nor_readers_hops_of_writers(broker: Broker) -> None:
     broker.plugins.latency.set_budgets(1, [BUDGET])
     read(broker, report_of(Hop.GATHER))
     assert hops(broker) == []
@@ -141,15 +141,15 @@ async def test_writers_do_not_report_for_readers_nor_the_other_way(broker: Broke
     assert hops(broker) == [Hop.REPLICATE]
 
 
-async def test_of_a_stream_that_is_not_here_nothing_is_said(broker: Broker) -> None:
+async def test_a_report_about_a_stream_elsewhere_gets_no_advice(broker: Broker) -> None:
     other = latency_pb2.StreamBudget(stream_id=STREAM_ID + 1, window_ms=1_000)
     broker.plugins.latency.set_budgets(1, [other])
     assert not write(broker, report_of(Hop.GATHER, stream_id=STREAM_ID + 1)).advice
     assert hops(broker) == []
 
 
-async def test_a_report_that_cannot_be_right_is_refused_before_anything_is_done(broker: Broker) -> None:
-    """Also where nothing is measured."""
+async def test_an_invalid_report_is_refused_before_anything_is_done(broker: Broker) -> None:
+    """Also when the broker measures nothing."""
     wrong = latency_pb2.LatencyReport(samples=[latency_pb2.HopSample(stream_id=STREAM_ID)] * (SAMPLES_MAX + 1))
     with pytest.raises(InvalidArgument, match="501 samples"):
         write(broker, wrong)
@@ -158,7 +158,7 @@ async def test_a_report_that_cannot_be_right_is_refused_before_anything_is_done(
     assert broker.counters.chunks_appended == 0
 
 
-async def test_the_native_core_leaves_such_requests_to_others(broker: Broker) -> None:
+async def test_the_native_core_leaves_writes_with_a_report_to_python(broker: Broker) -> None:
     request = broker_pb2.MultiWriteChunksRequest(chunk_count=1, latency=report_of(Hop.GATHER))
     reply: Any = broker.broker.writer.write(Call(request, memoryview(chunk(1, 0)), broker.peer))
     assert reply.message.broker_time_us > 0
@@ -185,13 +185,13 @@ async def test_heartbeats_carry_figures_and_bring_budgets(broker: Broker) -> Non
     assert not manager.watches(STREAM_ID)
 
 
-async def test_a_stream_that_is_dropped_is_watched_no_more(broker: Broker) -> None:
+async def test_a_dropped_stream_is_no_longer_watched(broker: Broker) -> None:
     broker.plugins.latency.set_budgets(1, [BUDGET])
     broker.streams.drop(STREAM_ID)
     assert not broker.plugins.latency.watches(STREAM_ID)
 
 
-async def test_of_consumer_groups_only_who_may_use_them_tells_anything() -> None:
+async def test_samples_of_a_consumer_group_count_only_if_the_peer_may_use_it() -> None:
     def may_use_group(_peer: Peer, name: str) -> None:
         if name != "mine":
             raise NotAllowed(name)
@@ -210,8 +210,8 @@ async def test_of_consumer_groups_only_who_may_use_them_tells_anything() -> None
     assert [each.stream_id for each in response.advice] == [STREAM_ID]
 
 
-async def test_of_groups_on_no_path_nothing_is_looked_at(broker: Broker) -> None:
-    """Not even whether it can be right; the stream's advice goes back all the same."""
+async def test_samples_of_groups_on_no_path_are_ignored_even_if_invalid(broker: Broker) -> None:
+    """The stream's advice goes back all the same."""
     budget = latency_pb2.StreamBudget(window_ms=10_000, stream_id=STREAM_ID)
     budget.ends.consumer_groups.append("real")
     broker.plugins.latency.set_budgets(1, [budget])
@@ -228,7 +228,7 @@ async def test_of_groups_on_no_path_nothing_is_looked_at(broker: Broker) -> None
         assert hops(broker) == ([Hop.WORK] if counts else [])
 
 
-async def test_what_a_heartbeat_has_no_room_for_comes_with_the_next(broker: Broker) -> None:
+async def test_figures_that_do_not_fit_a_heartbeat_go_with_the_next(broker: Broker) -> None:
     manager = broker.plugins.latency
     manager.set_budgets(1, [BUDGET])
     report = HeartbeatReport(broker.streams, latency=manager, limits=HeartbeatLimits(hops_max=1))
@@ -240,7 +240,7 @@ async def test_what_a_heartbeat_has_no_room_for_comes_with_the_next(broker: Brok
     assert {int(each.hop) for request in requests for each in request.latency} == {Hop.GATHER, Hop.REPLICATE}
 
 
-async def test_streamlets_that_are_not_here_count_for_nothing(broker: Broker) -> None:
+async def test_samples_of_streamlets_elsewhere_are_ignored(broker: Broker) -> None:
     manager = broker.plugins.latency
     manager.set_budgets(1, [BUDGET])
     report, sample = latency_pb2.LatencyReport(), Sample()

@@ -1,4 +1,4 @@
-"""Who gets the memory of a domain over the push channel, who gets copies, and what follows when rights are taken."""
+"""Push: which users get the memory of a domain, which get copies, and what follows when they lose rights."""
 
 from __future__ import annotations
 
@@ -46,23 +46,23 @@ from tests.unit.core.access.support import PASSWORD, Now, guard, rule, table, us
 TIMEOUT_S = 10.0
 ORDERS, PAYMENTS = 7, 8
 SOMEBODY = 12_345
-"""A user of the host that has no name there."""
+"""The id of a host user without a name."""
 READ = Operation.READ
 ALICE = Credentials(user="alice", password=lambda: PASSWORD)
 TOKEN = Token("t1", "secret")
-"""Of alice."""
+"""A token of alice."""
 
 
 @pytest.fixture
 def path() -> Iterator[Path]:
-    """Where the socket is to be."""
+    """The path for the socket."""
     with tempfile.TemporaryDirectory(prefix="kera-") as directory:
         yield Path(directory) / "push.sock"
 
 
 @dataclass
 class Served:
-    """A broker with stream `ORDERS` of domain eu, and `PAYMENTS` of the default one."""
+    """A broker with stream `ORDERS` in domain eu, and `PAYMENTS` in the default domain."""
 
     broker: Broker
     guard: Guard
@@ -73,7 +73,7 @@ class Served:
     sequences: dict[int, int] = field(default_factory=lambda: {ORDERS: 0, PAYMENTS: 0})
 
     def allow(self, *rules: access_pb2.AccessRule, **changes: Any) -> None:
-        """From now on, these rules hold."""
+        """Replace the rules."""
         self.version += 1
         users = changes.pop("users", [user("alice"), user("bob")])
         self.guard.apply(table(self.version, users=users, rules=rules, **changes), 1)
@@ -123,7 +123,7 @@ async def served(broker: Broker, path: Path) -> AsyncIterator[Served]:
 
 @dataclass
 class Reader:
-    """Somebody who reads a stream from its start."""
+    """A reader of a stream from its start."""
 
     runs: list[Fetched] = field(default_factory=list)
     ends: list[SubscriptionEnd] = field(default_factory=list)
@@ -149,7 +149,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_who_may_read_a_domain_reads_its_streams_in_place(served: Served) -> None:
+async def test_a_user_that_may_read_a_domain_reads_its_streams_in_place(served: Served) -> None:
     served.allow(rule("user:alice", "domain:eu", READ), rule("user:alice", "stream:orders", READ))
     served.fill(ORDERS, 3)
     channel = await served.connect()
@@ -162,13 +162,13 @@ async def test_who_may_read_a_domain_reads_its_streams_in_place(served: Served) 
 
 
 @pytest.mark.parametrize("rules", [[], [rule("user:alice", "stream:orders", READ)]], ids=["nothing", "stream"])
-async def test_who_may_not_read_a_domain_does_not_get_it(served: Served, rules: list[access_pb2.AccessRule]) -> None:
+async def test_a_user_that_may_not_read_a_domain_is_refused(served: Served, rules: list[access_pb2.AccessRule]) -> None:
     served.allow(*rules)
     with pytest.raises(NotAllowed, match="user:alice may not read domain:eu"):
         await served.connect()
 
 
-async def test_whoever_introduces_itself_is_answered_whatever_fails(
+async def test_an_unexpected_error_of_the_authentication_is_sent_to_the_client(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(_: Any) -> None:
@@ -179,7 +179,7 @@ async def test_whoever_introduces_itself_is_answered_whatever_fails(
         await served.connect()
 
 
-async def test_of_a_domain_that_it_may_read_nobody_is_pushed_streams_that_it_may_not(served: Served) -> None:
+async def test_a_reader_of_a_domain_is_not_pushed_streams_that_it_may_not_read(served: Served) -> None:
     served.allow(rule("user:alice", "domain:eu", READ))
     served.fill(ORDERS)
     channel = await served.connect()
@@ -190,7 +190,7 @@ async def test_of_a_domain_that_it_may_read_nobody_is_pushed_streams_that_it_may
     await channel.close()
 
 
-async def test_what_is_of_another_domain_is_to_be_pulled(served: Served) -> None:
+async def test_a_subscription_to_a_stream_of_another_domain_ends_with_pull(served: Served) -> None:
     everything = [rule("user:alice", each, READ) for each in ("domain:eu", "stream:orders", "stream:payments")]
     served.allow(*everything)
     served.fill(PAYMENTS)
@@ -208,13 +208,13 @@ async def test_what_is_of_another_domain_is_to_be_pulled(served: Served) -> None
         (Credentials(user="alice", password=lambda: "wrong"), "password"),
     ],
 )
-async def test_who_is_not_known_gets_nothing(served: Served, credentials: Credentials | None, error: str) -> None:
+async def test_an_unauthenticated_user_is_refused(served: Served, credentials: Credentials | None, error: str) -> None:
     served.allow(rule("user:alice", "domain:eu", READ))
     with pytest.raises((AuthenticationFailed, NotAllowed), match=error):
         await served.connect(introduction=credentials)
 
 
-async def test_others_are_not_served_at_all_unless_the_broker_is_told_to(broker: Broker, path: Path) -> None:
+async def test_other_host_users_are_refused_unless_the_broker_serves_any_user(broker: Broker, path: Path) -> None:
     async with serving(broker, path, OWN_USER) as served:
         served.allow(rule("user:alice", "domain:eu", READ))
         with pytest.raises(Unavailable, match="unix_socket_users"):
@@ -224,7 +224,7 @@ async def test_others_are_not_served_at_all_unless_the_broker_is_told_to(broker:
         assert path.stat().st_mode & 0o777 == 0o666
 
 
-async def test_the_brokers_own_user_reads_all_domains_each_over_a_connection(served: Served) -> None:
+async def test_the_brokers_own_user_reads_each_domain_over_its_own_connection(served: Served) -> None:
     served.uid = 0
     for stream_id in (ORDERS, PAYMENTS):
         served.fill(stream_id, 2)
@@ -234,7 +234,7 @@ async def test_the_brokers_own_user_reads_all_domains_each_over_a_connection(ser
         await channel.close()
 
 
-async def test_a_domain_of_which_nothing_is_here_is_made_for_nobody(served: Served) -> None:
+async def test_no_memory_is_made_for_a_domain_without_streams(served: Served) -> None:
     served.allow(rule("user:alice", "domain:*", READ))
     with pytest.raises(Unavailable, match="no stream of memory domain 'us'"):
         await served.connect("us")
@@ -243,7 +243,7 @@ async def test_a_domain_of_which_nothing_is_here_is_made_for_nobody(served: Serv
 
 
 @pytest.mark.parametrize(("uid", "domain"), [(SOMEBODY, "eu"), (0, "eu"), (0, "default")])
-async def test_a_domain_for_which_there_is_no_room_is_to_be_asked_for_later(
+async def test_a_domain_without_room_is_unavailable_until_there_is_room(
     served: Served, uid: int, domain: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served.allow(rule("user:alice", "domain:eu", READ))
@@ -258,14 +258,14 @@ async def test_a_domain_for_which_there_is_no_room_is_to_be_asked_for_later(
     await channel.close()
 
 
-async def test_who_is_counted_reads_copies(served: Served) -> None:
+async def test_a_user_with_a_quota_cannot_map_a_domain(served: Served) -> None:
     served.allow(rule("user:alice", "domain:eu", READ), default_quota=access_pb2.Quota(bytes_out_per_s=1 << 20))
     with pytest.raises(NotAllowed, match="quota"):
         await served.connect()
 
 
 @pytest.mark.parametrize("lost", ["right", "user", "password"])
-async def test_who_loses_a_domain_sees_nothing_new_of_it_in_what_it_has_mapped(served: Served, lost: str) -> None:
+async def test_a_user_that_loses_a_domain_sees_no_new_data_in_its_mapped_memory(served: Served, lost: str) -> None:
     bob = [rule("user:bob", each, READ) for each in ("domain:eu", "stream:orders")]
     alice = [rule("user:alice", each, READ) for each in ("domain:eu", "stream:orders")]
     served.allow(*alice, *bob)
@@ -292,10 +292,10 @@ async def test_who_loses_a_domain_sees_nothing_new_of_it_in_what_it_has_mapped(s
 
 
 @pytest.mark.parametrize("shown", ["token", "session"])
-async def test_who_has_mapped_memory_with_what_was_stolen_does_not_see_all_that_comes(
+async def test_memory_mapped_with_a_stolen_credential_gets_no_new_data_once_that_is_invalid(
     broker: Broker, path: Path, shown: str
 ) -> None:
-    """It need not stay connected: the token ends by itself, and of the session that its password has changed."""
+    """Even after the thief disconnects: the token expires, and the password behind the session changes."""
     async with serving(broker, path, alive_interval_ms=1) as served:
         rules = [rule("user:alice", "domain:eu", READ)]
         served.allow(*rules, tokens=[_token_for(600)])
@@ -316,7 +316,7 @@ async def test_who_has_mapped_memory_with_what_was_stolen_does_not_see_all_that_
         assert b"after!" not in bytes(mapped)
 
 
-async def test_a_token_that_was_renewed_in_time_leaves_the_memory_as_it_is(served: Served) -> None:
+async def test_memory_is_kept_while_the_token_is_renewed_in_time(served: Served) -> None:
     mine = rule("user:alice", "domain:eu", READ)
     served.allow(mine, tokens=[_token_for(10)])
     channel = await served.connect(introduction=Credentials(token=lambda: str(TOKEN)))
@@ -328,7 +328,7 @@ async def test_a_token_that_was_renewed_in_time_leaves_the_memory_as_it_is(serve
     await channel.close()
 
 
-async def test_who_is_counted_from_now_on_reads_nothing_more_in_place(served: Served) -> None:
+async def test_a_user_that_gets_a_quota_sees_no_new_data_in_its_mapped_memory(served: Served) -> None:
     rules = [rule("user:alice", each, READ) for each in ("domain:eu", "stream:orders")]
     served.allow(*rules)
     channel = await served.connect()
@@ -339,7 +339,7 @@ async def test_who_is_counted_from_now_on_reads_nothing_more_in_place(served: Se
     assert b"after!" not in bytes(channel._memory)
 
 
-async def test_who_loses_something_else_has_the_memory_left_as_it_is(served: Served) -> None:
+async def test_losing_another_right_leaves_the_memory_of_a_domain_as_it_is(served: Served) -> None:
     mine = [rule("user:alice", each, READ) for each in ("domain:eu", "stream:orders")]
     served.allow(*mine, rule("user:alice", "stream:payments", READ))
     served.fill(ORDERS)
@@ -352,7 +352,7 @@ async def test_who_loses_something_else_has_the_memory_left_as_it_is(served: Ser
     await channel.close()
 
 
-async def test_a_stream_can_be_put_into_another_domain(served: Served) -> None:
+async def test_a_stream_moved_to_another_domain_stores_new_data_there_only(served: Served) -> None:
     served.uid = 0
     served.fill(ORDERS, 2, fill=b"before")
     eu = await served.connect("eu", introduction=None)
@@ -369,7 +369,7 @@ async def test_a_stream_can_be_put_into_another_domain(served: Served) -> None:
     await eu.close()
 
 
-# --- who means harm ----------------------------------------------------------------------------------------
+# --- hostile peers -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -385,7 +385,7 @@ async def test_a_stream_can_be_put_into_another_domain(served: Served) -> None:
     ],
     ids=["subscribe", "release", "hello", "no request", "no open", "large", "twice at once"],
 )
-async def test_a_stranger_that_does_not_keep_to_the_order_is_disconnected(served: Served, said: bytes) -> None:
+async def test_a_stranger_that_breaks_the_protocol_is_disconnected(served: Served, said: bytes) -> None:
     loop = asyncio.get_running_loop()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.setblocking(False)
@@ -400,7 +400,7 @@ async def test_a_stranger_that_does_not_keep_to_the_order_is_disconnected(served
                     break
 
 
-async def test_a_stranger_that_says_nothing_is_disconnected_in_time(broker: Broker, path: Path) -> None:
+async def test_a_silent_stranger_is_disconnected_after_a_while(broker: Broker, path: Path) -> None:
     async with serving(broker, path, stranger_s_max=0.05) as served:
         loop = asyncio.get_running_loop()
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
@@ -411,7 +411,7 @@ async def test_a_stranger_that_says_nothing_is_disconnected_in_time(broker: Brok
                     pass
 
 
-async def test_who_only_connects_keeps_nobody_else_out(broker: Broker, path: Path) -> None:
+async def test_idle_connections_of_one_user_do_not_keep_others_out(broker: Broker, path: Path) -> None:
     async with serving(broker, path, connections_max=16) as served:
         served.allow(rule("user:alice", "domain:eu", READ))
         loop = asyncio.get_running_loop()
@@ -420,7 +420,7 @@ async def test_who_only_connects_keeps_nobody_else_out(broker: Broker, path: Pat
                 sock = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
                 sock.setblocking(False)
                 await loop.sock_connect(sock, str(path))
-                with suppress(ConnectionError):  # put out at once
+                with suppress(ConnectionError):  # disconnected at once
                     await loop.sock_recv(sock, 1)
             served.uid = SOMEBODY + 1
             channel = await served.connect()
@@ -430,7 +430,7 @@ async def test_who_only_connects_keeps_nobody_else_out(broker: Broker, path: Pat
             await channel.close()
 
 
-async def test_others_leave_room_for_the_brokers_own_user(broker: Broker, path: Path) -> None:
+async def test_some_connections_are_reserved_for_the_brokers_own_user(broker: Broker, path: Path) -> None:
     async with serving(broker, path, connections_max=4) as served:
         served.allow(rule("user:alice", "domain:eu", READ))
         channels = [await served.connect() for _ in range(2)]
@@ -443,7 +443,7 @@ async def test_others_leave_room_for_the_brokers_own_user(broker: Broker, path: 
 
 
 @pytest.mark.parametrize("uid", [0, SOMEBODY])
-async def test_a_domain_is_opened_once_and_before_anything_else(served: Served, uid: int) -> None:
+async def test_opening_a_second_domain_closes_the_connection(served: Served, uid: int) -> None:
     served.allow(rule("user:alice", "domain:*", READ), rule("user:alice", "stream:*", READ))
     served.uid = uid
     channel = await served.connect()
@@ -451,7 +451,7 @@ async def test_a_domain_is_opened_once_and_before_anything_else(served: Served, 
     await until(lambda: channel.closed)
 
 
-async def test_a_name_that_is_no_domain_is_refused(served: Served) -> None:
+async def test_an_invalid_domain_name_is_refused(served: Served) -> None:
     served.allow(rule("user:alice", "domain:*", READ))
     for name in ("a*", "../eu", "x" * 10_000):
         with pytest.raises((Unavailable, NotAllowed, InvalidArgument)):

@@ -1,4 +1,4 @@
-"""The push channel over a real unix socket, with a real arena: what a reader gets, who is refused, how it ends."""
+"""The push channel over a real unix socket, with a real arena: data, refused readers, ends of connections."""
 
 import array
 import asyncio
@@ -43,7 +43,7 @@ TIMEOUT_S = 10.0
 
 @pytest.fixture
 def path() -> Iterator[Path]:
-    """Where the socket is to be."""
+    """The path for the socket."""
     with tempfile.TemporaryDirectory(prefix="kera-") as directory:
         yield Path(directory) / "push.sock"
 
@@ -69,7 +69,7 @@ async def serving(
 
 @pytest.fixture
 async def served(broker: Broker, path: Path) -> AsyncIterator[Broker]:
-    """A broker that pushes to who connects."""
+    """A broker that pushes to every reader that connects."""
     async with serving(broker, path):
         yield broker
 
@@ -114,7 +114,7 @@ class RawReader:
             loop.remove_reader(self.sock)
 
     async def take(self) -> bool:
-        """The messages that come next; False at the end of the connection."""
+        """Take the next messages; False at the end of the connection."""
         async with asyncio.timeout(TIMEOUT_S):
             try:
                 data = await asyncio.get_running_loop().sock_recv(self.sock, 1 << 16)
@@ -149,7 +149,7 @@ class RawReader:
 
     @contextmanager
     def memory(self) -> Iterator[mmap.mmap]:
-        """The arena, as it can be mapped."""
+        """Map the arena."""
         (descriptor,) = self.descriptors
         with mmap.mmap(descriptor, self.hello.arena_bytes, prot=mmap.PROT_READ) as memory:
             yield memory
@@ -163,7 +163,7 @@ class RawReader:
 
 @pytest.fixture
 async def connect(path: Path) -> AsyncIterator[Callable[[], Any]]:
-    """Connects readers to what serves the socket."""
+    """Connects readers to the server of the socket."""
     made: list[RawReader] = []
 
     async def connect() -> RawReader:
@@ -189,7 +189,7 @@ async def until(condition: Callable[[], bool]) -> None:
 # --- what a reader gets ------------------------------------------------------------------------------------
 
 
-async def test_a_reader_is_told_where_the_arena_is_and_gets_it_to_read_only(served: Broker, connect: Any) -> None:
+async def test_hello_describes_the_arena_and_passes_it_read_only(served: Broker, connect: Any) -> None:
     reader = await connect()
     hello, arena = reader.hello, served.arena
     (descriptor,) = reader.descriptors
@@ -209,9 +209,7 @@ async def test_a_reader_is_told_where_the_arena_is_and_gets_it_to_read_only(serv
             assert int.from_bytes(memory[at : at + 8], "little") == arena.slot(index).generation
 
 
-async def test_what_is_there_and_what_is_appended_comes_and_lies_where_it_is_said_to(
-    served: Broker, connect: Any
-) -> None:
+async def test_stored_and_new_chunks_lie_in_the_arena_where_their_runs_say(served: Broker, connect: Any) -> None:
     reader = await connect()
     fill(served, 0, 6, fill=b"a")
     await reader.subscribe(lane())
@@ -228,7 +226,7 @@ async def test_what_is_there_and_what_is_appended_comes_and_lies_where_it_is_sai
     assert b"".join(pieces).count(b"a" * 896) == 6
 
 
-async def test_releasing_and_taking_come_back_to_the_broker(served: Broker, connect: Any) -> None:
+async def test_the_broker_handles_releases_taken_bytes_and_cancels(served: Broker, connect: Any) -> None:
     reader = await connect()
     fill(served, 0, 4)
     await reader.subscribe(lane(), window_bytes=2 * CHUNK_BYTES)
@@ -261,7 +259,7 @@ async def test_a_message_may_come_in_pieces(served: Broker, connect: Any) -> Non
 # --- the end of a connection -------------------------------------------------------------------------------
 
 
-async def test_a_reader_that_goes_leaves_nothing(served: Broker, connect: Any) -> None:
+async def test_a_closed_connection_frees_the_leases_of_its_reader(served: Broker, connect: Any) -> None:
     reader, other = await connect(), await connect()
     fill(served, 0, 5)
     for each in (reader, other):
@@ -291,7 +289,7 @@ async def test_a_reader_that_goes_leaves_nothing(served: Broker, connect: Any) -
         encode_numbers(PushKind.RELEASE, [1 << 31]),
     ],
 )
-async def test_what_no_reader_says_ends_the_connection_and_its_leases(
+async def test_an_invalid_message_ends_the_connection_and_its_leases(
     served: Broker, connect: Any, message: bytes
 ) -> None:
     reader, other = await connect(), await connect()
@@ -308,7 +306,7 @@ async def test_what_no_reader_says_ends_the_connection_and_its_leases(
     await other.until(lambda: len(other.runs) == 1)
 
 
-async def test_the_end_of_the_server_ends_readers_and_their_leases_and_removes_the_socket(
+async def test_closing_the_server_ends_connections_and_leases_and_removes_the_socket(
     broker: Broker, path: Path, connect: Any
 ) -> None:
     async with serving(broker, path):
@@ -334,10 +332,10 @@ async def test_a_server_that_did_not_start_leaves_no_socket(broker: Broker, path
     assert not path.exists()
 
 
-# --- who is refused ----------------------------------------------------------------------------------------
+# --- refused readers ---------------------------------------------------------------------------------------
 
 
-async def test_the_socket_is_for_its_owner_alone_and_takes_the_place_of_a_dead_one_only(
+async def test_the_socket_is_private_to_its_owner_and_replaces_only_a_dead_socket(
     broker: Broker, path: Path, connect: Any
 ) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
@@ -352,7 +350,7 @@ async def test_the_socket_is_for_its_owner_alone_and_takes_the_place_of_a_dead_o
 
 
 @pytest.mark.parametrize("uid", [os.getuid() + 1, 65534])
-async def test_a_reader_of_another_user_is_refused_before_it_is_told_anything(
+async def test_a_reader_of_another_user_is_refused_before_anything_is_sent(
     broker: Broker, path: Path, uid: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with serving(broker, path, lambda _sock: uid):
@@ -373,13 +371,13 @@ async def test_the_brokers_user_and_root_may_read(broker: Broker, path: Path, co
     assert broker.pushed.refused == 0
 
 
-def test_the_kernel_says_whose_a_connection_is() -> None:
+def test_the_kernel_names_the_user_of_a_connection() -> None:
     one, other = socket.socketpair(socket.AF_UNIX)
     with one, other:
         assert peer_user(one) == os.getuid()
 
 
-async def test_there_are_so_many_readers_and_no_more(broker: Broker, path: Path, connect: Any) -> None:
+async def test_readers_beyond_the_limit_are_refused(broker: Broker, path: Path, connect: Any) -> None:
     assert push_server.CONNECTIONS_MAX == 1024
     async with serving(broker, path, connections_max=2):
         first, _ = await connect(), await connect()
@@ -397,7 +395,7 @@ async def test_there_are_so_many_readers_and_no_more(broker: Broker, path: Path,
 # --- back-pressure -----------------------------------------------------------------------------------------
 
 
-async def test_a_reader_that_takes_no_messages_costs_a_bounded_buffer_and_gets_everything_later(
+async def test_a_reader_that_takes_no_messages_costs_a_bounded_buffer_and_catches_up_later(
     make_engine: Callable[..., Engine], path: Path, connect: Any
 ) -> None:
     broker = Broker(make_engine(8192), stream_info())
@@ -435,9 +433,7 @@ async def test_a_reader_that_takes_no_messages_costs_a_bounded_buffer_and_gets_e
 # --- signs of life -----------------------------------------------------------------------------------------
 
 
-async def test_a_reader_with_nothing_to_read_is_told_that_the_broker_is_there(
-    broker: Broker, path: Path, connect: Any
-) -> None:
+async def test_an_idle_reader_gets_signs_of_life(broker: Broker, path: Path, connect: Any) -> None:
     async with serving(broker, path, alive_interval_ms=5):
         reader = await connect()
         assert reader.hello.alive_interval_ms == 5

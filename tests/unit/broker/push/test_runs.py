@@ -1,4 +1,4 @@
-"""A reader is told of each chunk once, as soon as readers may see it, and in as few messages as there are rounds."""
+"""Push: a reader gets each chunk once, as soon as readers may see it, with one message per round."""
 
 import pytest
 
@@ -9,9 +9,7 @@ from tests.unit.broker.push_support import PushNode, Reader, lane
 from tests.unit.broker.support import CHUNK_BYTES
 
 
-def test_a_run_says_where_the_chunks_of_a_segment_lie_and_how_much_is_behind_them(
-    node: PushNode, reader: Reader
-) -> None:
+def test_a_run_says_where_its_chunks_lie_and_how_many_records_follow(node: PushNode, reader: Reader) -> None:
     node.append(6, record_count=10)
     reader.subscribe(lane(5))
     node.run()
@@ -24,7 +22,7 @@ def test_a_run_says_where_the_chunks_of_a_segment_lie_and_how_much_is_behind_the
     assert [kind for kind, _ in reader.messages] == [PushKind.RUNS], "one message for all"
 
 
-def test_what_is_appended_in_one_round_is_one_run_of_one_message(node: PushNode, reader: Reader) -> None:
+def test_the_appends_of_one_round_are_one_run_in_one_message(node: PushNode, reader: Reader) -> None:
     reader.subscribe(lane())
     node.run()
     assert reader.messages == []
@@ -41,7 +39,7 @@ def test_what_is_appended_in_one_round_is_one_run_of_one_message(node: PushNode,
     assert len(reader.messages) == 2
 
 
-def test_appends_to_what_nobody_subscribes_to_are_no_work(node: PushNode, reader: Reader) -> None:
+def test_an_append_to_an_entry_without_subscribers_schedules_no_work(node: PushNode, reader: Reader) -> None:
     reader.subscribe(lane(entry=0))
     node.run()
     node.append(1, producer=1)
@@ -50,7 +48,7 @@ def test_appends_to_what_nobody_subscribes_to_are_no_work(node: PushNode, reader
     assert node.loop.soon == []
 
 
-def test_a_lane_that_is_over_is_no_work_for_appends(node: PushNode, reader: Reader) -> None:
+def test_an_append_schedules_no_work_for_lanes_that_have_ended(node: PushNode, reader: Reader) -> None:
     reader.subscribe(lane(1), lane(2, entry=1))
     node.run()
     reader.cancel(1)
@@ -62,7 +60,7 @@ def test_a_lane_that_is_over_is_no_work_for_appends(node: PushNode, reader: Read
     assert all(not entry.waiters and not entry.readers for entry in node.streamlet().entries)
 
 
-def test_readers_are_told_of_everything_each(node: PushNode, reader: Reader) -> None:
+def test_each_lane_of_each_reader_gets_every_chunk(node: PushNode, reader: Reader) -> None:
     other = Reader(node)
     reader.subscribe(lane(1), lane(2, Position(1, 1, 0)))
     node.append(2)
@@ -77,7 +75,7 @@ def test_readers_are_told_of_everything_each(node: PushNode, reader: Reader) -> 
     assert slot.leases == len(reader.runs) + len(other.runs)
 
 
-def test_only_what_is_durable_is_pushed(node: PushNode, reader: Reader) -> None:
+def test_only_durable_chunks_are_pushed(node: PushNode, reader: Reader) -> None:
     reader.subscribe(lane())
     (appended,) = node.append(1)
     streamlet = node.streamlet()
@@ -106,9 +104,7 @@ def test_lanes_take_turns(node: PushNode, reader: Reader) -> None:
 
 
 @pytest.mark.parametrize("limits", [PushLimits(flush_runs_max=2, run_bytes_max=CHUNK_BYTES)], ids=["limited"])
-def test_a_message_has_so_many_runs_at_most_and_the_rest_comes_in_the_next_round(
-    node: PushNode, reader: Reader
-) -> None:
+def test_a_message_has_a_limited_number_of_runs_and_the_next_round_sends_more(node: PushNode, reader: Reader) -> None:
     node.append(5)
     reader.subscribe(lane())
     node.loop.round()
@@ -124,7 +120,7 @@ def test_a_message_has_so_many_runs_at_most_and_the_rest_comes_in_the_next_round
 # --- counting ----------------------------------------------------------------------------------------------
 
 
-def test_what_is_pushed_is_counted(node: PushNode, reader: Reader) -> None:
+def test_pushed_runs_bytes_and_ends_are_counted(node: PushNode, reader: Reader) -> None:
     node.append(5)
     reader.subscribe(lane(1), lane(2, end=Position(1, 1, 1024)), lane(3, stream_id=99))
     node.run()

@@ -1,4 +1,4 @@
-"""What no reader says is refused, and the end of its connection frees all that it held."""
+"""Push: invalid messages are refused, and the end of a connection frees everything that its reader held."""
 
 import pytest
 
@@ -28,7 +28,7 @@ from tests.unit.broker.support import CHUNK_BYTES
         (PushKind.TAKEN, (CHUNK_BYTES + 1).to_bytes(8, "little"), "has taken 1025 bytes of 1024"),
     ],
 )
-def test_what_no_reader_says_is_refused_and_the_end_frees_everything(
+def test_an_invalid_message_is_refused_and_the_lost_connection_frees_everything(
     node: PushNode, reader: Reader, kind: PushKind, body: bytes, said: str
 ) -> None:
     node.append(1)

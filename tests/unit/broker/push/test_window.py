@@ -1,14 +1,14 @@
-"""No more is pushed to a reader than it has asked for and takes."""
+"""Push: a reader gets no more than its window allows and its connection takes."""
 
 from kera.core.push import WINDOW_BYTES_MAX, window_bytes_max
 from tests.unit.broker.push_support import SLOTS, PushNode, Reader, lane
 from tests.unit.broker.support import CHUNK_BYTES
 
 WINDOW_BYTES = window_bytes_max(SLOTS, 4 * CHUNK_BYTES)
-"""All that a reader can have."""
+"""The largest window of a reader."""
 
 
-def test_nothing_is_pushed_beyond_the_window_until_something_is_taken(node: PushNode, reader: Reader) -> None:
+def test_nothing_is_pushed_beyond_the_window_until_the_reader_takes_chunks(node: PushNode, reader: Reader) -> None:
     node.append(10)
     reader.subscribe(lane(), window_bytes=3 * CHUNK_BYTES)
     node.run()
@@ -24,7 +24,7 @@ def test_nothing_is_pushed_beyond_the_window_until_something_is_taken(node: Push
     assert reader.sequences == {1: list(range(7))}
 
 
-def test_the_window_can_be_set_again_and_never_above_a_share_of_the_memory(node: PushNode, reader: Reader) -> None:
+def test_a_window_can_be_changed_but_never_above_a_share_of_the_memory(node: PushNode, reader: Reader) -> None:
     node.append(2 * WINDOW_BYTES // CHUNK_BYTES)
     reader.subscribe(lane(), window_bytes=CHUNK_BYTES)
     node.run()
@@ -38,7 +38,7 @@ def test_the_window_can_be_set_again_and_never_above_a_share_of_the_memory(node:
     assert reader.pushed_bytes == WINDOW_BYTES
 
 
-def test_a_chunk_over_the_window_comes_alone_when_nothing_is_outstanding(node: PushNode, reader: Reader) -> None:
+def test_a_chunk_larger_than_the_window_comes_alone_when_nothing_is_outstanding(node: PushNode, reader: Reader) -> None:
     node.append(1)
     node.append(1, size=4 * CHUNK_BYTES)
     node.append(1)
@@ -54,7 +54,7 @@ def test_a_chunk_over_the_window_comes_alone_when_nothing_is_outstanding(node: P
     assert reader.sequences == {1: [0, 1, 2]}
 
 
-def test_a_large_chunk_is_not_overtaken_for_ever_by_other_lanes(node: PushNode, reader: Reader) -> None:
+def test_other_lanes_do_not_overtake_a_large_chunk_for_ever(node: PushNode, reader: Reader) -> None:
     node.append(1, size=4 * CHUNK_BYTES)
     node.append(20, producer=1)
     reader.subscribe(lane(2, entry=1), lane(1), window_bytes=2 * CHUNK_BYTES)
@@ -71,10 +71,10 @@ def test_a_large_chunk_is_not_overtaken_for_ever_by_other_lanes(node: PushNode, 
     assert reader.sequences == {2: [0, 1], 1: [0]}
 
 
-# --- a reader that does not take what it is sent -----------------------------------------------------------
+# --- a paused or lost connection ---------------------------------------------------------------------------
 
 
-def test_nothing_is_sent_to_a_reader_who_does_not_take_it(node: PushNode, reader: Reader) -> None:
+def test_nothing_is_sent_while_the_connection_is_paused(node: PushNode, reader: Reader) -> None:
     reader.subscribe(lane())
     reader.connection.pause()
     node.append(2)
@@ -88,9 +88,7 @@ def test_nothing_is_sent_to_a_reader_who_does_not_take_it(node: PushNode, reader
     assert [run.length_bytes for run in reader.runs] == [3 * CHUNK_BYTES]
 
 
-def test_a_flush_that_was_under_way_when_the_reader_was_held_or_lost_sends_nothing(
-    node: PushNode, reader: Reader
-) -> None:
+def test_a_scheduled_flush_sends_nothing_once_the_reader_is_paused_or_lost(node: PushNode, reader: Reader) -> None:
     other = Reader(node)
     for each in (reader, other):
         each.subscribe(lane())

@@ -1,4 +1,4 @@
-"""What is removed from a replicated stream goes once the coordinator knows: a recovery would miss it otherwise."""
+"""Removed data of a replicated stream is deleted once the coordinator knows: a recovery would miss it otherwise."""
 
 from kera.broker.heartbeat import HeartbeatReport
 from kera.broker.log.entry import Entry
@@ -16,8 +16,8 @@ def told(report: HeartbeatReport) -> list[int]:
     return [each.first_record for each in request.starts]
 
 
-def test_what_is_removed_from_a_replicated_stream_goes_once_the_coordinator_knows(world: Replicated) -> None:
-    """A recovery that did not know would find it missing on backups."""
+def test_removed_data_of_a_replicated_stream_is_deleted_once_the_coordinator_knows(world: Replicated) -> None:
+    """A recovery that did not know would find the data missing on backups."""
     streams, stream = world.engine.streams, world.open()
     world.append(stream)
     world.finish()
@@ -47,7 +47,7 @@ def test_what_is_removed_from_a_replicated_stream_goes_once_the_coordinator_know
     assert told(report) == []
 
 
-def test_nothing_is_removed_of_what_others_recover_from_its_replicas(world: Replicated) -> None:
+def test_no_data_is_deleted_while_others_recover_it_from_replicas(world: Replicated) -> None:
     streams, stream = world.engine.streams, world.open()
     world.append(stream)
     world.finish()
@@ -68,7 +68,7 @@ def test_nothing_is_removed_of_what_others_recover_from_its_replicas(world: Repl
     assert gone == [None]
 
 
-def test_who_waits_for_a_removal_that_is_refused_is_told_and_it_is_carried_out_when_it_may_be(
+def test_a_refused_removal_fails_its_waiter_and_is_carried_out_later(
     world: Replicated,
 ) -> None:
     removed, gone = list[Entry](), list[object]()

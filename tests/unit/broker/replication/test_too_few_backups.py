@@ -1,4 +1,4 @@
-"""Who waits for backups that are too few, full or slow is told, and goes on when they are there."""
+"""Backups that are too few, full or slow: waiting writers get an error, and writes go on when backups return."""
 
 import pytest
 
@@ -15,7 +15,7 @@ from tests.unit.broker.support import CHUNK_BYTES, SLOT_BYTES, Engine, chunk
 LEADER = common_pb2.DURABILITY_LEADER
 
 
-def test_too_few_backups_are_told_of_before_anything_is_appended(engine: Engine) -> None:
+def test_too_few_backups_are_an_error_before_anything_is_appended(engine: Engine) -> None:
     world = Replicated(engine, up=False)
     stream = world.open()
     world.wire.connect(1)
@@ -39,7 +39,7 @@ def test_backups_whose_segments_are_too_small_do_not_count(world: Replicated) ->
         replication.backups.check(stream.replication, "s")
 
 
-def test_a_backup_that_does_not_know_a_replica_any_more_can_be_used_for_others(world: Replicated) -> None:
+def test_a_backup_that_has_lost_a_replica_can_be_used_for_others(world: Replicated) -> None:
     world.append(world.open())
     world.finish()
     (place,) = world.replication.logs.opened.values()
@@ -57,7 +57,7 @@ def test_a_backup_that_does_not_know_a_replica_any_more_can_be_used_for_others(w
     assert outcome.calls == [None]
 
 
-def test_without_backups_who_waits_is_told_and_when_they_come_back_everything_completes(world: Replicated) -> None:
+def test_without_backups_a_write_fails_but_its_replication_completes_when_they_return(world: Replicated) -> None:
     stream = world.open()
     outcome = world.append(stream, 2)
     for backup_id in (1, 2, 3):
@@ -74,7 +74,7 @@ def test_without_backups_who_waits_is_told_and_when_they_come_back_everything_co
     assert len(outcome.calls) == 1
 
 
-def test_a_full_backup_is_left_for_another_one(world: Replicated) -> None:
+def test_a_full_backup_is_replaced_by_another(world: Replicated) -> None:
     for backup_id in (1, 2):
         world.wire.backups[backup_id].full = True
     stream = world.open(replication=1)
@@ -85,7 +85,7 @@ def test_a_full_backup_is_left_for_another_one(world: Replicated) -> None:
     assert [len(ids) for ids in world.replicas().values()] == [0, 0, 1]
 
 
-def test_when_all_backups_are_full_idle_virtual_segments_close_and_it_goes_on_by_itself(world: Replicated) -> None:
+def test_full_backups_make_idle_virtual_segments_close_and_writes_resume_with_room(world: Replicated) -> None:
     idle, stream = world.open(8), world.open(replication=3)
     world.append(idle)
     world.finish()
@@ -104,7 +104,7 @@ def test_when_all_backups_are_full_idle_virtual_segments_close_and_it_goes_on_by
     assert outcome.calls == [None]
 
 
-def test_who_waits_too_long_for_a_full_backup_is_told_that_it_has_no_room(world: Replicated) -> None:
+def test_the_error_of_a_write_that_waits_too_long_names_the_full_backup(world: Replicated) -> None:
     world.wire.backups[1].full = True
     outcome = world.append(world.open(replication=3))
     for _ in range(200):
@@ -116,7 +116,7 @@ def test_who_waits_too_long_for_a_full_backup_is_told_that_it_has_no_room(world:
     assert error.attributes["full_backup_ids"] == [1]
 
 
-def test_a_log_that_lags_is_told_of_and_so_is_room(engine: Engine) -> None:
+def test_a_log_reports_that_it_lags_and_later_that_there_is_room(engine: Engine) -> None:
     world = Replicated(engine, lag_bytes_max=2 * CHUNK_BYTES)
     room: list[bool] = []
     world.engine.events.room.listen(lambda: room.append(True))
@@ -133,7 +133,7 @@ def test_a_log_that_lags_is_told_of_and_so_is_room(engine: Engine) -> None:
     assert room == [True]
 
 
-def test_after_a_newer_launch_has_taken_over_who_waits_is_told(world: Replicated) -> None:
+def test_waiting_writes_fail_when_a_newer_launch_has_taken_over(world: Replicated) -> None:
     outcome = world.append(world.open())
     error = NotReplicated("a newer launch has taken over")
     world.replication.logs.fail(error)
@@ -144,7 +144,7 @@ def test_after_a_newer_launch_has_taken_over_who_waits_is_told(world: Replicated
 # --- level leader ------------------------------------------------------------------------------------------
 
 
-def test_what_level_leader_cannot_send_is_shed_and_covered_later(engine: Engine) -> None:
+def test_data_that_level_leader_cannot_send_is_shed_and_replicated_later(engine: Engine) -> None:
     world = Replicated(engine, up=False, lag_bytes_max=2 * CHUNK_BYTES)
     stream = world.open(durability=LEADER)
     assert stream.logs is not None

@@ -1,4 +1,4 @@
-"""A launch takes over its own memory and no other user's file, whatever lies in the directory under such names."""
+"""A launch takes over its own memory only, whatever other files in the directory have such names."""
 
 import fcntl
 import json
@@ -36,7 +36,7 @@ def _cleared(launches: Launches) -> Iterator[None]:
 
 
 def with_head(memory: bytes, **changed: Any) -> bytes:
-    """The same memory, with other values in its head; with None, without them."""
+    """The same memory with changed values in its head; None removes a value."""
     head = json.loads(memory[:HEAD_BYTES].rstrip(b"\0")) | changed
     text = json.dumps({name: value for name, value in head.items() if value is not None}).encode()
     return text.ljust(HEAD_BYTES, b"\0") + memory[HEAD_BYTES:]
@@ -93,7 +93,7 @@ HEADS: dict[str, Callable[[bytes], bytes]] = {
 
 
 def forged(memory: bytes, launches: Launches) -> bytes:
-    """Memory that looks like ours, in which a chunk has other bytes."""
+    """Memory that looks like ours but has other bytes in a chunk."""
     changed = bytearray(memory)
     at = launches.engine.arena.slot(0).arena_offset + CHUNK_BYTES - 8
     changed[at : at + 8] = b"planted!"
@@ -101,9 +101,9 @@ def forged(memory: bytes, launches: Launches) -> bytes:
 
 
 def ended(launches: Launches, end: str) -> tuple[Path, bytes]:
-    """A launch that has appended, and has ended so; where its memory was, and what somebody else would like it to be.
+    """Launch, append and end as `end` says. Return the path of the memory, and a forged copy of the memory.
 
-    ``stopped``; ``killed``, with its memory there, ``gone`` or ``damaged``.
+    ``stopped``; or ``killed``, with the memory ``there``, ``gone`` or ``damaged``.
     """
     log = launches.begin()
     log.append_many(CHUNKS)
@@ -122,9 +122,9 @@ def ended(launches: Launches, end: str) -> tuple[Path, bytes]:
 
 
 def check(launches: Launches, end: str) -> None:
-    """The next launch serves what is its own, or tells what it has lost."""
+    """The next launch serves its own data, or reports the loss."""
     launches.start()
-    log = launches.log(first_group_id=100)  # as the coordinator says that counts each launch
+    log = launches.log(first_group_id=100)  # the coordinator counts each launch
     if end in ("stopped", "killed, there"):
         assert log.read_all() == list(range(CHUNKS))
         assert not launches.found.lost_memory
@@ -146,10 +146,12 @@ ENDS = ["stopped", "killed, there", "killed, gone", "killed, damaged"]
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("what", PLANTED)
 @pytest.mark.parametrize("end", ENDS)
-def test_what_others_have_planted_is_left_alone_with_one_warning(launches: Launches, end: str, what: str) -> None:
+def test_files_that_others_have_planted_are_left_alone_with_one_warning(
+    launches: Launches, end: str, what: str
+) -> None:
     own, memory = ended(launches, end)
     names = [launches.shm_dir / f"kera-{os.getuid()}-{name}.arena" for name in ("00000000", "z" * 32)]
-    planted = [*names, *([own] if not own.exists() else [])]  # nobody can take the place of a file that is there
+    planted = [*names, *([own] if not own.exists() else [])]  # others cannot replace a file that exists
     for path in planted:
         PLANTED[what](path, memory)
         shutil.copymode(path, path, follow_symlinks=False)
@@ -167,14 +169,14 @@ def test_what_others_have_planted_is_left_alone_with_one_warning(launches: Launc
 
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("end", ENDS)
-def test_a_head_that_says_nothing_sensible_keeps_nobody_from_starting(launches: Launches, end: str, head: str) -> None:
+def test_a_file_with_an_invalid_head_does_not_stop_the_start(launches: Launches, end: str, head: str) -> None:
     _, memory = ended(launches, end)
     file(launches.shm_dir / f"kera-{os.getuid()}-00000000.arena", HEADS[head](memory))
 
     check(launches, end)
 
 
-def test_memory_of_ours_that_others_may_have_changed_stops_the_start_and_stays(launches: Launches) -> None:
+def test_own_memory_that_others_may_have_changed_stops_the_start_and_stays(launches: Launches) -> None:
     own, _ = ended(launches, "killed, there")
     own.chmod(0o666)
 
@@ -196,9 +198,7 @@ def test_memory_of_a_newer_version_stops_the_start_and_stays(launches: Launches)
 
 
 @pytest.mark.parametrize("operation", [fcntl.LOCK_SH, fcntl.LOCK_EX])
-def test_a_reader_that_locks_what_it_was_given_does_not_make_the_next_launch_forget(
-    launches: Launches, operation: int
-) -> None:
+def test_a_readers_lock_on_the_memory_does_not_make_the_next_launch_lose_it(launches: Launches, operation: int) -> None:
     (launches.root / "lock").touch(0o600)
     launches.begin().append_many(CHUNKS)
     fd = next(iter(launches.engine.arena._files)).open_for_readers()
@@ -210,10 +210,10 @@ def test_a_reader_that_locks_what_it_was_given_does_not_make_the_next_launch_for
     os.close(fd)
 
 
-def test_memory_of_another_owner_that_lives_is_not_taken_though_it_calls_its_directory_the_same(
+def test_memory_of_a_live_owner_with_the_same_directory_name_is_not_taken_over(
     launches: Launches,
 ) -> None:
-    """Two containers with one /dev/shm, each with a data directory of that name."""
+    """Two containers share /dev/shm, and each has a data directory of that name."""
     (launches.root / "lock").touch(0o600)
     other = Arena.create(
         launches.shm_dir, arena_bytes=1 << 15, slot_bytes=1 << 12, data_dir=launches.root, ephemeral=False
@@ -229,8 +229,8 @@ def test_memory_of_another_owner_that_lives_is_not_taken_though_it_calls_its_dir
     other.close()
 
 
-def test_memory_that_an_earlier_version_has_left_is_taken_over(launches: Launches) -> None:
-    """Its name is shorter, and its head names no lock."""
+def test_memory_left_by_an_earlier_version_is_taken_over(launches: Launches) -> None:
+    """The file's name is shorter, and its head names no lock."""
     own, _ = ended(launches, "killed, there")
     memory = own.read_bytes()
     own.unlink()

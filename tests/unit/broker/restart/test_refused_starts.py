@@ -1,4 +1,4 @@
-"""A launch that cannot read what it finds does not start, and leaves it as it is."""
+"""A launch that cannot read the data it finds does not start, and leaves the data as it is."""
 
 import shutil
 import struct
@@ -13,7 +13,7 @@ from tests.unit.broker.support import CHUNK_BYTES
 
 
 def of_newer_version(segment: memoryview | bytearray, at: int) -> None:
-    """Make the chunk at `at` one that a newer program has written."""
+    """Make the chunk at `at` look as if a newer program had written it."""
     segment[at + 4] = max(VERSIONS) + 1
     struct.pack_into("<I", segment, at + HEADER_CRC_AT, crc32c(bytes(segment[at : at + HEADER_CRC_AT])))
 
@@ -51,7 +51,7 @@ def test_chunks_of_a_newer_version_in_a_file_stop_the_start_and_stay(launches: L
         assert path.read_bytes() == content
 
 
-def test_segments_that_are_larger_than_those_of_this_launch_stop_the_start(launches: Launches) -> None:
+def test_segments_larger_than_those_of_this_launch_stop_the_start(launches: Launches) -> None:
     log = launches.begin()
     log.append()
     launches.kill()

@@ -1,4 +1,4 @@
-"""A chunk that is sent again is told from another chunk with its sequence, also when the first one has left memory."""
+"""A repeated chunk is distinguished from another chunk with its sequence, also when the first has left memory."""
 
 import shutil
 from collections.abc import Callable
@@ -22,7 +22,7 @@ CHOSEN = PRODUCER_IDS[7]
 
 
 def append_many(launches: Launches, producer: int = 1) -> None:
-    """More chunks than there are digests of, with room made between them."""
+    """Append more chunks than have digests, and make room between them."""
     log = launches.begin()
     for _ in range(DIGESTS_MAX + 3):
         log.append(producer, size=192)
@@ -103,7 +103,7 @@ def test_the_last_chunks_of_a_producer_are_compared_and_older_ones_are_refused(l
         log.append(sequence=2, size=192)
 
 
-def test_what_an_earlier_version_has_stored_is_a_repeat_as_it_was_there(launches: Launches) -> None:
+def test_any_chunk_with_a_sequence_stored_by_an_earlier_version_is_a_repeat(launches: Launches) -> None:
     log = launches.begin()
     log.append_many(SEGMENT)
     launches.stop()
@@ -119,7 +119,7 @@ def test_what_an_earlier_version_has_stored_is_a_repeat_as_it_was_there(launches
         log.append(sequence=SEGMENT, fill=b"other")
 
 
-def test_a_writer_that_chose_its_id_is_told_whether_its_payload_is_stored(launches: Launches) -> None:
+def test_a_writer_that_chose_its_id_learns_whether_its_payload_is_stored(launches: Launches) -> None:
     append_many(launches, CHOSEN)
     last = DIGESTS_MAX + 2
 
@@ -151,9 +151,7 @@ def test_digests_of_a_segment_are_those_of_its_headers(launches: Launches) -> No
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 20), st.integers(1, 9)), min_size=1, max_size=8), st.data())
-def test_what_is_joined_in_any_order_never_has_a_wrong_digest(
-    runs: list[tuple[int, int, int]], data: st.DataObject
-) -> None:
+def test_digests_joined_in_any_order_are_never_wrong(runs: list[tuple[int, int, int]], data: st.DataObject) -> None:
     def digest(epoch: int, sequence: int) -> bytes:
         return bytes([epoch, sequence]) * (DIGEST_BYTES // 2)
 

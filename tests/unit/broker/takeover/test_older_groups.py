@@ -1,4 +1,4 @@
-"""A streamlet that several brokers had is whole again after a recovery, and nothing comes back that was removed."""
+"""A streamlet that several brokers had is whole after a recovery, and removed records do not come back."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.unit.broker.support import STREAM_ID, chunk
 from tests.unit.broker.takeover_support import Cluster, everything, header_of, moved_from_second_to_first, written
 
 
-async def test_what_was_lost_of_an_older_interval_is_not_there_at_later_launches_either(world: Cluster) -> None:
-    """Its owner recovers it: till then nobody is told that it is lost."""
+async def test_a_lost_older_interval_is_not_served_at_later_launches_either(world: Cluster) -> None:
+    """Its owner recovers it. Until then readers get no error about a loss."""
     moved, _, _ = await moved_from_second_to_first(world)
     second = world.nodes[2]
     await second.kill(memory=True)
-    for has_holes in (False, True):  # the first of them knows by itself that it has lost its memory
+    for has_holes in (False, True):  # the first launch knows without a hint that its memory is lost
         await second.start(world.epoch(), moved, has_holes=has_holes)
         assert not second.engine.streams.get(STREAM_ID).streamlets
         await second.kill()
@@ -30,7 +30,7 @@ async def test_what_was_lost_of_an_older_interval_is_not_there_at_later_launches
     await world.nodes[1].stop()
 
 
-async def test_a_streamlet_with_older_groups_here_grows_by_those_that_are_recovered(world: Cluster) -> None:
+async def test_recovered_groups_are_added_to_older_groups_that_a_streamlet_has_here(world: Cluster) -> None:
     first, second = world.nodes[1], world.nodes[2]
     moved, state, (stored, end, newer) = await moved_from_second_to_first(world)
     await first.kill(memory=True)
@@ -49,8 +49,8 @@ async def test_a_streamlet_with_older_groups_here_grows_by_those_that_are_recove
     await second.stop()
 
 
-async def test_what_was_removed_at_a_later_owner_is_removed_when_that_is_taken_over(world: Cluster) -> None:
-    """Whoever had nothing left goes on behind what the lost one had removed, and gives no ordinal once more."""
+async def test_records_removed_at_a_later_owner_stay_removed_when_it_is_taken_over(world: Cluster) -> None:
+    """A broker with nothing left goes on behind the records that the lost broker removed, and reuses no ordinal."""
     first, second = world.nodes[1], world.nodes[2]
     moved, state, (_, end, newer) = await moved_from_second_to_first(world)
     older = second.engine.streams.get(STREAM_ID).streamlet(0).entries[0]
@@ -72,8 +72,8 @@ async def test_what_was_removed_at_a_later_owner_is_removed_when_that_is_taken_o
     await second.stop()
 
 
-async def test_what_is_older_than_what_the_owner_has_removed_does_not_come_back(world: Cluster) -> None:
-    """Truncated at its owner, it was still on backups when the broker was lost that had it."""
+async def test_groups_older_than_the_start_at_the_owner_do_not_come_back(world: Cluster) -> None:
+    """The owner had truncated them. When the broker that had them was lost, backups still had copies."""
     first, second = world.nodes[1], world.nodes[2]
     moved, state, (_, _, newer) = await moved_from_second_to_first(world)
     entry = first.engine.streams.get(STREAM_ID).streamlet(0).entries[0]
@@ -88,8 +88,8 @@ async def test_what_is_older_than_what_the_owner_has_removed_does_not_come_back(
     await first.stop()
 
 
-async def test_where_an_entry_of_an_owner_once_started_is_not_what_it_has_removed(world: Cluster) -> None:
-    """The streamlet had been here before, had gone with all that there was, and came back."""
+async def test_an_old_start_of_an_entry_at_its_owner_does_not_count_as_a_removal(world: Cluster) -> None:
+    """The streamlet had been here before, had left with all its records, and came back."""
     first, second = world.nodes[1], world.nodes[2]
     moved, state, (stored, _, newer) = await moved_from_second_to_first(world)
     entry = first.engine.streams.get(STREAM_ID).streamlet(0).entries[0]
@@ -103,8 +103,8 @@ async def test_where_an_entry_of_an_owner_once_started_is_not_what_it_has_remove
     await first.stop()
 
 
-async def test_what_is_taken_over_and_was_handed_over_before_goes_on_behind_all_its_groups(world: Cluster) -> None:
-    """A move had been written, and was told once more after the broker that had it was lost."""
+async def test_a_streamlet_handed_over_before_its_takeover_goes_on_behind_all_its_groups(world: Cluster) -> None:
+    """A move had been stored, and was announced again after the broker that had the streamlet was lost."""
     info, stored = await written(world, 20)
     node = world.nodes[2]
     await node.start(world.epoch())
@@ -117,8 +117,8 @@ async def test_what_is_taken_over_and_was_handed_over_before_goes_on_behind_all_
     await node.stop()
 
 
-async def test_where_an_entry_once_started_here_leaves_out_nothing_that_another_broker_had(world: Cluster) -> None:
-    """The streamlet had been here, and had gone to the broker that is lost now, with all that there was."""
+async def test_an_old_start_of_an_entry_here_skips_no_records_of_another_broker(world: Cluster) -> None:
+    """The streamlet had been here, and had gone with all its records to the broker that is lost now."""
     info, stored = await written(world, 20)
     node = world.nodes[2]
     await node.start(world.epoch())

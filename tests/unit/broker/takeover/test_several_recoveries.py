@@ -1,4 +1,4 @@
-"""Recoveries of the same streamlet, at once or one after the other, neither undo nor pass over what others found."""
+"""Recoveries of the same streamlet, at once or one after the other, neither undo nor skip each other's results."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tests.unit.broker.support import STREAM_ID
 from tests.unit.broker.takeover_support import Cluster, everything, moved_from_second_to_first, order, progress, written
 
 
-async def test_a_recovery_waits_for_what_another_one_has_taken_over_to_be_opened(world: Cluster) -> None:
-    """Else what the former has found out would be passed over: the latter is about other groups of the streamlet."""
+async def test_a_recovery_waits_until_groups_that_an_earlier_one_took_over_are_open(world: Cluster) -> None:
+    """Otherwise it would skip the results of the earlier one, which is about other groups of the streamlet."""
     moved, state, (stored, _, newer) = await moved_from_second_to_first(world)
     for number in (1, 2):
         await world.nodes[number].kill(memory=True)
@@ -49,8 +49,8 @@ async def test_a_recovery_waits_for_what_another_one_has_taken_over_to_be_opened
     await third.stop()
 
 
-async def test_what_an_owner_that_was_lost_had_yet_to_open_is_taken_over_with_the_rest(world: Cluster) -> None:
-    """Its next launch has nothing to open: the streamlet was lost with that owner, and would wait for ever."""
+async def test_groups_that_a_lost_owner_had_not_opened_yet_are_taken_over_too(world: Cluster) -> None:
+    """The owner's next launch has nothing to open: a recovery must not wait for that."""
     info, stored = await written(world, 5)
     third = world.nodes[3]
     for lost in (1, 3):
@@ -77,10 +77,10 @@ async def test_what_an_owner_that_was_lost_had_yet_to_open_is_taken_over_with_th
     await third.stop()
 
 
-async def test_what_was_removed_since_it_was_taken_over_does_not_come_back_with_another_recovery(
+async def test_another_recovery_does_not_bring_back_records_removed_since_the_first(
     world: Cluster,
 ) -> None:
-    """The other one was asked for before the first was written down, and knew nothing of the removal."""
+    """The other one was ordered before the first was stored, and knew nothing of the removal."""
     info, stored = await written(world, 20, entries=1)
     node = world.nodes[2]
     await node.start(world.epoch())
@@ -118,7 +118,7 @@ async def test_what_was_removed_since_it_was_taken_over_does_not_come_back_with_
     await node.stop()
 
 
-async def test_what_is_found_for_one_recovery_is_not_taken_for_that_of_another(world: Cluster) -> None:
+async def test_results_of_one_recovery_are_not_used_for_another(world: Cluster) -> None:
     info, stored = await written(world, 4)
     node = world.nodes[2]
     await node.start(world.epoch())

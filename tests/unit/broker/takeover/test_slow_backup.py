@@ -1,4 +1,4 @@
-"""A backup that is slow to answer is named by the broker that waits for it."""
+"""Health: a broker names the slow backup whose answer it waits for."""
 
 from __future__ import annotations
 
