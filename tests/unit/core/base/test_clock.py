@@ -1,4 +1,4 @@
-"""Both clocks keep what the protocol promises; the fake one moves only when told to."""
+"""Both clocks keep the promises of the protocol; the fake one moves only when a test moves it."""
 
 import time
 

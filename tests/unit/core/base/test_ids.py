@@ -1,4 +1,4 @@
-"""Positions of an entry are ordered as its log is."""
+"""Positions of entries sort in the order of the log."""
 
 from kera.core.base.ids import EARLIEST, EntryId, Position
 
