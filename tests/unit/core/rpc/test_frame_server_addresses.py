@@ -1,4 +1,4 @@
-"""Where a frame server listens: ports and unix sockets that are taken, stale, or not ours to remove."""
+"""Addresses of a frame server: ports and unix sockets that are taken, stale, or of others."""
 
 import errno
 import os
@@ -68,7 +68,7 @@ async def test_a_unix_socket_is_for_its_owner_alone_and_removed_at_close(closing
     assert not path.exists()
 
 
-async def test_a_unix_socket_that_somebody_serves_is_not_taken_over(closing: Closing, short_path: Path) -> None:
+async def test_a_unix_socket_in_use_is_not_taken_over(closing: Closing, short_path: Path) -> None:
     path = short_path / "socket"
     server, other = closing(FrameServer({UNARY: unary_echo})), closing(FrameServer({}))
     await server.listen_unix(path)
@@ -82,7 +82,7 @@ async def test_a_unix_socket_that_somebody_serves_is_not_taken_over(closing: Clo
     assert reply.message.cluster_id == "a"
 
 
-async def test_a_unix_socket_of_a_process_that_was_killed_is_replaced(closing: Closing, short_path: Path) -> None:
+async def test_a_unix_socket_of_a_killed_process_is_replaced(closing: Closing, short_path: Path) -> None:
     path = short_path / "socket"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
@@ -107,7 +107,7 @@ async def test_a_file_that_is_no_socket_is_not_removed(short_path: Path) -> None
 @pytest.mark.parametrize(
     ("name", "text"), [("missing/socket", os.strerror(errno.ENOENT)), ("x" * 108, "path too long")]
 )
-async def test_a_unix_path_that_cannot_be_used_is_named(short_path: Path, name: str, text: str) -> None:
+async def test_an_unusable_unix_path_is_named(short_path: Path, name: str, text: str) -> None:
     path = short_path / name
 
     with pytest.raises(PathNotWritable, match=text) as caught:
