@@ -300,7 +300,7 @@ def test_only_permitted_peers_bypass_the_handlers(
         peer = globals()["peer"](who)
 
         def answer(self, answers: bytes, requests: int) -> None:
-            """Nothing is held."""
+            """Do nothing."""
 
     done = Taken(1, 1, 0, b"x")
     take = door.taker(lambda *_: done, of_daemons=of_daemons)

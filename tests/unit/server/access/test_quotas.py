@@ -65,7 +65,7 @@ def test_a_small_debt_does_not_wait_for_a_large_one() -> None:
 
 
 def test_debtors_get_equal_parts_for_small_and_large_uses() -> None:
-    """Each debtor asks again as soon as it has paid."""
+    """Each debtor asks again right after it has paid."""
     rate, sizes = used_up(), {"large": 700, "small": 20, "tiny": 1}
     got = dict.fromkeys(sizes, 0)
     for name, size in sizes.items():
