@@ -1,7 +1,7 @@
 """Any two readers get equal epochs, at any time and speed, in any history of entries and their brokers.
 
 Readers are the pure part of `kera.client.epochs`. Brokers are a model (tests/epochs_model.py);
-tests/unit/broker/test_epochs.py compares the real ones with it.
+tests/unit/broker/test_epochs.py compares the real ones with the model.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Buffer(RuleBasedStateMachine):
         self.holds = Holds(lambda: self.now_s, lambda: round(self.now_s * 1e6))
         self.held = Held[int]()
         self.deadlines: dict[int, tuple[float, float]] = {}
-        """The deadline of each item, and the time from which it may go together with others."""
+        """The deadline of each item, and the earliest time to go together with others."""
 
     def check(self, taken: list[int], model: list[int]) -> None:
         assert sorted(taken) == sorted(model)

@@ -107,7 +107,7 @@ def test_runs_are_joined_as_in_python(
     run: tuple[bytes, pa.Schema], verify: bool, trusted: bool, joined_bytes_max: int
 ) -> None:
     data, schema = run
-    assume(verify or not trusted)  # without either there is not any promise
+    assume(verify or not trusted)  # trusted and unverified chunks come without a promise
     options = {"verify": verify, "trusted": trusted, "joined_bytes_max": joined_bytes_max, "bytes_max": BYTES_MAX}
     found = join_chunks(memoryview(data), 0, schema, SCHEMA_ID, **options)  # type: ignore[arg-type]
     with python_only():

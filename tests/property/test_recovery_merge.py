@@ -94,7 +94,7 @@ def recover(case: Case) -> Recovered:
 
 
 @given(cases())
-def test_all_acknowledged_chunks_are_recovered_once_and_in_place(case: Case) -> None:
+def test_all_acknowledged_chunks_and_no_unsent_ones_are_merged_once_in_place(case: Case) -> None:
     result = recover(case)
 
     for log in case.logs:
