@@ -103,7 +103,7 @@ class LaneMachine(RuleBasedStateMachine):
         self.columns.settle(0, 5)
         self.lane = Lane(identity, self.columns, last_epoch=self.epochs[-1])
 
-    # -- the consumer group ---------------------------------------------------------------------------------------
+    # -- the application ---------------------------------------------------------------------------------------
 
     @rule(count=st.integers(1, 4), patience_s=st.sampled_from([1.0, 3.0, FOR_EVER_S]))
     def add(self, count: int, patience_s: float) -> None:

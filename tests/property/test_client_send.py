@@ -23,13 +23,13 @@ STREAMLETS = 3
 
 
 class Text(str):
-    """A subclass of `str`, which the C code has to treat with care."""
+    """A subclass of `str`."""
 
     __slots__ = ()
 
 
 class Octets(bytes):
-    """A subclass of `bytes`, likewise."""
+    """A subclass of `bytes`."""
 
 
 KEY = st.sampled_from([b"a", b"b", b"", b"k" * 90])

@@ -62,7 +62,7 @@ def test_each_class_can_be_pickled_and_copied(cls: type[KeraError]) -> None:
 
 
 @EACH
-def test_each_class_says_when_it_is_raised(cls: type[KeraError]) -> None:
+def test_each_class_has_its_own_docstring(cls: type[KeraError]) -> None:
     assert cls.__doc__
     assert cls.__doc__ != cls.__base__.__doc__
 
@@ -82,7 +82,7 @@ def test_all_lists_every_error_in_order() -> None:
 
 
 def test_all_other_errors_are_below_not_accepted_or_start_error() -> None:
-    # Only after these errors records may have been stored, or there was nothing to store yet.
+    # Only after these errors may records have been stored, apart from errors before there is anything to store.
     others = {cls for cls in ALL_OF_CORE if not issubclass(cls, NotAccepted | StartError)}
 
     assert others == {KeraError, InternalError, Uncertain, NotPersisted, NotReplicated}

@@ -162,7 +162,7 @@ async def test_the_error_has_the_reason_of_a_coordinator_that_refuses(tmp_path: 
 
 
 @pytest.mark.parametrize("addresses", ["", "host", "a:1,b"])
-async def test_a_wrong_address_is_an_error_of_the_start(addresses: str) -> None:
+async def test_a_wrong_coordinator_address_is_a_start_error(addresses: str) -> None:
     with pytest.raises(InvalidSettings, match="coordinator: ") as error:
         registering(addresses)
     assert isinstance(error.value, StartError)

@@ -36,7 +36,7 @@ def test_an_operation_without_a_rule_is_refused() -> None:
         ("role:etl", "stream:orders"),
     ],
 )
-def test_a_rule_allows_what_it_names(principal: str, resource: str) -> None:
+def test_a_rule_allows_its_operation_on_its_resource_only(principal: str, resource: str) -> None:
     rights = Rights([rule(principal, resource, READ, rule_id=5)])
     who = ALICE._replace(roles=frozenset({"etl"}))
     decision = rights.decide(who, READ, "stream:orders")
@@ -120,7 +120,7 @@ def test_a_narrowed_token_works_for_its_resources_only(who: Identity) -> None:
         ("cluster", "cluster", True),
     ],
 )
-def test_a_pattern_covers_what_it_matches(pattern: str, resource: str, *, does: bool) -> None:
+def test_a_pattern_covers_matching_resources(pattern: str, resource: str, *, does: bool) -> None:
     assert covers(pattern, resource) is does
 
 

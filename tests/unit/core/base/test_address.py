@@ -23,7 +23,7 @@ from kera.core.errors import InvalidArgument
         ("localhost:0", "localhost", 0),
     ],
 )
-def test_an_address_is_host_and_port(address: str, host: str, port: int) -> None:
+def test_an_address_is_split_into_host_and_port_and_joined_again(address: str, host: str, port: int) -> None:
     assert split_address(address) == (host, port)
     assert join_address(host, port) == address
 

@@ -36,7 +36,7 @@ def test_an_invalid_list_of_cpus_is_refused(text: str) -> None:
         parse_cpus(text)
 
 
-def test_runs_are_written_as_ranges() -> None:
+def test_consecutive_cpus_are_written_as_ranges() -> None:
     assert format_cpus([8, 1, 0, 2, 5]) == "0-2,5,8"
     assert format_cpus([]) == ""
 

@@ -23,7 +23,7 @@ def test_a_single_member_of_a_host_stays_when_another_host_adds_many() -> None:
     assert list(crowd) == [-1, *range(993, 1000)]
 
 
-def test_a_member_that_leaves_is_gone_and_another_add_of_a_present_one_does_nothing() -> None:
+def test_a_member_is_added_once_and_removed_once() -> None:
     crowd = Crowd[str](2)
     crowd.add("a", "x")
     assert crowd.add("a", "y") is None, "it is here already"

@@ -209,14 +209,14 @@ def test_the_list_of_sections_has_all_sections_of_the_settings() -> None:
     assert used == set(SECTIONS)
 
 
-def test_a_wrong_flag_is_named() -> None:
+def test_the_error_names_a_wrong_flag() -> None:
     with pytest.raises(
         InvalidSettings, match=r"invalid \[example\] settings: linger_ms is -1: .*greater than or equal to 0"
     ):
         ExampleSettings.load(linger_ms=-1)
 
 
-def test_all_wrong_settings_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_all_wrong_settings_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERA_EXAMPLE_NAMES", "typing error")
 
     with pytest.raises(InvalidSettings, match=r"KERA_EXAMPLE_NAMES: .*linger_ms is 'x': .*hosts is 1: "):
@@ -268,12 +268,12 @@ def test_the_error_about_an_invalid_size_names_its_source_and_valid_forms(
     assert SizedSettings.load(memory_bytes="256MiB").memory_bytes == 256 << 20
 
 
-def test_an_unknown_flag_is_named() -> None:
+def test_the_error_names_an_unknown_flag() -> None:
     with pytest.raises(InvalidSettings, match="linger_s: "):
         ExampleSettings.load(linger_s=1)
 
 
-def test_an_unknown_key_of_the_file_is_named(file: Path) -> None:
+def test_the_error_names_an_unknown_key_of_the_file(file: Path) -> None:
     file.write_text("[example]\nlinger_s = 1\n")
 
     with pytest.raises(InvalidSettings, match="linger_s: "):
@@ -281,14 +281,14 @@ def test_an_unknown_key_of_the_file_is_named(file: Path) -> None:
 
 
 @pytest.mark.parametrize("variable", ["KERA_EXAMPLE_LINGER_S", "kera_example_linger_s"])
-def test_an_unknown_variable_is_named(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_an_unknown_variable(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable, "1")
 
     with pytest.raises(InvalidSettings, match=f"{variable}: there is no such setting"):
         ExampleSettings.load()
 
 
-def test_a_variable_with_invalid_json_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_a_setting_with_invalid_json(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERA_EXAMPLE_HOSTS", "a:1,b:2")
 
     with pytest.raises(InvalidSettings, match=r"invalid \[example\] settings: .*hosts"):
@@ -310,7 +310,7 @@ def test_the_error_about_several_settings_starts_without_a_name() -> None:
     ],
     ids=["missing", "no toml", "no text", "no table"],
 )
-def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, content: bytes | None, problem: str) -> None:
+def test_the_error_names_an_unusable_file(tmp_path: Path, content: bytes | None, problem: str) -> None:
     path = tmp_path / "kera.toml"
     if content is not None:
         path.write_bytes(content)
@@ -322,6 +322,6 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, content: bytes | No
     assert caught.value.attributes == {"path": str(path)}
 
 
-def test_settings_do_not_change() -> None:
+def test_settings_are_immutable() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         ExampleSettings.load().name = "other"  # type: ignore[misc]  # which says the same

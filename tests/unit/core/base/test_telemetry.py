@@ -92,7 +92,7 @@ def test_a_level_can_be_chosen(level: str) -> None:
     assert len(told) == 4 - ["debug", "info", "warning", "error"].index(level.lower())
 
 
-def test_a_level_that_does_not_exist_is_named() -> None:
+def test_the_error_names_an_unknown_level() -> None:
     with pytest.raises(StartError, match="'loud' is not one of debug, info") as caught:
         configure_logging("loud")
 

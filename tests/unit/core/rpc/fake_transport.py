@@ -12,7 +12,7 @@ class FakeTransport(asyncio.Transport):
 
     def __init__(self) -> None:
         super().__init__({"peername": ("127.0.0.1", 1234), "socket": self})
-        self.family = 0  # of the pretended socket
+        self.family = 0  # the family of the pretended socket
         self.written = bytearray()
         self.reading = True
         self.closed = False

@@ -47,7 +47,7 @@ class Connection:
             self._arriving.release(self)
 
 
-def test_requests_wait_their_turn_when_there_is_no_room() -> None:
+def test_requests_wait_in_order_for_free_memory() -> None:
     arriving = Arriving(100)
     first, second, third, fourth = (Connection(arriving) for _ in range(4))
     assert first.begin(60)

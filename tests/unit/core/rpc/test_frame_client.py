@@ -150,7 +150,7 @@ async def test_an_invalid_reply_ends_the_connection_and_makes_all_calls_uncertai
         assert text in error.message
 
 
-async def test_a_reply_over_the_limit_ends_the_connection_and_says_why(harness: Harness) -> None:
+async def test_a_reply_over_the_limit_ends_the_connection_with_the_reason(harness: Harness) -> None:
     harness.channel.bulk_bytes_max = MIB
     future = harness.submit()
 

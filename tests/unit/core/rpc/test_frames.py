@@ -317,7 +317,7 @@ async def test_nothing_is_allocated_for_a_bulk_over_the_limit() -> None:
     ],
 )
 @pytest.mark.parametrize("before", [0, 2])
-async def test_garbage_ends_the_connection_and_says_why(garbage: bytes, text: str, before: int) -> None:
+async def test_garbage_ends_the_connection_with_the_reason(garbage: bytes, text: str, before: int) -> None:
     recorder = Recorder()
     good = Frame(1, 2, 3, b"head", b"bulk")
 

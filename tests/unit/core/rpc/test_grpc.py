@@ -140,7 +140,7 @@ async def test_a_client_that_knows_only_the_proto_files_is_served(harness: Harne
     ],
     ids=["not found", "exists", "much to say", "defect"],
 )
-async def test_an_error_is_a_status_with_the_whole_error_as_metadata(
+async def test_an_error_is_a_status_with_the_error_in_its_metadata(
     harness: Harness, error: Exception, status: grpc.StatusCode
 ) -> None:
     def fail(_call: Call[UnaryRequest]) -> Reply[UnaryResponse]:
@@ -359,7 +359,7 @@ async def test_a_call_of_an_unknown_path_is_refused_and_the_server_goes_on(harne
     assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_a_port_that_is_taken_is_named(harness: Harness) -> None:
+async def test_the_error_names_a_port_in_use(harness: Harness) -> None:
     await harness.serve({UNARY: unary_echo})
     other = harness.closing(GrpcServer([{UNARY: unary_echo}]))
 
@@ -529,7 +529,7 @@ async def test_a_finished_call_is_forgotten(harness: Harness) -> None:
     await eventually(lambda: closed == ["GetStreamIdRequest"])
 
     await channel.submit(ECHO, numbered(1), timeout_s=TIMEOUT_S)
-    assert len(channel._tasks) == 2  # the stream's
+    assert len(channel._tasks) == 2  # of the stream
     await channel.close()
 
     assert not channel._tasks

@@ -113,7 +113,7 @@ def test_lengths_are_encoded_as_in_protobuf(size: int) -> None:
     assert len(parse_with_bulk(type(message), data)[1]) == size
 
 
-def test_bulk_is_given_in_pieces_of_any_kind() -> None:
+def test_bulk_may_be_given_in_pieces_of_any_kind() -> None:
     message = broker_pb2.MultiWriteChunksRequest(request_id=1)
     pieces = [memoryview(b"ab"), bytearray(b"cd"), memoryview(bytearray(8)).cast("Q"), b""]
 

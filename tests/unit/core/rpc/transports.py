@@ -68,12 +68,12 @@ def text_of(response: EchoResponse) -> str:
 
 
 def echo(call: Call[EchoRequest]) -> Reply[EchoResponse]:
-    """Answers with what came."""
+    """Answers with the number and the bulk of the request."""
     return Reply(answer(str(call.message.chunk_count)), [memoryview(bytes(call.bulk))])
 
 
 def unary_echo(call: Call[UnaryRequest]) -> Reply[UnaryResponse]:
-    """Answers with what came."""
+    """Answers with the name of the request."""
     return Reply(UnaryResponse(cluster_id=call.message.name))
 
 

@@ -63,7 +63,7 @@ def test_an_invalid_message_path_is_refused(path: list[int]) -> None:
         b"\x02",  # announces one number
         b"\x01",  # -1 numbers
         b"\x02\x01",  # the message -1
-        b"\xfe\xff\xff\xff\x0f",  # as many numbers as there can be
+        b"\xfe\xff\xff\xff\x0f",  # the largest count of numbers
     ],
 )
 def test_bytes_without_a_valid_message_path_are_refused(payload: bytes) -> None:

@@ -27,7 +27,7 @@ def test_an_invalid_subject_is_refused(subject: Any) -> None:
         checked_subject(subject)
 
 
-def test_the_longest_stream_has_a_subject() -> None:
+def test_a_stream_with_the_longest_name_has_a_subject() -> None:
     assert checked_subject("s" * 249 + "-value")
 
 

@@ -111,7 +111,7 @@ def test_invalid_files_of_an_authority_are_refused(authority: Authority, tmp_pat
     assert other.path.exists()
 
 
-def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(PathNotWritable, match=r"cannot make .*file/certificates"):
         Authority.open_or_make(tmp_path / "file" / "certificates")

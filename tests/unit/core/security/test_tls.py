@@ -149,7 +149,7 @@ BAD: list[tuple[Callable[[TlsFiles], None], str]] = [
 
 
 @pytest.mark.parametrize(("spoil", "text"), BAD, ids=[spoil.__name__ for spoil, _ in BAD])
-def test_invalid_files_are_named(authority: Authority, spoil: Callable[[TlsFiles], None], text: str) -> None:
+def test_the_error_names_invalid_files(authority: Authority, spoil: Callable[[TlsFiles], None], text: str) -> None:
     files = files_of(authority, authority.issue(HOST))
     spoil(files)
     with pytest.raises(InvalidTls, match=text):

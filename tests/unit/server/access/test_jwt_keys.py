@@ -74,7 +74,7 @@ def test_a_key_without_an_algorithm_is_for_all_of_its_kind(now: Now) -> None:
         keys.find("e", "ES256")
 
 
-def test_keys_of_one_id_and_two_kinds_are_told_apart(now: Now) -> None:
+def test_keys_of_one_id_and_two_kinds_are_distinguished(now: Now) -> None:
     keys = keys_of(Source(key_set(jwk("one", "RS256"), jwk("one", "ES256"))), now)
     assert keys.find("one", "ES256").algorithms == {"ES256"}
     assert keys.find("one", "RS256").algorithms == {"RS256"}

@@ -228,7 +228,7 @@ def test_a_defect_in_an_answer_ends_that_connection_only(start: Start) -> None:
     assert status_of(asked(port, b"GET /other HTTP/1.1\r\n\r\n")) == 200
 
 
-def test_a_port_that_is_taken_is_named() -> None:
+def test_the_error_names_a_port_in_use() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(PortTaken, match=f"metrics: cannot listen on 127.0.0.1:{port}: Address already in use") as e:

@@ -54,7 +54,7 @@ async def test_bulk_of_any_size_comes_back(wire: Wire, size: int) -> None:
     assert await echoed(channel, 2, [bulk]) == ("2", bulk)  # despite anything that the first one left behind
 
 
-async def test_bulk_is_given_in_pieces_of_any_kind(wire: Wire) -> None:
+async def test_bulk_may_be_given_in_pieces_of_any_kind(wire: Wire) -> None:
     await wire.serve({ECHO: echo})
     channel = await wire.connect()
     pieces = [
@@ -117,7 +117,7 @@ async def test_a_message_may_be_reused_right_after_submit(wire: Wire) -> None:
     assert [(await reply).message.cluster_id for reply in unary_replies] == [str(number) for number in range(20)]
 
 
-async def test_a_handler_sees_who_calls_and_keeps_state_for_it(wire: Wire) -> None:
+async def test_a_handler_sees_its_peer_and_can_keep_state_for_it(wire: Wire) -> None:
     peers: list[Peer] = []
 
     def count(call: EchoCall) -> EchoReply:
