@@ -35,7 +35,7 @@ def test_the_error_names_the_kind_of_the_holder(tmp_path: Path, first: str, seco
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_error_names_a_coordinator_as_holder_or_its_holder(tmp_path: Path, kind: str) -> None:
+def test_the_error_names_the_kind_of_the_holder_for_coordinators_too(tmp_path: Path, kind: str) -> None:
     coordinator = DataDir(tmp_path)
     with pytest.raises(StartError, match=rf"^a coordinator {ME} uses data directory"):
         KINDS[kind](tmp_path)

@@ -82,7 +82,7 @@ def test_all_lists_every_error_in_order() -> None:
 
 
 def test_all_other_errors_are_below_not_accepted_or_start_error() -> None:
-    # Only after these errors may records have been stored, apart from errors before there is anything to store.
+    # Records may have been stored only after these errors; a `StartError` comes before there is anything to store.
     others = {cls for cls in ALL_OF_CORE if not issubclass(cls, NotAccepted | StartError)}
 
     assert others == {KeraError, InternalError, Uncertain, NotPersisted, NotReplicated}

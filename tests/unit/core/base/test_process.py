@@ -74,7 +74,7 @@ def test_a_child_without_the_variable_outlives_its_parent(value: str | None) -> 
         child.send_signal(signal.SIGKILL)
 
 
-def test_a_child_whose_parent_died_before_the_request_ends() -> None:
+def test_a_child_ends_if_its_parent_died_before_the_request() -> None:
     program = (
         "import os, signal; from kera.core.base.process import die_with_parent; die_with_parent(os.getppid());"
         "print('asked', flush=True); die_with_parent(1 + os.getppid()); signal.pause()"

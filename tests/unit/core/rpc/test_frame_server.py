@@ -188,7 +188,7 @@ async def test_a_reply_with_bulk_keeps_its_order(harness: Harness) -> None:
     assert transport.writes[-1] == [3]
 
 
-async def test_deferred_replies_that_become_ready_together_leave_together(harness: Harness) -> None:
+async def test_deferred_replies_ready_together_leave_together_and_at_once(harness: Harness) -> None:
     waiting: list[asyncio.Future[Any]] = []
 
     def defer(_: Call[EchoRequest]) -> asyncio.Future[Any]:

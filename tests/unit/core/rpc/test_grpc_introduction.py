@@ -136,7 +136,7 @@ async def test_a_request_on_an_ending_stream_is_uncertain_and_not_refused(runnin
 async def test_a_waiting_request_on_an_ending_stream_is_uncertain_and_not_answered(
     running: Running, found: Exception | None
 ) -> None:
-    """The late answer is for a peer that is no longer known: so are errors of ranges."""
+    """A late answer, also one with errors of ranges, would be for a peer without a known identity."""
     waiting: list[asyncio.Future[Reply[EchoResponse]]] = []
 
     def handle(call: Call[EchoRequest]) -> Reply[EchoResponse] | asyncio.Future[Reply[EchoResponse]]:
