@@ -1,4 +1,4 @@
-"""Schemas of Avro of every kind, changes of them, and values that a schema has."""
+"""Schemas of Avro of every kind, changes of them, and values of a schema."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 class Maker:
-    """Makes a schema of what hypothesis draws; a name is defined once, and may be used from then on."""
+    """Makes a schema from hypothesis's draws; a name is defined once, and may be used from then on."""
 
     def __init__(self, draw: Any) -> None:
         self._draw = draw
@@ -78,7 +78,7 @@ class Maker:
         elif what == "fixed":
             made["size"] = self.pick(1, 2)
         else:
-            # Not in itself without a way out: such a record has no values.
+            # A record in itself needs a way out: without one it has no values.
             fields = [self._field(each, depth) for each in FIELDS[: self.pick(0, 1, 2, 3)]]
             if self.pick(True, False, False):
                 fields.append({"name": "next", "type": ["null", name], "default": None})
@@ -95,7 +95,7 @@ class Maker:
 
 
 def key_of(branch: Any) -> str:
-    """What a union has at most once."""
+    """The key of a branch: a union has each key at most once."""
     if isinstance(branch, str):
         return branch
     kind: str = branch["type"]
@@ -104,13 +104,13 @@ def key_of(branch: Any) -> str:
 
 @st.composite
 def schemas(draw: Any) -> Any:
-    """Any."""
+    """Any schema."""
     return Maker(draw).kind()
 
 
 @st.composite
 def evolved(draw: Any, schema: Any) -> Any:
-    """What a schema may have become, for better or worse."""
+    """A changed schema: the changes may be compatible or not."""
 
     def pick(*some: Any) -> Any:
         return draw(st.sampled_from(some))
@@ -124,7 +124,7 @@ def evolved(draw: Any, schema: Any) -> Any:
 
 
 def _places(node: Any) -> Any:
-    """Where types stand."""
+    """The places of types."""
     if isinstance(node, list):
         for at, each in enumerate(node):
             yield node, at
@@ -192,7 +192,7 @@ def named_in(node: Any, found: dict[str, Any] | None = None) -> dict[str, Any]:
 
 
 def values(schema: Any, named: dict[str, Any], depth: int = 0) -> st.SearchStrategy[Any]:
-    """Those that a schema has, as fastavro writes them."""
+    """Values of a schema, as fastavro writes them."""
     if isinstance(schema, list):
         branches = schema if depth < 6 else schema[:1]
         return st.one_of([_branch(each, named, depth) for each in branches])
@@ -239,7 +239,7 @@ class CannotBeWritten(Exception):
 
 
 def written(schema: Any, value: Any) -> bytes:
-    """In Avro's binary form. Raises `CannotBeWritten`."""
+    """The value in Avro's binary form. Raises `CannotBeWritten`."""
     out, parsed = io.BytesIO(), fastavro.parse_schema(copy.deepcopy(schema))
     try:
         fastavro.schemaless_writer(out, parsed, value)
@@ -249,6 +249,6 @@ def written(schema: Any, value: Any) -> bytes:
 
 
 def read(data: bytes, writer: Any, reader: Any) -> Any:
-    """What a reader with another schema makes of it."""
+    """The value that a reader with another schema gets."""
     schema, own = (fastavro.parse_schema(copy.deepcopy(each)) for each in (writer, reader))
     return fastavro.schemaless_reader(io.BytesIO(data), schema, own)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kera.core.format.schema import DEFAULT_SCHEMA
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
-# Mostly small, sometimes over many pages: then one piece repeated, as drawing so many bytes takes hypothesis long.
+# Mostly small, sometimes over many pages: then one piece repeated, as drawing that many bytes takes hypothesis long.
 BYTES = st.binary(max_size=40) | st.binary(min_size=1, max_size=5).map(lambda piece: piece * 20_000)
 RECORDS = st.lists(
     st.fixed_dictionaries(
@@ -71,7 +71,7 @@ def typed_batches(draw: st.DrawFn) -> pa.RecordBatch:
 
 @st.composite
 def slices(draw: st.DrawFn, batches: st.SearchStrategy[pa.RecordBatch]) -> pa.RecordBatch:
-    """Some rows out of a batch: they share the buffers of all, which is where sizes go wrong."""
+    """Some rows of a batch: they share the buffers of all rows, where sizes easily go wrong."""
     batch = draw(batches)
     start = draw(st.integers(0, batch.num_rows))
     return batch.slice(start, draw(st.integers(0, batch.num_rows - start)))

@@ -40,7 +40,7 @@ class TrueGroup:
     closed: bool = False
     first_record: int = 0
     gone: bool = False
-    """Its broker has nothing of it any more."""
+    """The broker no longer has any of its records."""
 
     @property
     def end_record(self) -> int:
@@ -49,7 +49,7 @@ class TrueGroup:
 
 @dataclass
 class FakeMember:
-    """A consumer that does what the protocol says, and remembers what it has been told."""
+    """A consumer that follows the protocol, and remembers the answers."""
 
     member_id: str
     held: dict[GroupId, messages.GroupLease] = field(default_factory=dict)
@@ -73,20 +73,20 @@ class World:
         self.written: Counter[tuple[int, int]] = Counter()
         """Records of each (streamlet, entry)."""
         self.began: dict[tuple[int, int], int] = {}
-        """(Streamlet, entry) → the record with which the consumer group began."""
+        """(Streamlet, entry) → the first record of the consumer group."""
         self.splitting: set[str] = set()
         """The members that understand parts of groups."""
         self.in_order = False
         """All members want entries in order."""
         self.exact = True
-        """No member that understands no parts has read groups again of which others had done parts."""
+        """Members that do not understand parts never read a group again after others had done parts of it."""
         self.told: Counter[tuple[int, int]] = Counter()
-        """(Streamlet, entry) → how many records the consumer group was told are lost."""
+        """(Streamlet, entry) → the number of records reported as lost to the consumer group."""
 
     # -- streams -----------------------------------------------------------------------------------------------
 
     def append(self, streamlet: int, entry: int, count: int, skipped_ids: int = 0) -> None:
-        """Records come to an entry; its open group, or a new one."""
+        """Append records to an entry, in its open group or a new one."""
         group = next((each for each in self.groups[streamlet] if each.entry == entry and not each.closed), None)
         if group is None:
             self.next_id[streamlet] += skipped_ids
@@ -97,13 +97,13 @@ class World:
         self.written[streamlet, entry] += count
 
     def expire(self, streamlet: int, entry: int, count: int) -> None:
-        """Retention takes some of the oldest groups of an entry; not the one that is written, nor the last one."""
+        """Retention removes some of the oldest groups of an entry; not the open group, nor the last one."""
         left = [each for each in self.groups[streamlet] if each.entry == entry and not each.gone]
         for group in left[:-1][:count]:
             group.gone = True
 
     def oldest(self, streamlet: int, entry: int, after: int = 0) -> int:
-        """Ordinal of the first record that is there, of groups behind one."""
+        """The ordinal of the first remaining record in groups after `after`."""
         there = (each for each in self.groups[streamlet] if each.entry == entry and each.group_id > after)
         return next((each.first_record for each in there if not each.gone), self.written[streamlet, entry])
 
@@ -166,7 +166,7 @@ class World:
         return request
 
     def steps(self, member: FakeMember, share: float) -> list[messages.GroupStep]:
-        """What a member has done since: a share of what is left of each group."""
+        """The progress of a member since: a share of the rest of each group."""
         found = []
         for (_, streamlet, group_id, part), lease in member.held.items():
             group = self.true_group(streamlet, group_id)
@@ -186,7 +186,7 @@ class World:
             else:
                 step.finished = taken == end and (group.closed or lease.HasField("end"))
             if lease.split_bytes and not step.finished and taken < group.length and (not group.gone):
-                at = taken + 1 + (group.length - taken - 1) // 2  # reads up to there, though it has not said so yet
+                at = taken + 1 + (group.length - taken - 1) // 2  # reads up to there, and has not reported it yet
                 if at < group.length or not group.closed:
                     step.split.CopyFrom(cursor(streamlet, group.entry, group_id, 1, at))
                     step.split_record = group.first_record + at
@@ -195,7 +195,7 @@ class World:
         return found
 
     def round(self, member: FakeMember, share: float = 0.0, *, answer_lost: bool = False) -> None:
-        """A round; if its answer is lost, it is sent once more."""
+        """A round; after a lost answer the member sends the request once more."""
         steps = self.steps(member, share)
         self.consumer_group.expire(self.now_s)
         request = self.request(member, steps)
@@ -230,14 +230,14 @@ class World:
         self.store()
 
     def _is_given_back(self, step: messages.GroupStep) -> bool:
-        """Whether a member gives back what it has lost already, and nobody has had since, with nothing new to tell."""
+        """Whether a member gives back, without progress, a group that it has lost and that had no holder since."""
         streamlet = self.consumer_group.streamlets.get(key_of(step)[:2])
         group = streamlet.groups.get(key_of(step)[2:]) if streamlet is not None else None
         known = group is not None and group.lease == step.lease and position_of(step.next) <= group.next
         return step.released and known
 
     def _note_told(self, step: messages.GroupStep, *, ended: bool) -> None:
-        """The coordinator knows that a member has told its user of gaps."""
+        """Count the gaps that a member has reported to its user and to the coordinator."""
         place = (step.next.streamlet_id, step.next.entry)
         self.told[place] += sum(gap.end_record - gap.first_record for gap in step.told)
         if ended:
@@ -261,7 +261,7 @@ class World:
     def advance(self, seconds: float) -> None:
         self.now_s += seconds
 
-    # -- what must hold ----------------------------------------------------------------------------------------
+    # -- invariants --------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         holders: dict[GroupId, str] = {}
@@ -315,11 +315,11 @@ class World:
             assert group.next.offset not in done, "no commit is lost"
 
     def is_done(self, streamlet: int, group: TrueGroup) -> bool:
-        """All of it was committed, and nothing more comes."""
+        """Whether all records are committed, and the group is closed."""
         return group.closed and len(self.processed[streamlet, group.group_id]) == group.length
 
     def finish(self) -> None:
-        """Let those who live go on until nothing changes."""
+        """Let the living members go on until nothing changes."""
         for streamlet in self.groups:
             for entry in range(3):
                 self.close(streamlet, entry)
@@ -346,12 +346,12 @@ class World:
         )
 
     def check_told(self) -> None:
-        """Every record was dealt with, or told to be lost, once."""
+        """Check that every record was processed, or reported as lost, once."""
         if not self.exact:
             return
         for place, first in self.began.items():
             if (STREAM_ID, place[0]) not in self.consumer_group.streamlets:
-                continue  # only a member that was stuck has looked, and its round counts for nothing
+                continue  # only a stuck member has looked, and its round does not count
             done = sum(
                 self.processed[place[0], group.group_id].total()
                 for group in self.groups[place[0]]

@@ -1,4 +1,4 @@
-"""JSON Schemas of many kinds, and values that one allows, as those who write by it write them."""
+"""JSON Schemas of many kinds, and values that a schema allows, as its writers write them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REFERENCES = ("#/$defs/A", "#/$defs/B")
 
 
 def schemas(*, references: bool = True) -> st.SearchStrategy[Any]:
-    """Any, as a whole."""
+    """Any whole schema."""
     inner = st.recursive(_leaves(references=references), _composed, max_leaves=8)
     if not references:
         return inner
@@ -81,7 +81,7 @@ def _composed(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 def changed(schema: Any) -> st.SearchStrategy[Any]:
-    """What has become of a schema: one place in it is another one."""
+    """A changed schema: one place in it has another schema."""
     places = [*_places([schema], ()), (0,)]
     return st.sampled_from(places).flatmap(
         lambda place: schemas(references=False).map(lambda other: _with(schema, place[1:], other))
@@ -115,9 +115,9 @@ VALUES = st.recursive(
 
 
 def is_written(schema: Any, value: Any, root: Any) -> bool:
-    """Whether who writes by a schema, which allows the value, writes it: no properties that it does not name.
+    """Whether writers of a schema, which allows the value, write it: without properties that the schema does not name.
 
-    What several schemas say together is not looked into: these are left out.
+    Combinations of several schemas are not analysed: objects in these are left out.
     """
     if isinstance(schema, bool):
         return True

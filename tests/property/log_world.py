@@ -1,7 +1,7 @@
 """A broker's log in a world that breaks: a disk in memory that tears, refuses and forgets, and crashes anywhere.
 
-Everything of the engine but its event loop is real: arena, index (LMDB), persistence manager, restart. What the loop
-does is done here step by step: planned jobs wait until somebody lets one be performed, in any order.
+Everything of the engine but its event loop is real: arena, index (LMDB), persistence manager, restart. The test
+replaces the loop step by step: planned jobs wait until the test performs one, in any order.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ IDLE_MS = 1000
 
 
 class Crash(BaseException):
-    """The process is gone in the middle of what it was doing."""
+    """The process ends in the middle of its work."""
 
 
 @dataclass
 class SimulatedDisk:
-    """Files in memory, with all that can go wrong; see `kera.broker.storage.disk.Disk`."""
+    """Files in memory, with all kinds of failures; see `kera.broker.storage.disk.Disk`."""
 
     random: Random
     files: dict[Path, bytearray] = field(default_factory=dict)
     fail: list[int] = field(default_factory=list)
     """Errors of the next operations."""
     crash_in: int = 0
-    """The so manieth change from now on is cut off by a crash; 0: none."""
+    """A crash cuts off the change with this number from now on; 0: none."""
     full: bool = False
 
     def before_change(self) -> bool:
-        """Whether this change is cut off. Raises the error that is due."""
+        """Whether a crash cuts off this change. Raises the error that is due."""
         if self.full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._error()
@@ -82,7 +82,7 @@ class SimulatedDisk:
         if not cut_off:
             file[offset : offset + len(data)] = data
             return
-        for at in range(0, len(data), SECTOR_BYTES):  # sectors are whole, their order is the disk's
+        for at in range(0, len(data), SECTOR_BYTES):  # sectors are whole, and the disk chooses their order
             if self.random.random() < 0.5:
                 file[offset + at : offset + at + SECTOR_BYTES] = data[at : at + SECTOR_BYTES]
         raise Crash
@@ -136,7 +136,7 @@ class SimulatedDisk:
 
 
 class CrashingIndex(SegmentIndex):
-    """An index whose commits fail and are cut off like the disk's writes: before or after, never in between."""
+    """An index whose commits fail like the disk's writes: a crash comes before or after one, never in between."""
 
     disk: SimulatedDisk
 
@@ -155,7 +155,7 @@ class World:
     def __init__(self, seed: int, *, streams: list[common_pb2.StreamInfo], slots: int = SLOTS) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="kera-world-", dir="/dev/shm"))
         self._remove = weakref.finalize(self, shutil.rmtree, self.root, ignore_errors=True)
-        """At the end of the process, too, if nobody closes this: memory is not to fill with worlds that have failed."""
+        """Also at the end of the process without a `close`: failed worlds must not fill the memory."""
         self.disk = SimulatedDisk(Random(seed))
         self.infos = streams
         self.slots = slots
@@ -174,7 +174,7 @@ class World:
     # -- launches --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """What `LogEngine.start` does. Disk errors and crashes are over by then."""
+        """Do as `LogEngine.start`. Disk errors and crashes are over by then."""
         self.disk.fail.clear()
         self.disk.crash_in = 0
         self.disk.full = False
@@ -213,13 +213,13 @@ class World:
         self.start()
 
     def lose_host(self) -> None:
-        """The machine dies: what is on disk stays."""
+        """The machine dies: files on disk stay."""
         self._let_go()
         self._forget_memory()
         self.start()
 
     def stop(self) -> bool:
-        """What `LogEngine.close` does; and whether the disk took it all."""
+        """Do as `LogEngine.close`; return whether the disk took everything."""
         self.memory.segments.close_all()
         try:
             clean = self.settle()
@@ -234,7 +234,7 @@ class World:
         return clean
 
     def lose_index(self) -> None:
-        """The process dies, and then the index is gone."""
+        """The process dies, and the index is lost."""
         self._let_go()
         shutil.rmtree(self.root / "index")
         self.start()
@@ -252,11 +252,11 @@ class World:
     # -- work ------------------------------------------------------------------------------------------------------
 
     def plan(self) -> None:
-        """Take up what the persistence manager wants done."""
+        """Take the planned jobs of the persistence manager."""
         self.jobs += self.memory.plan()
 
     def perform_one(self, number: int = 0) -> None:
-        """Do one of the jobs that wait. Raises `Crash`."""
+        """Do one of the waiting jobs. Raises `Crash`."""
         self.plan()
         if self.jobs:
             job = self.jobs.pop(number % len(self.jobs))
@@ -264,7 +264,7 @@ class World:
             self.memory.finished(job)
 
     def settle(self) -> bool:
-        """Do all there is to do; False when the disk does not take it."""
+        """Do all jobs; False when the disk does not take them."""
         for _ in range(10_000):
             self.plan()
             if not self.jobs:

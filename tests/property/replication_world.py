@@ -1,10 +1,10 @@
-"""A broker whose streams are replicated on backups that break, and what has to hold after everything that happens.
+"""A broker that replicates its streams on failing backups, and the invariants after each event.
 
-All of the broker but its event loop and its transports is real. The backups keep bytes; connections break with any part
-of what was under way carried out; the broker is killed and comes back.
+All of the broker but its event loop and its transports is real. The backups keep bytes; a connection breaks after
+any part of its requests was carried out; the broker is killed and comes back.
 
-How many copies a chunk must have is counted down from R with each failure of a backup that has one, and is R again once
-R connected backups have it: so what is checked is that the *broker* never takes a copy away that is needed.
+The required number of copies of a chunk starts at R, falls with each failure of a backup that has a copy, and is R
+again once R connected backups have the chunk: so the check is that the *broker* never removes a needed copy.
 """
 
 import shutil
@@ -54,27 +54,27 @@ ROUNDS_MAX = 400
 
 @dataclass
 class Known:
-    """What is known of a chunk."""
+    """The test's knowledge of a chunk."""
 
     segment: Segment
     end: int
     data: bytes
     replication: int
     watched: bool
-    """Readers see it when it is replicated, and not before."""
+    """Readers see it only after it is replicated."""
     promised: bool = False
-    """It was acknowledged as replicated, or readers have seen that."""
+    """It was acknowledged as replicated, or readers have seen it."""
     copies: int = 0
-    """How many have to be there."""
+    """The required number of copies."""
 
     def is_in(self, extent: Extent) -> bool:
-        """Whether a virtual segment has it."""
+        """Whether an extent of a virtual segment has the chunk."""
         start = self.end - len(self.data)
         return extent.address == self.segment.address and extent.start <= start and self.end <= extent.end
 
 
 class Waiter:
-    """Somebody who waits for a chunk."""
+    """A request that waits for a chunk."""
 
     def __init__(self, known: Known) -> None:
         self.known = known
@@ -91,7 +91,7 @@ class World:
     def __init__(self) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="kera-world-", dir="/dev/shm"))
         self._remove = weakref.finalize(self, shutil.rmtree, self.root, ignore_errors=True)
-        """At the end of the process, too, if nobody closes this: memory is not to fill with worlds that have failed."""
+        """Also at the end of the process without a `close`: failed worlds must not fill the memory."""
         self.infos: dict[int, common_pb2.StreamInfo] = {}
         self.next_stream_id = 1
         self.launch = self.recover_before_epoch = 0
@@ -131,7 +131,7 @@ class World:
         )
         limits = ReplicationLimits(
             SLOT_BYTES,
-            request_bytes_max=2048,  # some batches are pipelined, and go over several virtual segments
+            request_bytes_max=2048,  # some batches are pipelined, and span several virtual segments
             pipelined_bytes_min=512,
             in_flight_bytes_max=8192,
             lag_bytes_max=12 << 10,
@@ -167,7 +167,7 @@ class World:
         self.heads.clear()
 
     def kill(self, *, memory: bool = False) -> None:
-        """The process dies, its memory stays unless `memory` goes, too; it comes back."""
+        """The process dies and comes back; its memory stays unless `memory` is set."""
         connected = [backup for backup in self.backups if backup.connected]
         for number, backup in enumerate(connected):
             for _ in range(min(number, len(backup.requests))):
@@ -184,14 +184,14 @@ class World:
         self._start()
         self.wire.connect(*(backup.backup_id for backup in connected))
 
-    # -- what happens ----------------------------------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------------------------------
 
     def stream(self, number: int) -> Stream:
         ids = sorted(self.infos)
         return self.streams.get(ids[number % len(ids)])
 
     def append(self, number: int, producer: int, size: int, level: int) -> None:
-        """What ``kera.broker.serving.write`` does with a chunk."""
+        """Append a chunk as ``kera.broker.serving.write`` does."""
         stream = self.stream(number)
         streamlet = stream.streamlets[0]
         log = None
@@ -251,7 +251,7 @@ class World:
                 self.engine.memory.removals.collect(entry)
 
     def drop(self, number: int) -> None:
-        """A stream goes, and another one of its kind comes."""
+        """Drop a stream, and create another one with the same configuration."""
         ids = sorted(self.infos)
         id_ = ids[number % len(ids)]
         info = self.infos.pop(id_)
@@ -276,19 +276,19 @@ class World:
         info = self.infos[self.stream(number).stream_id]
         info.config_version += 1
         info.config.durability = level  # type: ignore[assignment]
-        if level == 1:  # readers see at once what is not replicated
+        if level == 1:  # readers see at once chunks that are not replicated
             for key, known in self.chunks.items():
                 known.watched = known.watched and (key[0] != info.stream_id or known.promised)
         self.streams.open(info, BROKER_ID)
         self.wire.pump()
 
     def constrain(self, number: int, wait_ms: int) -> None:
-        """What is replicated of a stream may wait for others from now on."""
+        """From now on, chunks of a stream may wait for others before replication."""
         wait_us = wait_ms * 1000
         self.holds.set(self.stream(number).stream_id, Hold(wait_us, wait_us))
 
     def answer(self, number: int, which: int) -> None:
-        """A backup carries out what it has, and one answer comes back; those for the disk may be late."""
+        """A backup carries out its requests, and one answer comes back; answers about the disk may be late."""
         backup = self.backups[number % BACKUPS]
         while backup.requests:
             backup.carry_out()
@@ -298,7 +298,7 @@ class World:
                 late += 1
             self.wire.answer(backup.backup_id, which % (late + 1))
 
-    # -- what has to hold ------------------------------------------------------------------------------------------
+    # -- invariants ------------------------------------------------------------------------------------------------
 
     def _entry(self, key: Key) -> Entry:
         return self.streams.get(key[0]).streamlets[key[1]].entries[key[2]]
@@ -307,7 +307,7 @@ class World:
         return key[0] in self.infos and self._entry(key).exists(known.segment.key)
 
     def check(self) -> None:
-        """After each thing that happens."""
+        """Check the invariants after each event."""
         self._check_replicas()
         assert self.held.next_in_s > 0, "something is held beyond its deadline"
         self.chunks = {key: known for key, known in self.chunks.items() if self._alive(key, known)}
@@ -356,7 +356,7 @@ class World:
             assert (len(replica.data), checksum_of(replica.data)) == (segment.head, segment.checksum)
 
     def _owned(self) -> dict[Key, set[int]]:
-        """Where the broker knows chunks to be: acknowledged by all backups of a virtual segment."""
+        """The known places of chunks: all backups of a virtual segment have acknowledged them."""
         found: dict[Key, set[int]] = {}
         for place in (*self.replication.logs.opened.values(), *self.replication.coverage.segments.values()):
             assert len(set(place.backups)) == len(place.backups), "two replicas on one backup"
@@ -389,7 +389,7 @@ class World:
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Let everything come up and be done, and check that it is."""
+        """Let everything recover and complete, and check that it did."""
         for backup in self.backups:
             backup.full = False
         waiting, replication = self.waiters, self.replication

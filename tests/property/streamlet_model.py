@@ -1,4 +1,4 @@
-"""The dumb model of a streamlet, and what is needed to compare the two."""
+"""A simple model of a streamlet, and helpers to compare both."""
 
 from dataclasses import dataclass, field
 
@@ -36,7 +36,7 @@ class Stored:
 
 @dataclass
 class Lease:
-    """What a reader looks at, and must not see change."""
+    """Bytes that a reader looks at, which must not change."""
 
     slot: Slot
     generation: int
@@ -46,7 +46,7 @@ class Lease:
 
 @dataclass
 class Seen:
-    """A segment as it was at the last look; what is closed is compared byte by byte."""
+    """A segment as it was at the last look; closed segments are compared byte by byte."""
 
     head: int
     durable_head: int
@@ -111,7 +111,7 @@ def chunks_of(segment: Segment, start: int, end: int) -> list[tuple[ChunkHeader,
 
 
 def placed_chunks(entry: Entry, segment: Segment, broker_epoch: int) -> list[tuple[int, ChunkHeader, bytes]]:
-    """All chunks of a segment with their offsets: whole, and placed where they are."""
+    """All chunks of a segment with their offsets; checks that each is whole, and has its own place."""
     found = []
     for header, offset in iterate_chunks(segment.slot.view, 0, segment.head):
         verify_chunk(segment.slot.view, offset)

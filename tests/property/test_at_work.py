@@ -1,4 +1,4 @@
-"""Until when an application is at work, against a model that keeps the time of each record."""
+"""The working time of an application, against a model that keeps the time of each record."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Writer:
 
 
 class Application(RuleBasedStateMachine):
-    """Takes chunks and makes records, in any order; who writes tells what a producer tells."""
+    """Takes chunks and makes records, in any order; the writers report as a producer does."""
 
     jobs = Bundle("jobs")
 
@@ -41,12 +41,12 @@ class Application(RuleBasedStateMachine):
         for stream_id, writer in enumerate(self.writers):
             self.at_work.add_writer(stream_id, writer)
         self.made: list[tuple[int, float]] = []
-        """All records: their stream, and when each was accepted."""
+        """All records: their stream, and the time of acceptance."""
         self.jobs_begun: dict[Job, float] = {}
 
     @property
     def now_s(self) -> float:
-        """On the loop's clock."""
+        """The time on the loop's clock."""
         return self.clock.now_us() / 1e6 - CLOCKS_APART_S
 
     @rule(ms=st.integers(1, 1_000))
@@ -55,7 +55,7 @@ class Application(RuleBasedStateMachine):
 
     @rule(stream_id=STREAMS, streamlet=STREAMLETS)
     def send(self, stream_id: int, streamlet: int) -> None:
-        """A record is accepted; a producer tells of it only where that opens a chunk."""
+        """Accept a record; a producer reports it only if it opens a chunk."""
         open_chunks = self.writers[stream_id].open_chunks
         if streamlet not in open_chunks:
             open_chunks[streamlet] = Chunk(self.now_s)

@@ -1,4 +1,4 @@
-"""The chunk format over arbitrary batches, headers and damage; see `kera.core.format.chunk` for what it promises.
+"""The chunk format over arbitrary batches, headers and damage; see `kera.core.format.chunk` for its promises.
 
 The exhaustive tests over one small chunk are in ``tests/unit/core/format/test_chunk.py``.
 """
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("either_core")
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
 CODECS = st.sampled_from(Codec)
-# What a producer says about a chunk. Payload, codec and record count come from the batch.
+# A producer's fields of a chunk. Payload, codec and record count come from the batch.
 FIELDS = st.fixed_dictionaries(
     {
         "stream_id": U64,
@@ -85,7 +85,7 @@ def payload_of(chunk: bytes, header: ChunkHeader) -> memoryview:
 
 
 @given(batch=BATCHES_AND_SLICES, codec=CODECS, fields=FIELDS)
-def test_what_was_encoded_comes_back(batch: pa.RecordBatch, codec: Codec, fields: dict[str, Any]) -> None:
+def test_an_encoded_batch_is_decoded_again(batch: pa.RecordBatch, codec: Codec, fields: dict[str, Any]) -> None:
     chunk = encode(batch, codec, fields)
 
     header = verify_chunk(chunk)
@@ -151,7 +151,7 @@ def test_a_chunk_cut_anywhere_is_detected(chunk: bytes, data: st.DataObject) -> 
 
 
 @given(noise=st.binary(max_size=400), offset=st.integers(0, 300))
-def test_noise_is_refused_with_no_other_error(noise: bytes, offset: int) -> None:
+def test_noise_raises_only_corrupt_chunk(noise: bytes, offset: int) -> None:
     with pytest.raises(CorruptChunk):
         verify_header(noise, offset)
     with pytest.raises(CorruptChunk):
@@ -186,7 +186,7 @@ def test_a_concatenation_that_ends_within_a_chunk_is_refused(parts: list[bytes],
 
 
 @given(chunk=CHUNKS, placement=PLACEMENTS, before=st.integers(0, 2))
-def test_placing_makes_the_chunk_say_where_it_is_and_changes_nothing_else(
+def test_placing_a_chunk_sets_its_placement_and_changes_nothing_else(
     chunk: bytes, placement: Placement, before: int
 ) -> None:
     at = before * ALIGNMENT_BYTES
@@ -202,7 +202,7 @@ def test_placing_makes_the_chunk_say_where_it_is_and_changes_nothing_else(
 
 
 def decode_or_refuse(payload: Any, schema: pa.Schema) -> pa.RecordBatch | None:
-    """The batch in `payload`, if it is one; no other exception comes out."""
+    """The batch in `payload`, if it is valid; `decode_payload` must not raise any other exception."""
     try:
         batch = decode_payload(payload, schema)
     except CorruptChunk:
@@ -212,7 +212,7 @@ def decode_or_refuse(payload: Any, schema: pa.Schema) -> pa.RecordBatch | None:
 
 
 @given(noise=st.binary(max_size=300))
-def test_noise_is_no_payload(noise: bytes) -> None:
+def test_noise_is_refused_as_a_payload(noise: bytes) -> None:
     assert decode_or_refuse(noise, DEFAULT_SCHEMA) is None
 
 

@@ -1,6 +1,6 @@
-"""Whatever a batch looks like, its chunks have its rows, in order, and none is larger than a segment.
+"""The chunks of any batch have its rows, in order, and are never larger than a segment.
 
-And what `send` estimates is never less than what a record takes.
+And the estimates of `send` are never below the size of a record.
 """
 
 from typing import Any
@@ -62,7 +62,7 @@ def test_chunks_have_the_rows_of_the_batch_and_fit(
     st.sampled_from([1, 50]),  # few, and many
     st.booleans(),
 )
-def test_messages_are_those_that_arrow_writes(
+def test_record_messages_have_the_bytes_that_arrow_writes(
     records: list[tuple[int, bytes, list[bytes]]], times_over: int, keyed: bool
 ) -> None:
     records *= times_over
@@ -74,7 +74,7 @@ def test_messages_are_those_that_arrow_writes(
 
 
 @given(PYTHON_RECORDS, st.integers(512, 2 * SEGMENT_BYTES), st.sampled_from(common_pb2.Codec.values()))
-def test_records_come_out_as_they_went_in(
+def test_records_are_decoded_as_they_were_encoded(
     records: list[tuple[Any, Any, Any]], chunk_bytes_max: int, codec: int
 ) -> None:
     values, *others = ([*column] for column in zip(*records, strict=True))
@@ -112,7 +112,7 @@ def test_the_size_of_records_is_estimated_from_above(records: list[tuple[Any, An
 
 
 @given(RECORDS, st.integers(1, 9), st.data())
-def test_a_key_finds_its_streamlet_in_a_batch_as_it_does_alone(
+def test_a_key_has_the_same_streamlet_in_a_batch_as_alone(
     records: list[dict[str, Any]], streamlets: int, data: st.DataObject
 ) -> None:
     keyless = data.draw(st.integers(0, streamlets - 1))

@@ -1,4 +1,4 @@
-"""Intervals of a streamlet: whoever follows positions meets each group once, at the broker that has it."""
+"""Intervals of a streamlet: a reader that follows positions meets each group once, at its broker."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +21,7 @@ POSITIONS = st.builds(Position, st.integers(1, 35), st.integers(1, 2), st.intege
 
 
 def holder(assignment: Assignment, group_id: int) -> int:
-    """By its definition, one group at a time."""
+    """The broker of a group by definition, one interval after the other."""
     found = assignment.intervals[0].broker_id
     for interval in assignment.intervals:
         if interval.first_group_id <= group_id:
@@ -30,14 +30,16 @@ def holder(assignment: Assignment, group_id: int) -> int:
 
 
 @given(ASSIGNMENTS, POSITIONS)
-def test_a_position_is_at_the_last_interval_that_begins_before_it(assignment: Assignment, position: Position) -> None:
+def test_a_position_belongs_to_the_last_interval_that_begins_before_it(
+    assignment: Assignment, position: Position
+) -> None:
     assert assignment.broker_at(position) == holder(assignment, position.group_id)
     assert assignment.broker_at(position) in assignment.broker_ids
     assert assignment.broker_ids[-1] == assignment.broker_id
 
 
 @given(ASSIGNMENTS, POSITIONS)
-def test_cuts_cover_what_is_before_a_position_and_nothing_else(assignment: Assignment, position: Position) -> None:
+def test_cuts_cover_exactly_the_groups_before_a_position(assignment: Assignment, position: Position) -> None:
     found = cuts(assignment, position)
     assert found[assignment.broker_at(position)] == position
     for group_id in range(assignment.intervals[0].first_group_id, 40):
@@ -48,8 +50,8 @@ def test_cuts_cover_what_is_before_a_position_and_nothing_else(assignment: Assig
 
 
 @given(ASSIGNMENTS, st.lists(st.tuples(st.integers(1, 40), st.integers(1, 9)), unique_by=lambda each: each[0]))
-def test_merged_bounds_are_those_of_the_whole_log(assignment: Assignment, groups: list[tuple[int, int]]) -> None:
-    """Groups with so many records of a byte each, at the brokers that the intervals say."""
+def test_merged_bounds_equal_those_of_the_whole_log(assignment: Assignment, groups: list[tuple[int, int]]) -> None:
+    """Groups with a number of records of one byte each, at the brokers of the intervals."""
     groups = sorted(each for each in groups if each[0] >= assignment.intervals[0].first_group_id)
     ordinals = {group_id: sum(count for other, count in groups if other < group_id) for group_id in range(50)}
     intervals = tuple(each._replace(first_records=(ordinals[each.first_group_id],)) for each in assignment.intervals)
@@ -72,6 +74,6 @@ def test_merged_bounds_are_those_of_the_whole_log(assignment: Assignment, groups
     if groups:
         assert found.start == start_of_group(groups[0][0])
         last = Position(groups[-1][0], 1, groups[-1][1])
-        if len(parts) > 1:  # else the broker's own word counts
+        if len(parts) > 1:  # otherwise the broker's own bounds count
             last = max(last, start_of_group(intervals[-1].first_group_id))
         assert found.end == last

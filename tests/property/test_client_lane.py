@@ -1,8 +1,8 @@
 """A lane of the producer against a model of the broker, under losses, refusals and restarts.
 
-The promise: what is acknowledged is stored exactly once, in the order in which it was added; nothing is stored twice,
-whatever became of it; what failed without `Uncertain` is not stored; and a lane never waits for ever. Only a broker
-that has lost its memory may lack what it acknowledged.
+The promise: an acknowledged chunk is stored exactly once, in the order of adding; no chunk is ever stored twice; a
+chunk that failed without `Uncertain` is not stored; and a lane never waits forever. Only a broker that has lost its
+memory may lack acknowledged chunks.
 """
 
 from collections import deque
@@ -40,15 +40,15 @@ from kera.core.format.chunk import Codec, encode_header, read_header
 
 FOR_EVER_S = float("inf")
 RARELY = st.sampled_from([False, False, False, True])
-"""Of rules that are equally likely, some would leave little for others to happen in."""
+"""For rules that would leave little room for others if all were equally likely."""
 REQUEST_CHUNKS_MAX = 3
 HERE = np.zeros(1, np.int64)
-"""The lane's streamlet, as that of the only chunk of a bundle."""
+"""The lane's streamlet, as a column of one chunk."""
 
 
 @dataclass
 class BrokerModel:
-    """The broker's rule of deduplication (see `kera.broker.log.streamlet`), and what it has stored."""
+    """The broker's rule of deduplication (see `kera.broker.log.streamlet`), and its stored chunks."""
 
     producer_epoch: int = 0
     next_sequence: int = 0
@@ -69,11 +69,11 @@ class BrokerModel:
 
 @dataclass(eq=False)
 class Request:
-    """Chunks on their way, as bytes: what the lane makes of a chunk later does not change them."""
+    """Chunks on their way, as bytes: later changes of a chunk by the lane do not change them."""
 
     chunks: list[PendingChunk]
     contents: list[tuple[int, int, int]]
-    """Number, epoch and sequence of each."""
+    """Number, epoch and sequence of each chunk."""
     answers: list[KeraError | None] | None = None
     """Set when the broker has answered."""
     awaited: bool = True
@@ -87,9 +87,9 @@ class LaneMachine(RuleBasedStateMachine):
         super().__init__()
         self.broker = BrokerModel()
         self.connections: list[deque[Request]] = [deque()]
-        """Each with the requests that the broker has not handled or the client has not taken the answer of."""
+        """Each with its requests that the broker has not handled, or whose answers the client has not taken."""
         self.bundled: list[PendingChunk] = []
-        """Those that go before all that waits in the lane."""
+        """Chunks that go before all chunks waiting in the lane."""
         self.now_s = 0.0
         self.numbers: dict[PendingChunk, int] = {}
         self.acknowledged: set[int] = set()
@@ -103,7 +103,7 @@ class LaneMachine(RuleBasedStateMachine):
         self.columns.settle(0, 5)
         self.lane = Lane(identity, self.columns, last_epoch=self.epochs[-1])
 
-    # -- the consumer group ---------------------------------------------------------------------------------------
+    # -- the application ---------------------------------------------------------------------------------------
 
     @rule(count=st.integers(1, 4), patience_s=st.sampled_from([1.0, 3.0, FOR_EVER_S]))
     def add(self, count: int, patience_s: float) -> None:
@@ -116,7 +116,7 @@ class LaneMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 3))
     def add_bundled(self, count: int) -> None:
-        """A chunk each of so many bundles."""
+        """Add `count` bundles of one chunk each."""
         for _ in range(count):
             if self.columns.brokers(HERE).tolist() == [NOBODY]:
                 return
@@ -170,7 +170,7 @@ class LaneMachine(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 3))
     def time_is_up(self, which: int) -> None:
-        """The client gives up a request that may yet arrive."""
+        """The client gives up a request that may still arrive."""
         awaited = [request for request in self.connections[-1] if request.awaited and request.answers is None]
         if awaited:
             self.give_up(awaited[which % len(awaited)])
@@ -181,7 +181,7 @@ class LaneMachine(RuleBasedStateMachine):
             self.lose_connection(arriving)
 
     def lose_connection(self, arriving: int) -> None:
-        """The first `arriving` requests are on their way to the broker all the same."""
+        """The first `arriving` requests still reach the broker."""
         lost = self.connections[-1]
         self.connections.append(deque())
         for request in list(lost):
@@ -204,7 +204,7 @@ class LaneMachine(RuleBasedStateMachine):
     def broker_handles_requests(
         self, late: bool, refusals: list[tuple[type[KeraError] | None, ...]], answered: bool
     ) -> None:
-        """The next ones of the connection, or of all that are lost."""
+        """Handle the next requests of the connection, or of all lost connections."""
         queues = self.connections[:-1] if late else self.connections[-1:]
         unhandled = [request for queue in queues for request in queue if request.answers is None]
         for request, of_chunks in zip(unhandled, refusals, strict=False):
@@ -244,7 +244,7 @@ class LaneMachine(RuleBasedStateMachine):
         self.broker = BrokerModel()
         self.acknowledged.clear()
 
-    # -- what is promised --------------------------------------------------------------------------------------
+    # -- promises ----------------------------------------------------------------------------------------------
 
     @invariant()
     def bundles_know_whether_it_is_busy(self) -> None:
@@ -267,7 +267,7 @@ class LaneMachine(RuleBasedStateMachine):
         assert not refused & set(self.broker.stored)
 
     def teardown(self) -> None:
-        """From here on nothing goes wrong any more: then the lane gets rid of all it has, in bounded time."""
+        """From here on everything works: then the lane completes all its chunks, in bounded time."""
         for queue in self.connections[:-1]:  # late arrivals
             for request in queue:
                 if request.answers is None:
@@ -318,5 +318,5 @@ class LaneMachine(RuleBasedStateMachine):
 
 
 def test_a_lane_delivers_in_order_and_exactly_once() -> None:
-    # Three times the profile's: the machine has many rules, and what matters takes several of them in a row.
+    # Three times the profile's: the machine has many rules, and the cases that matter need several in a row.
     run_state_machine_as_test(LaneMachine, settings=settings(max_examples=3 * settings().max_examples))

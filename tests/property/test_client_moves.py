@@ -1,4 +1,4 @@
-"""Producers and consumers while streamlets move and brokers crash: all arrives once, in order, and is read so."""
+"""Producers and consumers while streamlets move and brokers crash: all records are written and read once, in order."""
 
 import asyncio
 
@@ -24,7 +24,7 @@ ACTIONS = st.lists(
 
 
 class Run:
-    """What happens, and what was sent."""
+    """The events, and the sent records."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
@@ -50,7 +50,7 @@ class Run:
             fake.recovered()
             stream.open(streamlet)
         elif kind == "pause":
-            await asyncio.sleep(0.003)  # sleep: time is one of the things that happen
+            await asyncio.sleep(0.003)  # sleep: passing time is one of the events
         await asyncio.sleep(0)
 
     def all_is_well(self) -> None:
@@ -77,7 +77,7 @@ async def run(actions: list[tuple[str, int, int]], in_flight_max: int, fetch_byt
 
 async def check(fleet: Fleet, actions: list[tuple[str, int, int]], in_flight_max: int, fetch_bytes_max: int) -> None:
     happening, cluster = Run(fleet), fleet.cluster
-    one_chunk = 3 * (RECORD_OVERHEAD_BYTES + 1)  # of what is sent at a time
+    one_chunk = 3 * (RECORD_OVERHEAD_BYTES + 1)  # the records of one send
     options = ProducerSettings(chunk_bytes_max=one_chunk, request_bytes_max=400, requests_in_flight_max=in_flight_max)
     reading = ConsumerSettings(fetch_bytes_max=fetch_bytes_max, fetch_wait_ms=60_000)
     counts = [3 * actions_of(actions, streamlet) for streamlet in range(STREAMLETS)]
@@ -93,7 +93,7 @@ async def check(fleet: Fleet, actions: list[tuple[str, int, int]], in_flight_max
         bounds = await cluster.bounds("s")
         assert [bounds[number][0].next_record for number in range(STREAMLETS)] == counts
     again = Consumer(cluster, ("s",), reading, start="earliest", end="latest")
-    assert await read(again, [-1]) == happening.sent  # to the end, and no further
+    assert await read(again, [-1]) == happening.sent  # up to the end
     await again.close()
 
 
@@ -103,7 +103,7 @@ def actions_of(actions: list[tuple[str, int, int]], streamlet: int) -> int:
 
 @settings(max_examples=max(1, settings().max_examples // 2))
 @given(ACTIONS, st.integers(1, 4), st.sampled_from([1, 1000, 1 << 20]))
-def test_all_is_written_and_read_once_and_in_order(
+def test_all_records_are_written_and_read_once_and_in_order(
     actions: list[tuple[str, int, int]], in_flight_max: int, fetch_bytes_max: int
 ) -> None:
     asyncio.run(run(actions, in_flight_max, fetch_bytes_max))

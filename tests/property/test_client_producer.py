@@ -1,4 +1,4 @@
-"""A producer and a broker with a bad connection between them: all records arrive, once, in the order of sending."""
+"""A producer and a broker with a bad connection between them: all records arrive once, in the order of sending."""
 
 import asyncio
 import tempfile

@@ -1,4 +1,4 @@
-"""`Producer.send` in C and in Python: whatever is sent, both do the same to all that a producer has."""
+"""`Producer.send` in C and in Python: for any records, both change a producer's state alike."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ STREAMLETS = 3
 
 
 class Text(str):
-    """Text that is not quite text."""
+    """A subclass of `str`."""
 
     __slots__ = ()
 
 
 class Octets(bytes):
-    """The same of bytes."""
+    """A subclass of `bytes`."""
 
 
 KEY = st.sampled_from([b"a", b"b", b"", b"k" * 90])
@@ -57,7 +57,7 @@ STEPS = st.lists(SENT | SENT | SENT | SENT | DONE, max_size=40)
 
 
 def seen(producer: Producer) -> Any:
-    """All that `send` may have changed."""
+    """All state that `send` may have changed."""
     chunks = {
         name: {
             streamlet: (
@@ -77,7 +77,7 @@ def seen(producer: Producer) -> Any:
 
 
 def step(producer: Producer, send: Any, what: Any) -> Any:
-    """Do one thing; what came of it, without what is the same in no two producers."""
+    """Do one step, and return its outcome, without parts that differ between any two producers."""
     if what == "close":
         producer._writers.by_name["s"].close_open_chunks()
     elif what == "close_all":
@@ -99,7 +99,7 @@ async def run(directory: Path, steps: list[Any]) -> None:
         stream_info("typed", 9, schema=typed),
     ]
     cluster: Any = FakeCluster(directory, *infos, segment_bytes=4096, slots=64)
-    # Not lean: the size of such a chunk depends on how far its records' times are from each other.
+    # Not lean: the size of a lean chunk depends on the distance of its records' times.
     options = ProducerSettings(chunk_bytes_max=1000, buffer_bytes_max=4000, linger_ms=60_000, payload="arrow")
     try:
         async with asyncio.timeout(WAIT_S):
@@ -120,6 +120,6 @@ async def run(directory: Path, steps: list[Any]) -> None:
 
 @settings(max_examples=fuzz_examples(300, 60))
 @given(STEPS)
-def test_both_do_the_same(steps: list[Any]) -> None:
+def test_send_in_c_and_in_python_do_the_same(steps: list[Any]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         asyncio.run(run(Path(directory), steps))

@@ -1,4 +1,4 @@
-"""Files that grow in pieces cut anywhere, copied in between: the records are the file's rows at its end, each once."""
+"""Growing files, cut anywhere and copied in between: at the end, the records are the file's rows, each once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rendered(kind: str, texts: list[str], newline: str) -> bytes:
 
 
 def field(n: int, text: str) -> str:
-    """In quotes where it has to be; a quote behind the beginning of a field is a character like others."""
+    """A field, in quotes where needed; a quote after the start of a field is an ordinary character."""
     if n % 2 and not set(text) & set(",\r\n"):
         return text
     doubled = text.replace('"', '""')
@@ -51,7 +51,7 @@ def packed(text: bytes, ending: str) -> bytes:
 
 
 class Copy:
-    """Copies a file as often as it is asked to, each time from where the time before has ended."""
+    """Copies a file at each `run`, from the end of the previous run."""
 
     def __init__(self, path: str, kind: str) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -89,7 +89,7 @@ class Copy:
 
 @st.composite
 def growths(draw: Any) -> tuple[str, str, list[str], bytes, list[int], int]:
-    """A kind of file, its compression, its texts, its bytes, where it was cut, and the size of pieces."""
+    """A kind of file, its compression, its texts, its bytes, its cuts, and the size of pieces."""
     kind, ending = draw(st.sampled_from(["csv", "jsonl"])), draw(st.sampled_from(PACKED))
     texts = draw(st.lists(TEXTS, min_size=1, max_size=12))
     newline = draw(st.sampled_from(["\n", "\r\n"]))
@@ -110,7 +110,7 @@ def expected(kind: str, texts: list[str]) -> list[dict[str, Any]]:
 
 @given(growths())
 @example(("csv", "", ["a\r\nb", "c"], b'n,text\n0,"xa\r\nb"\n1,xc\n', [11, 12, 14, 17], 1))
-def test_a_file_that_a_process_appends_to_is_copied_record_by_record(
+def test_a_file_that_is_held_open_for_appends_is_copied_record_by_record(
     growth: tuple[str, str, list[str], bytes, list[int], int],
 ) -> None:
     kind, ending, texts, whole, cuts, piece_bytes = growth
@@ -130,7 +130,7 @@ def test_a_file_that_a_process_appends_to_is_copied_record_by_record(
 @given(growths())
 @example(("csv", "", ["ab"], b"n,text\n0,xab\n", [11], 64))
 @example(("jsonl", "", ["ab"], b'{"n": 0, "text": "ab"}\n', [22], 64))
-def test_a_file_that_is_closed_between_appends_has_no_record_in_two_halves(
+def test_no_record_of_a_file_closed_between_appends_is_split(
     growth: tuple[str, str, list[str], bytes, list[int], int],
 ) -> None:
     kind, ending, texts, whole, cuts, piece_bytes = growth
@@ -145,20 +145,20 @@ def test_a_file_that_is_closed_between_appends_has_no_record_in_two_halves(
                 copy.run(piece_bytes)
             except (
                 SourceChanged
-            ) as error:  # half a row of CSV was whole by its form, and the next start finds it longer
+            ) as error:  # half a row of CSV looked complete, and the next start finds it longer
                 note(str(error))
                 assert kind == "csv"
                 assert copy.rows[:-1] == expected(kind, texts)[: len(copy.rows) - 1]
                 return
-            except SchemaMismatch as error:  # the next start goes on, unless this was the last one
+            except SchemaMismatch as error:  # the next start goes on, unless this was the last start
                 note(str(error))
                 assert end < len(whole)
         assert copy.rows == expected(kind, texts)
 
 
 @given(st.lists(st.sampled_from([b'"', b'"', b"a", b",", b"\n", b"\r", b"\r\n", b'""']), max_size=40).map(b"".join))
-def test_rows_of_csv_end_where_their_grammar_says(text: bytes) -> None:
-    """Character by character, as Arrow's reader does it."""
+def test_rows_of_csv_end_according_to_the_grammar(text: bytes) -> None:
+    """Compare with a loop over characters, as in Arrow's reader."""
     end, quoted, field_begins = 0, False, True
     at = 0
     while at < len(text):
@@ -178,6 +178,6 @@ def test_rows_of_csv_end_where_their_grammar_says(text: bytes) -> None:
 
     found = CsvRecords().last_end(text)
 
-    # The last end may be missed where only a carriage return is one: more text follows, or the file's end.
+    # `last_end` may miss an end that is only a carriage return: more text follows, or the end of the file.
     assert found == end or (found < end and b"\n" not in text[found:end])
     assert found in (0, end) or text[found - 1 : found] in b"\r\n"

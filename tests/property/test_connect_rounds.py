@@ -1,8 +1,8 @@
 """Copies into a stream against a model of it, killed and paused anywhere, any number of them at once.
 
-The promise: once one of them has come to the end, the stream has each record of the source once, those of a part in
-their order; whatever was killed, stood still and woke up again, or lost its answers on the way. Whoever finds that
-another one was faster ends with `CopyElsewhere`.
+The promise: once a copy has reached the end, the stream has each record of the source once, and the records of a part
+in their order; also if copies were killed, paused and woke up again, or lost answers on the way. A copy that finds
+another one faster ends with `CopyElsewhere`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kera.core.errors import OutOfSequence
 STREAMLETS = 3
 PARTS = 2
 ROWS = 12
-"""Of each part."""
+"""The rows of each part."""
 
 
 class Killed(Exception):
@@ -37,7 +37,7 @@ class Killed(Exception):
 
 @dataclass
 class Gate:
-    """Where a process waits for its turn, at each call and behind it."""
+    """Lets a process wait for its turn, before and after each call."""
 
     waiting: asyncio.Future[None] | None = None
     dead: bool = False
@@ -65,7 +65,7 @@ class Store:
 
 
 class Chunks:
-    """An appender's face, over the store: rows are numbers, of which the last digit is the key."""
+    """An appender's interface to the store: rows are numbers, and their last digit is the key."""
 
     def __init__(self, store: Store, gate: Gate) -> None:
         self._store = store
@@ -93,12 +93,12 @@ class Chunks:
         duplicate = sequence < len(chunks)
         if not duplicate:
             chunks.append(rows.column("n").to_pylist())
-        await self._gate.turn()  # killed here, it never hears the answer
+        await self._gate.turn()  # a process killed here never gets the answer
         return AppendResult(rows.num_rows, duplicate, EntryId(7, streamlet_id, 0), None)
 
 
 class Journal:
-    """The journal's face, over the store."""
+    """The journal's interface to the store."""
 
     def __init__(self, store: Store, gate: Gate) -> None:
         self._store = store
@@ -125,7 +125,7 @@ def rows_of(part: str, start: int | None, end: int) -> pa.RecordBatch:
 
 
 async def run_copy(store: Store, gate: Gate, name: str, sizes: Sequence[int], *, by_number: bool) -> None:
-    """What `kera.connect.copying` does, with a source that gives pieces of these sizes."""
+    """Copy as `kera.connect.copying` does, with a source that gives pieces of these sizes."""
     writer = RoundWriter(Chunks(store, gate), Journal(store, gate), run=name, source="numbers", by_number=by_number)
     begun = await writer.begin()
     if begun.unsure:
@@ -149,7 +149,7 @@ async def run_copy(store: Store, gate: Gate, name: str, sizes: Sequence[int], *,
 
 
 async def play(moves: Sequence[int], sizes: Sequence[int], *, by_number: bool) -> Store:
-    """Processes take turns as `moves` say: one goes on, one is killed, one more is started."""
+    """Processes take turns by `moves`: one goes on, one is killed, or one more is started."""
     store = Store()
     processes: list[tuple[Gate, asyncio.Future[None]]] = []
 
@@ -179,7 +179,7 @@ async def play(moves: Sequence[int], sizes: Sequence[int], *, by_number: bool) -
 
 
 async def _run_out(store: Store, processes: list[Any], sizes: Sequence[int], *, by_number: bool) -> None:
-    """One more, alone, comes to the end; then those that stood still wake up."""
+    """One more process, alone, reaches the end; then the paused ones wake up."""
     gate = Gate()
     last = asyncio.ensure_future(run_copy(store, gate, "last", sizes, by_number=by_number))
     while not last.done():
@@ -198,7 +198,7 @@ async def _run_out(store: Store, processes: list[Any], sizes: Sequence[int], *, 
 
 
 @given(st.lists(st.integers(0, 1000), max_size=120), st.lists(st.integers(1, 9), min_size=1, max_size=4), st.booleans())
-def test_each_record_is_there_once_whoever_was_killed_or_stood_still(
+def test_each_record_is_copied_once_despite_killed_and_paused_processes(
     moves: list[int], sizes: list[int], by_number: bool
 ) -> None:
     store = asyncio.run(play(moves, sizes, by_number=by_number))

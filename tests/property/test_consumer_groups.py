@@ -1,7 +1,7 @@
-"""Any history of joins, crashes, restarts, lost answers and retention.
+"""Consumer groups in any history of joins, crashes, restarts, lost answers and retention.
 
-Each group, or part of one, has one holder at most, and none is left out: every record is dealt with, or told to be
-lost, exactly once. Members that understand no parts and take over from those that do may deal with records again.
+Each group, or part of one, has one holder at most, and no group is left out: every record is processed, or reported
+as lost, exactly once. Members that do not understand parts may process records again when they take over from others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ConsumerGroups(RuleBasedStateMachine):
 
     @initialize(whole=st.sampled_from(["", "", "e", "ae", "abcde"]), ordered=st.booleans())
     def versions(self, whole: str, ordered: bool) -> None:
-        """Some members understand no parts of groups; some consumer groups read in order."""
+        """Some members do not understand parts of groups; some consumer groups read in order."""
         self.world.splitting = {*"abcde", "last"} - set(whole)
         self.world.in_order = ordered
 
@@ -53,7 +53,7 @@ class ConsumerGroups(RuleBasedStateMachine):
 
     @rule(name=NAMES, share=SHARES, lost=st.booleans())
     def round(self, name: str, share: float, lost: bool) -> None:
-        """Also of a member that was taken for dead, and of one that others have forgotten."""
+        """A round, also of a member that was taken for dead or forgotten."""
         self.world.round(self.world.join(name), share, answer_lost=lost)
 
     @rule(share=SHARES)
@@ -63,7 +63,7 @@ class ConsumerGroups(RuleBasedStateMachine):
 
     @rule(name=NAMES)
     def crash(self, name: str) -> None:
-        """It is never heard of again; a new one may come under its name, as nobody can tell."""
+        """The member disappears; a new one may come under the same name, which the coordinator cannot tell apart."""
         self.world.members.pop(name, None)
 
     @rule(name=NAMES)

@@ -1,4 +1,4 @@
-"""Rows are cut where epochs end, as a loop over them would do it, and stay in their order."""
+"""Rows are cut at the ends of epochs, as by a loop over the rows, and stay in order."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def as_partition(parts: Parts, shuffled: list[int] | None) -> Partition:
         for place, time_us in zip(shuffled, times, strict=True):
             placed[place] = time_us
         times = placed
-    # Behind other rows, as a slice of a batch is.
+    # After other rows, like a slice of a batch.
     column = pa.array([7, *times], pa.timestamp("us", "UTC")).slice(1)
     batch = pa.RecordBatch.from_arrays([column], ["timestamp"])
     streamlets = np.array([streamlet for streamlet, _ in parts], np.int64)
@@ -57,7 +57,7 @@ def as_partition(parts: Parts, shuffled: list[int] | None) -> Partition:
 
 
 @given(st.data())
-def test_a_row_of_a_later_epoch_begins_a_part_as_in_a_loop(data: Any) -> None:
+def test_rows_are_cut_at_epochs_as_by_a_loop(data: Any) -> None:
     ascending = TIMES.map(sorted)
     some = st.lists(st.none() | st.integers(-3000, 3000), min_size=1, max_size=12)
     parts: Parts = list(enumerate(data.draw(st.lists(ascending | TIMES | some, min_size=1, max_size=4)), 3))
@@ -69,7 +69,7 @@ def test_a_row_of_a_later_epoch_begins_a_part_as_in_a_loop(data: Any) -> None:
 
 
 @given(TIMES.map(sorted) | TIMES | st.lists(st.none() | st.integers(-3000, 3000), min_size=1, max_size=12))
-def test_the_rows_of_the_first_epoch_are_the_first_part_of_a_loop(times: list[int | None]) -> None:
+def test_the_rows_of_the_first_epoch_agree_with_a_loop(times: list[int | None]) -> None:
     rows = as_partition([(0, times)], None).batch
     first = naive([(0, times)])[0][1]
     assert rows_of_first_epoch(rows, description(epoch_ms=EPOCH_MS)) == len(first)
@@ -89,7 +89,7 @@ def test_an_epoch_ends_where_the_next_one_begins(one_us: int, other_us: int, epo
 
 
 @given(st.integers(1, 1 << 51), st.floats(-3e-6, 3e-6))
-def test_a_time_in_seconds_that_is_rounded_to_an_end_or_beyond_is_behind_it(end_us: int, offset_s: float) -> None:
+def test_an_end_in_seconds_separates_times_as_their_rounding_does(end_us: int, offset_s: float) -> None:
     time_s = end_us / 1e6 + offset_s
     if round(time_s * 1e6) >= end_us:
         assert time_s >= in_seconds(end_us)

@@ -1,4 +1,4 @@
-"""Which entry of a stream is furthest behind, against a look at all of them, also at those never asked for."""
+"""The entry of a stream that is furthest behind, against a look at all entries, also at those not made yet."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def streams(draw: st.DrawFn) -> Any:
 
 
 def all_settled(stream: Any, *, promises: bool) -> list[tuple[int, int, int]]:
-    """Of each entry that can hold up an epoch, one by one."""
+    """The settled time of each entry that can delay an epoch, one by one."""
     found = []
     for streamlet in stream.streamlets.values():
         for index in range(len(streamlet.entries)) if streamlet.owned else ():

@@ -1,7 +1,7 @@
-"""Any two readers get equal epochs, whenever they read and however fast, whatever happens to entries and their brokers.
+"""Any two readers get equal epochs, at any time and speed, in any history of entries and their brokers.
 
-Readers are the pure part of `kera.client.epochs`. Brokers are a model (tests/epochs_model.py), against which
-tests/unit/broker/test_epochs.py holds the real ones.
+Readers are the pure part of `kera.client.epochs`. Brokers are a model (tests/epochs_model.py);
+tests/unit/broker/test_epochs.py compares the real ones with the model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EPOCH, GRACE, ENTRIES = 10, 6, 3
 
 
 class Reader:
-    """Of all entries: reads what it is let read, and gives epochs out when they are closed."""
+    """A reader of all entries: reads as far as the test lets it, and gives epochs out when they are closed."""
 
     def __init__(self, owners: list[Owner]) -> None:
         self.owners = owners
@@ -31,7 +31,7 @@ class Reader:
         self.epochs: dict[int, list[list[int]]] = {}
 
     def step(self, entry: int, chunks: int, now: int | None) -> None:
-        """Read so many chunks of an entry, and hear what its broker promises, if `now` is given."""
+        """Read `chunks` chunks of an entry, and with `now` the promise of its broker."""
         log = self.owners[entry].log
         for kind, time, number in log[self.read[entry] : self.read[entry] + chunks]:
             self.watermarks[entry] = max(self.watermarks[entry], time)
@@ -78,7 +78,7 @@ steps = st.lists(
 
 
 def run(history: list[tuple[str, int, int]], *, punctuates: bool = True) -> Iterator[Reader]:
-    """The reader that has been there all the time, and others that come when all is over."""
+    """A reader that reads during the history, and others that come at its end."""
     owners = [Owner(GRACE, punctuates=punctuates) for _ in range(ENTRIES)]
     eager, now = Reader(owners), 100
     for owner in owners:
@@ -119,7 +119,7 @@ def test_readers_at_any_time_and_speed_get_equal_epochs(history: list[tuple[str,
         )
 
 
-def test_without_punctuations_they_would_not() -> None:
+def test_readers_get_different_epochs_without_punctuations() -> None:
     history = [("ask", 0, 0), ("ask", 1, 0), ("append", 2, 8), ("time", 0, 40), ("ask", 0, 0), ("ask", 1, 0)]
     history += [("ask", 2, 3), ("append", 0, -35), ("append", 2, 0)]
     kept = list(run(history))
@@ -130,8 +130,8 @@ def test_without_punctuations_they_would_not() -> None:
     assert any(broken[1].epochs[number] != found for number, found in broken[0].epochs.items())
 
 
-def test_an_entry_without_a_chunk_in_an_epoch_shifts_no_other_epochs_records() -> None:
-    """Listing 5.1 of the dissertation does."""
+def test_an_entry_without_a_chunk_in_an_epoch_does_not_shift_records() -> None:
+    """In listing 5.1 of the dissertation it does."""
     history: list[Any] = [("append", 0, -5), ("append", 1, -4), ("time", 0, 30), ("append", 0, 0), ("time", 0, 30)]
     history += [("append", 0, 0), ("append", 1, 1), ("append", 2, 2)]
     for reader in list(run(history))[1:]:
@@ -139,6 +139,6 @@ def test_an_entry_without_a_chunk_in_an_epoch_shifts_no_other_epochs_records() -
 
 
 @pytest.mark.parametrize("amount", [-30, 8])
-def test_a_history_is_written_whatever_the_times(amount: int) -> None:
+def test_a_chunk_is_read_once_for_any_timestamp(amount: int) -> None:
     for reader in list(run([("append", 0, amount)]))[1:]:
         assert sum(len(entry) for found in reader.epochs.values() for entry in found) == 1

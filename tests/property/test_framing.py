@@ -1,4 +1,4 @@
-"""Frames in front of any payload, and any bytes for a frame; see `kera.core.schemas.framing`."""
+"""Frames before any payload, and any bytes as a frame; see `kera.core.schemas.framing`."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,12 +16,12 @@ PATHS = st.lists(st.integers(0, SCHEMA_ID_MAX), min_size=1, max_size=64)
 
 
 @given(st.integers(1, SCHEMA_ID_MAX), st.binary())
-def test_what_was_framed_comes_back(schema_id: int, payload: bytes) -> None:
+def test_a_framed_payload_is_unframed_again(schema_id: int, payload: bytes) -> None:
     assert unframe(frame(schema_id, payload)) == (schema_id, payload)
 
 
 @given(st.binary() | st.binary().map(lambda payload: b"\x00" + payload))
-def test_whatever_the_bytes_are_they_are_a_frame_or_refused(value: bytes) -> None:
+def test_any_bytes_are_a_frame_or_refused(value: bytes) -> None:
     try:
         schema_id, payload = unframe(value)
     except NotFramed:
@@ -30,12 +30,12 @@ def test_whatever_the_bytes_are_they_are_a_frame_or_refused(value: bytes) -> Non
 
 
 @given(PATHS, st.binary())
-def test_a_way_to_a_message_comes_back(path: list[int], message: bytes) -> None:
+def test_a_message_path_is_split_off_again(path: list[int], message: bytes) -> None:
     assert split_message_path(message_path_to_bytes(path) + message) == (tuple(path), message)
 
 
 @given(st.binary())
-def test_whatever_the_bytes_are_they_are_a_way_to_a_message_or_refused(payload: bytes) -> None:
+def test_any_bytes_are_a_message_path_or_refused(payload: bytes) -> None:
     try:
         path, message = split_message_path(payload)
     except NotFramed:

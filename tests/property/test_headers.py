@@ -1,4 +1,4 @@
-"""Headers arrive as they were sent: all of them, in order, whichever way they are sent and read."""
+"""Headers arrive as they were sent: all of them, in order, by each way of sending and reading."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAMES = st.sampled_from(["", "a", "b", "\0"]) | st.text(max_size=4)
 VALUES = st.none() | st.sampled_from([b"", b"\xff\x00"]) | st.binary(max_size=40)
 HEADERS = st.lists(st.tuples(NAMES, VALUES), max_size=5)
 WAYS = 7
-"""How often each row is sent."""
+"""The number of times that each row is sent."""
 
 
 def batch_of(number: int, row: Sequence[Header]) -> pa.RecordBatch:
@@ -35,7 +35,7 @@ def batch_of(number: int, row: Sequence[Header]) -> pa.RecordBatch:
 
 
 async def send(client: Client, rows: Sequence[list[Header]], payload: Any) -> None:
-    """Each row in all ways that a producer has; its number is the value."""
+    """Send each row in all ways of a producer; its number is the value."""
     async with client.producer(payload=payload) as producer:
         await producer.prepare("s")
         for number, row in enumerate(rows):
@@ -52,7 +52,7 @@ async def send(client: Client, rows: Sequence[list[Header]], payload: Any) -> No
 
 
 def send_without_asyncio(bootstrap: str, settings: ClientSettings, rows: Sequence[list[Header]]) -> Counter[Any]:
-    """Likewise; returns what a consumer without asyncio reads."""
+    """Likewise; returns the records of a consumer without asyncio."""
     with SyncClient(bootstrap, settings) as client:
         with client.producer() as producer:
             for number, row in enumerate(rows):

@@ -1,4 +1,4 @@
-"""What a broker holds back is never held beyond its deadline, against a model that looks at everything each time."""
+"""A broker never holds an item back beyond its deadline, against a model that looks at all items each time."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ HUGE = st.integers(-(1 << 62), 1 << 62)
 
 
 @given(US, US, US, st.integers(-3_000_000, 3_000_000))
-def test_nothing_waits_beyond_its_own_part_or_beyond_what_its_way_leaves(
+def test_a_wait_is_limited_by_its_own_part_and_by_the_rest_of_the_way(
     wait_us: int, before_us: int, age_us: int, ahead_us: int
 ) -> None:
-    """Whatever the writer's clock says, if it is known by how much that is wrong."""
+    """Holds for any clock of the writer, if its offset is known."""
     hold = Hold(wait_us, before_us + wait_us, ahead_us)
     waits_us = hold.wait_s(NOW_US - age_us + ahead_us, NOW_US) * 1e6
     assert 0 <= waits_us <= min(wait_us, HELD_US_MAX) + 0.1
@@ -29,18 +29,16 @@ def test_nothing_waits_beyond_its_own_part_or_beyond_what_its_way_leaves(
     else:
         assert age_us + waits_us <= before_us + wait_us + 0.1
     if age_us <= before_us and wait_us <= HELD_US_MAX:
-        assert waits_us >= wait_us - 0.1  # what has come in time may wait for all of its part
+        assert waits_us >= wait_us - 0.1  # a chunk that arrives in time may wait for all of its part
 
 
 @given(HUGE, HUGE, st.integers(0, 3_600_000_000), st.integers(0, 3_600_000_000))
-def test_odd_clocks_have_nothing_wait_for_longer_than_there_is_time(
-    created_us: int, now_us: int, wait_us: int, way_us: int
-) -> None:
+def test_odd_clocks_do_not_lengthen_a_wait(created_us: int, now_us: int, wait_us: int, way_us: int) -> None:
     assert 0 <= Hold(wait_us, way_us).wait_s(created_us, now_us) <= min(wait_us, HELD_US_MAX) / 1e6
 
 
 class Buffer(RuleBasedStateMachine):
-    """Items of some streams are held, and looked at whenever something happens, or a timer goes off."""
+    """Items of some streams are held, with a look at them at each event and at each timer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +46,7 @@ class Buffer(RuleBasedStateMachine):
         self.holds = Holds(lambda: self.now_s, lambda: round(self.now_s * 1e6))
         self.held = Held[int]()
         self.deadlines: dict[int, tuple[float, float]] = {}
-        """Of items: until when each may be held, and from when on it may go with others."""
+        """The deadline of each item, and the earliest time to go together with others."""
 
     def check(self, taken: list[int], model: list[int]) -> None:
         assert sorted(taken) == sorted(model)
@@ -56,7 +54,7 @@ class Buffer(RuleBasedStateMachine):
             del self.deadlines[item]
 
     def due(self) -> list[int]:
-        """All that is due; with it, in the order of their deadlines, those for which it is not too early."""
+        """All due items; and with them, in the order of deadlines, items for which the time is not too early."""
         if not any(until_s <= self.now_s + TIMER_S for until_s, _ in self.deadlines.values()):
             return []
         found = []
@@ -99,7 +97,7 @@ class Buffer(RuleBasedStateMachine):
 
     @rule()
     def look(self) -> None:
-        """Because of something else."""
+        """Look because of another event."""
         self.check(self.held.take(self.now_s), self.due())
 
     @invariant()

@@ -1,4 +1,4 @@
-"""Groups change hands only where it is asked for, and each is at exactly one broker."""
+"""Groups change their broker only on request, and each is at exactly one broker."""
 
 import itertools
 from typing import Any
@@ -23,7 +23,7 @@ STEPS = st.lists(
 
 
 class Model:
-    """A dumb version: which broker has which group, one by one."""
+    """A simple version: the broker of each group, one by one."""
 
     def __init__(self) -> None:
         self.assignment = StreamletAssignment(broker_id=1, broker_epoch=1, first_group_id=1)
@@ -54,7 +54,7 @@ class Model:
                 self.tell_empty()
 
     def tell_empty(self) -> None:
-        """Brokers tell which of their closed intervals have nothing left."""
+        """Brokers report their closed intervals without groups."""
         begins = [interval.first_group_id for interval in intervals_of(self.assignment)]
         for interval, end in zip(intervals_of(self.assignment), begins[1:], strict=False):
             if not any(interval.first_group_id <= group < end for group in self.holder):
@@ -74,7 +74,7 @@ class Model:
 
 
 @given(STEPS)
-def test_each_group_is_where_it_was_put(steps: list[tuple[str, int]]) -> None:
+def test_each_group_is_at_the_broker_of_the_model(steps: list[tuple[str, int]]) -> None:
     model = Model()
     for step in steps:
         before = StreamletAssignment()

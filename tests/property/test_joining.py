@@ -1,6 +1,6 @@
-"""Runs of chunks, honest, spoilt and of all kinds, joined by the native core and by Python: the same comes of both.
+"""Runs of chunks, honest, spoilt and of all kinds, joined by the native core and by Python with equal results.
 
-And what comes of them is what the chunks have one by one.
+And the joined batch has the records of the single chunks.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def parts(draw: st.DrawFn) -> list[pa.RecordBatch]:
 
 @st.composite
 def runs(draw: st.DrawFn) -> tuple[bytes, pa.Schema]:
-    """Chunks one behind the other; one of them may be odd, and some bytes of one other ones."""
+    """Consecutive chunks; one of them may be odd, and some bytes of one may be changed."""
     chunks: list[bytearray] = []
     batches = draw(parts())
     odd_one, oddity = draw(st.integers(0, 5)), draw(st.none() | ODDITIES)
@@ -93,7 +93,7 @@ def _chunk(batch: pa.RecordBatch, first_record: int, sequence: int, odd: str | N
 
 
 def seen(found: Joined | None) -> list[Any] | None:
-    """As text: a number that is none is not equal to itself."""
+    """The result as text: a NaN is not equal to itself."""
     return None if found is None else [*found[1:], *as_text(found.batch)]
 
 
@@ -103,11 +103,11 @@ def as_text(batch: pa.RecordBatch) -> list[str]:
 
 @settings(max_examples=fuzz_examples(400, 80))
 @given(runs(), st.booleans(), st.booleans(), st.sampled_from((1, 500, 5000, 1 << 20)))
-def test_runs_are_joined_as_python_does_it(
+def test_runs_are_joined_as_in_python(
     run: tuple[bytes, pa.Schema], verify: bool, trusted: bool, joined_bytes_max: int
 ) -> None:
     data, schema = run
-    assume(verify or not trusted)  # or nothing is promised
+    assume(verify or not trusted)  # trusted and unverified chunks come without a promise
     options = {"verify": verify, "trusted": trusted, "joined_bytes_max": joined_bytes_max, "bytes_max": BYTES_MAX}
     found = join_chunks(memoryview(data), 0, schema, SCHEMA_ID, **options)  # type: ignore[arg-type]
     with python_only():
@@ -120,7 +120,7 @@ def test_runs_are_joined_as_python_does_it(
 
 @settings(max_examples=fuzz_examples(200, 40))
 @given(runs())
-def test_what_is_joined_is_what_the_chunks_have_one_by_one(run: tuple[bytes, pa.Schema]) -> None:
+def test_a_joined_batch_has_the_records_of_the_single_chunks(run: tuple[bytes, pa.Schema]) -> None:
     data, schema = run
     found = join_chunks(
         memoryview(data),

@@ -1,4 +1,4 @@
-"""`kera.client.json_form`: whatever a stream may have is written as JSON and read back equal."""
+"""`kera.client.json_form`: records and rows of any type are written as JSON and read back equal."""
 
 import json
 import math
@@ -19,7 +19,7 @@ from tests.property.batches import DEFAULT_BATCHES, slices
 
 
 def integers(bits: int) -> st.SearchStrategy[int]:
-    """Of so many bits, with those at the edges."""
+    """Integers of `bits` bits, with those at the edges."""
     low, high = -(1 << bits - 1), (1 << bits - 1) - 1
     return st.sampled_from([low, -1, 0, 1, high]) | st.integers(low, high)
 
@@ -80,7 +80,7 @@ def is_time(kind: pa.DataType) -> bool:
 
 @st.composite
 def arrays(draw: st.DrawFn, count: int, depth: int = 2) -> pa.Array:
-    """An array of so many values of any type."""
+    """An array of `count` values of any type."""
     if depth and draw(st.booleans()):
         return draw(st.sampled_from(NESTED))(draw, count, depth - 1)
     kind, values = draw(st.sampled_from(LEAVES))
@@ -162,7 +162,7 @@ def batches(draw: st.DrawFn) -> pa.RecordBatch:
 
 
 def plain(column: pa.Array) -> list[Any]:
-    """The values, so that equal means the same: nulls are None, and a NaN is a text."""
+    """The values in a form that can be compared: nulls are None, and a NaN is a text."""
     if types.is_run_end_encoded(column.type):
         at = np.searchsorted(column.run_ends, np.arange(len(column)) + column.offset, side="right")
         return [plain(column.values)[each] for each in at]
@@ -264,7 +264,7 @@ JSON = st.recursive(
 
 
 def written(value: Any) -> str:
-    """JSON as others write it: numbers as they come, and names that come twice."""
+    """JSON as others write it: numbers in any form, and duplicate names."""
     match value:
         case ("number", text):
             return str(text)

@@ -1,8 +1,8 @@
-"""No advice has a chunk wait beyond its deadline, whatever the load is, however advice changes, and if it is lost.
+"""Advice never makes a chunk wait beyond its deadline, for any load, and with changing or lost advice.
 
-The model goes by what a producer was told, and when. Each piece of advice counts from its answer until the next one, or
-until it runs out, and has a chunk go when its oldest record has waited for so long. So a chunk has to be sent at the
-first moment at which that is true, if nothing has it go before. Without advice it goes when nothing is in flight.
+The model uses the advice that a producer got, and its time. Each piece of advice counts from its answer until the next
+one, or until it expires, and sends a chunk when its oldest record has waited that long. So a chunk has to be sent at
+the first moment at which that is true, unless it went before. Without advice it goes when no request is in flight.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROUNDING_S = 1e-5
 
 
 class Step(NamedTuple):
-    """What happens next."""
+    """The next event."""
 
     pause_s: float
     records: int
@@ -39,13 +39,13 @@ class Step(NamedTuple):
     linger_ms: int
     """The broker advises this from now on."""
     lost: bool
-    """It does not come: nothing is advised."""
+    """The advice is lost."""
     jump_s: float
     """The writer's clock is set."""
 
 
 class Advice(NamedTuple):
-    """As the producer has it."""
+    """Advice as the producer has it."""
 
     from_s: float
     until_s: float
@@ -63,7 +63,7 @@ STEPS = st.builds(
 
 
 def deadline_s(opened_s: float, advice: Iterable[Advice]) -> float:
-    """When a chunk that was opened then has to be sent at the latest; infinity: advice does not say."""
+    """The latest time to send a chunk opened at `opened_s`; infinity: without a deadline by advice."""
     for each in advice:
         at_s = max(each.from_s, opened_s + each.wait_s)
         if each.wait_s and at_s < each.until_s:
@@ -72,7 +72,7 @@ def deadline_s(opened_s: float, advice: Iterable[Advice]) -> float:
 
 
 class Broker:
-    """What it tells, and what it gets."""
+    """A broker's advice, and the chunks that it gets."""
 
     def __init__(self, ways: Ways, valid_ms: int) -> None:
         self.advice: list[Advice] = []
@@ -87,7 +87,7 @@ class Broker:
         now_s = asyncio.get_running_loop().time()
         del message.advice[:]
         if self.lost:
-            return  # what was told before counts
+            return  # the previous advice counts
         if self.advice:
             self.advice[-1] = self.advice[-1]._replace(until_s=min(now_s, self.advice[-1].until_s))
         message.advice.append(
@@ -96,7 +96,7 @@ class Broker:
         self.advice.append(Advice(now_s, now_s + self._valid_ms / 1000, self.linger_ms / 1000))
 
     def sent_s(self) -> list[list[float]]:
-        """When each record was sent, by streamlet, in order."""
+        """The time at which each record was sent, by streamlet, in order."""
         found: list[list[float]] = [[] for _ in range(STREAMLETS)]
         for at_s, chunks in zip(self._ways.sent_s, self._ways.cluster.loopback.writes, strict=True):
             for chunk in chunks:
@@ -120,7 +120,7 @@ def test_no_chunk_is_sent_after_its_deadline(steps: list[Step], answers_after_s:
 
     async def main(ways: Ways, producer: Producer) -> tuple[Broker, float]:
         loop, broker, number = asyncio.get_running_loop(), Broker(ways, valid_ms), 0
-        accepted_s[0] += [-math.inf] * 2  # those of `virtually`
+        accepted_s[0] += [-math.inf] * 2  # the records of `virtually`
         for step in steps:
             clock.step(step.jump_s)
             broker.linger_ms, broker.lost = step.linger_ms, step.lost
@@ -129,7 +129,7 @@ def test_no_chunk_is_sent_after_its_deadline(steps: list[Step], answers_after_s:
                 accepted_s[number % STREAMLETS].append(loop.time())
                 number += 1
             await asyncio.sleep(step.pause_s)  # sleep: virtual time
-        await asyncio.sleep(2 * INTERVAL_S)  # sleep: virtual time, until all has gone by itself
+        await asyncio.sleep(2 * INTERVAL_S)  # sleep: virtual time, until all chunks are sent
         assert producer.loss() is None
         return broker, producer.late_ms
 
@@ -143,8 +143,8 @@ def test_no_chunk_is_sent_after_its_deadline(steps: list[Step], answers_after_s:
     assert late_ms <= ROUNDING_S * 1000
 
 
-def test_a_timer_that_is_late_is_noticed() -> None:
-    """So that the other test can fail: each chunk goes 30 ms after its deadline, and is counted as that late."""
+def test_a_late_timer_is_counted_as_lateness() -> None:
+    """Shows that the other test can fail: each chunk goes 30 ms after its deadline, and counts as that late."""
     delay_s = 0.03
 
     async def main(ways: Ways, producer: Producer) -> tuple[int, float]:
@@ -168,25 +168,25 @@ def test_a_timer_that_is_late_is_noticed() -> None:
 
 
 class TestLateness:
-    def test_what_was_left_with_nothing_in_the_way_is_late(self) -> None:
+    def test_a_due_chunk_left_without_an_obstacle_is_late(self) -> None:
         lateness = Lateness()
         lateness.begins()
         assert lateness.looked(Due(closed=True, next_s=None), 1.0) == 0.0
         lateness.begins()
         assert round(lateness.looked(Due(closed=True, next_s=None, since_s=1.7), 2.0), 6) == 0.3
 
-    def test_not_what_had_to_wait_for_something_else(self) -> None:
+    def test_a_chunk_that_had_to_wait_for_room_or_a_connection_is_not_late(self) -> None:
         lateness = Lateness()
         lateness.begins()
         lateness.looked(Due(closed=True, next_s=None, since_s=0.5), 1.0)
         lateness.sent()  # and there is no room for another request
         lateness.begins()
         assert lateness.looked(Due(closed=True, next_s=None, since_s=1.2), 2.0) == 0.0
-        lateness.begins()  # and nothing is looked at: there is no connection
+        lateness.begins()  # and there is no look at chunks, for lack of a connection
         lateness.begins()
         assert lateness.looked(Due(closed=True, next_s=None, since_s=2.2), 3.0) == 0.0
 
-    def test_what_is_due_by_new_advice_was_not_due_before(self) -> None:
+    def test_a_chunk_due_by_new_advice_is_late_only_since_the_advice(self) -> None:
         lateness = Lateness()
         lateness.begins()
         lateness.looked(Due(closed=False, next_s=5.0), 1.0)

@@ -1,7 +1,7 @@
 """Constraints that are planned again and again, over streams whose load changes.
 
-The model of a stream: so many chunks are filled at a time, each by so many records a second, until it is full or was
-allowed to wait for so long. Other hops take what they take, and what they may wait besides.
+The model of a stream: a number of chunks are filled at a time, each at a rate of records, until it is full or its
+allowed wait is over. Other hops take their own time, plus their allowed wait.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kera.core.base.turns import at_once
 
 WINDOW_MS = 15_000
 SETTLED_WINDOWS = 2
-"""After which a constraint is held again, when the load has changed."""
+"""The number of windows after which a constraint is held again when the load has changed."""
 CHUNK_RECORDS = 256
 
 
@@ -32,10 +32,10 @@ class Stream:
     records_per_s: float
     """Into each of them."""
     needs_us: Mapping[int, int] = field(default_factory=dict)
-    """Of other hops, whatever is allowed."""
+    """The needs of other hops, for any budget."""
 
     def measured(self, hop: Hop, budget: Budget | None) -> Measured:
-        """What a hop takes under a budget; without one writers do not wait."""
+        """The time of a hop under a budget; without one writers do not wait."""
         granted_us = 0 if budget is None else budget.granted_us(hop)
         fill_us = min(granted_us, CHUNK_RECORDS / self.records_per_s * 1e6)
         chunks_per_s = self.buffers / (1 / self.records_per_s + fill_us / 1e6)
@@ -51,7 +51,7 @@ class Stream:
 
 
 class Loop:
-    """Constraints, and what was measured and granted in the last window."""
+    """Constraints, and the times and budgets of the last window."""
 
     def __init__(self, streams: dict[str, Stream], wanted: list[Wanted]) -> None:
         self.streams = streams
@@ -62,7 +62,7 @@ class Loop:
         self.took_us: dict[str, int] = {}
 
     def window(self) -> None:
-        """It goes by: what was granted is measured, and the next one is planned."""
+        """Pass one window: measure under the present budgets, and plan the next ones."""
         hops = {hop for each in self.wanted for hop in each.hops}
         self.now_s += WINDOW_MS / 1000
         measured = {hop: self.streams[hop.stream].measured(hop, self.budgets.get(hop.stream)) for hop in hops}
@@ -125,13 +125,13 @@ def test_budgets_settle_within_four_windows(streams: dict[str, Stream], limit_us
         loop.window()
     for name, budget in loop.budgets.items():
         full_us = CHUNK_RECORDS / streams[name].records_per_s * 1e6
-        useful = (min(full_us, before[name]), min(full_us, budget.gather_us))  # beyond that nothing is gained
+        useful = (min(full_us, before[name]), min(full_us, budget.gather_us))  # a longer wait gains nothing
         assert abs(useful[0] - useful[1]) <= max(0.15 * useful[0], 2_000), (before, loop.budgets)
 
 
 @given(st.tuples(*[st.integers(1, 1024)] * 3), st.integers(100_000, 2_000_000))
-def test_so_few_chunks_are_made_as_by_hardly_any_other_split(buffers: tuple[int, ...], limit_us: int) -> None:
-    """Of streams whose chunks do not get full: three windows are enough to find out."""
+def test_hardly_any_other_split_makes_fewer_chunks(buffers: tuple[int, ...], limit_us: int) -> None:
+    """For streams whose chunks do not get full: three windows are enough to find the split."""
     busy = {name: Stream(count, 400.0) for name, count in zip("abc", buffers, strict=True)}
     loop = Loop(busy, [constraint("all", "abc", limit_us)])
     for _ in range(4):

@@ -1,4 +1,4 @@
-"""Limits that are split over hops, against a model that gives a microsecond at a time."""
+"""Limits split over hops, against a model that gives one microsecond at a time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MEASURED = st.builds(
 
 @st.composite
 def paths(draw: st.DrawFn) -> tuple[Hop, ...]:
-    """Of one to four streams, in any order."""
+    """Paths over one to four streams, in any order."""
     names = draw(st.permutations(NAMES))[: draw(st.integers(1, 4))]
     ends = draw(st.booleans())
     stages = [(name, "" if ends and name == names[-1] else f"{name}-group") for name in names]
@@ -41,7 +41,7 @@ def figures(draw: st.DrawFn) -> Mapping[Hop, Measured]:
 
 
 def naive(total: int, weights: list[int], most: list[float]) -> list[int]:
-    """A unit at a time, to whom has least of it by its weight, of those that have room."""
+    """Give one unit at a time to the receiver with room that has the least by its weight."""
     shares = [0] * len(weights)
     for _ in range(total):
         room = [i for i in range(len(weights)) if shares[i] + 1 <= most[i]]
@@ -55,7 +55,7 @@ def naive(total: int, weights: list[int], most: list[float]) -> list[int]:
     st.integers(0, 500),
     st.lists(st.tuples(st.integers(1, 9), st.one_of(st.integers(0, 300), st.just(UNLIMITED))), min_size=1, max_size=5),
 )
-def test_shares_are_those_of_who_gives_one_at_a_time(total: int, each: list[tuple[int, float]]) -> None:
+def test_shares_agree_with_giving_one_unit_at_a_time(total: int, each: list[tuple[int, float]]) -> None:
     weights, most = [weight for weight, _ in each], [room for _, room in each]
     expected, found = naive(total, weights, most), shared(total, weights, most)
     assert sum(found) <= total
@@ -64,7 +64,7 @@ def test_shares_are_those_of_who_gives_one_at_a_time(total: int, each: list[tupl
 
 
 @given(paths(), st.integers(1_000, 3_600_000_000), figures(), st.booleans())
-def test_a_split_never_allows_more_than_there_is(
+def test_a_split_never_allows_more_than_its_limit(
     hops: tuple[Hop, ...], limit_us: int, measured: Mapping[Hop, Measured], by_p99: bool
 ) -> None:
     found = split(hops, limit_us, measured, by_p99=by_p99)
@@ -103,7 +103,7 @@ def test_the_least_limit_is_one_that_can_be_held(
 def test_budgets_hold_every_constraint(
     constraints: list[tuple[tuple[Hop, ...], int, bool]], measured: Mapping[Hop, Measured], kept: int
 ) -> None:
-    """Whatever buffers wait, by budgets that are the least of all: no path gets longer than its limit."""
+    """Buffers wait by the smallest of all budgets, so no path gets longer than its limit."""
     wanted = [
         Wanted(f"c{number}", hops, limit_us, 15_000, by_p99=by_p99)
         for number, (hops, limit_us, by_p99) in enumerate(constraints)

@@ -1,4 +1,4 @@
-"""The lean payload over arbitrary batches and bytes; see `kera.core.format.lean.layout` for what it promises."""
+"""The lean payload over arbitrary batches and bytes; see `kera.core.format.lean.layout` for its promises."""
 
 import contextlib
 
@@ -36,7 +36,7 @@ def checked(payload: bytes, batch: pa.RecordBatch, codec: str | None) -> None:
 
 
 @given(BATCHES_AND_SLICES, CODECS)
-def test_what_was_encoded_comes_back(batch: pa.RecordBatch, codec: str | None) -> None:
+def test_an_encoded_batch_is_decoded_again(batch: pa.RecordBatch, codec: str | None) -> None:
     assume(lean.is_lean(batch.schema))
     payload = lean.encode(batch, codec, bytes_max=BYTES_MAX)
     assert payload is not None
@@ -48,7 +48,7 @@ def test_what_was_encoded_comes_back(batch: pa.RecordBatch, codec: str | None) -
 
 
 @given(st.data(), BATCHES, CODECS)
-def test_whatever_the_bytes_are_columns_are_valid_or_it_is_refused(
+def test_changed_bytes_give_valid_columns_or_are_refused(
     data: st.DataObject, batch: pa.RecordBatch, codec: str | None
 ) -> None:
     assume(lean.is_lean(batch.schema))
@@ -66,14 +66,14 @@ def test_whatever_the_bytes_are_columns_are_valid_or_it_is_refused(
     try:
         found = decoded(bytes(payload), batch, codec)
     except CorruptChunk:
-        return  # of another schema, or its compressed body is none
+        return  # of another schema, or with an invalid compressed body
     found.validate(full=True)
-    with contextlib.suppress(OverflowError, ValueError):  # Python has no name for each time that there is
+    with contextlib.suppress(OverflowError, ValueError):  # Python cannot represent every time of Arrow
         found.to_pylist()
 
 
 @given(st.data(), BATCHES, CODECS)
-def test_a_wrong_structure_is_refused_and_no_process_ends(
+def test_a_payload_of_random_structure_is_valid_or_refused(
     data: st.DataObject, batch: pa.RecordBatch, codec: str | None
 ) -> None:
     assume(lean.is_lean(batch.schema))

@@ -1,8 +1,8 @@
-"""Places and segments of a log are what a walk over all its chunks finds, wherever the chunks are.
+"""Places and segments of a log agree with a walk over all its chunks, wherever the chunks are.
 
-Chunks of any size, with any number of records and times that do not ascend, in memory or on disk only, at two brokers
-between which the streamlet moves; some have been removed, some are damaged. Everything but the network is real: what is
-asked is the client's `locate`, `segments` and `positions_at`.
+Chunks of any size, with any number of records and times that do not ascend, in memory or on disk only; the streamlet
+moves between two brokers; some chunks have been removed, some are damaged. Everything but the network is real: the
+test calls the client's `locate`, `segments` and `positions_at`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Stored:
 
 @dataclass
 class World:
-    """Two brokers, and what they are to have of each entry."""
+    """Two brokers, and the expected chunks of each entry."""
 
     map: Map
     client: RealBrokers
@@ -58,7 +58,7 @@ class World:
         sequence = self.map.sequences[entry]
         data = chunk(entry, sequence, size=size, record_count=records, min_timestamp_us=0, max_timestamp_us=time_us)
         if self.map.owner.arena.free_slots < ENTRIES:
-            self.to_disk(self.map.owner)  # so that it need not wait for room
+            self.to_disk(self.map.owner)  # so that the append need not wait for room
         (status,) = self.map.owner.append(data)
         assert not status.error.code, status.error
         self.map.sequences[entry] += 1
@@ -69,12 +69,12 @@ class World:
         self.logs[entry].append(Stored(start, end, first, first + records, size, time_us, broker_id))
 
     def to_disk(self, broker: Broker) -> None:
-        """All that a broker has is on disk only."""
+        """Move all chunks of a broker to disk."""
         engine = broker.engine
         engine.memory.segments.close_all()
         engine.run()
         self.now_ms += 60_000
-        engine.memory.tick(self.now_ms, idle_close_ms=NEVER_MS)  # nobody comes for what was read ahead
+        engine.memory.tick(self.now_ms, idle_close_ms=NEVER_MS)  # no reader comes for segments that were read ahead
         engine.run()
         slots = engine.fill_memory()
         with contextlib.suppress(ArenaFull):
@@ -96,7 +96,7 @@ class World:
         self.logs[entry] = kept
 
     def damage(self, entry: int, number: int) -> None:
-        """A byte of a chunk, in its file. Not next to damage: how many records are in which of two is not known."""
+        """Change a byte of a chunk in its file. Not next to damage: the records of two adjacent ones are not known."""
         log = self.logs[entry]
         if not log:
             return
@@ -118,7 +118,7 @@ class World:
 
 @contextlib.contextmanager
 def worlds() -> Iterator[World]:
-    """Makes one."""
+    """Make a world."""
     with engines(2) as made:
         placed = Map(*made, entries=ENTRIES)
         client = RealBrokers(placed)
@@ -130,12 +130,12 @@ def worlds() -> Iterator[World]:
 
 
 def index_of(log: Sequence[Stored], position: Position) -> int:
-    """How many chunks are before a position: two positions with nothing between them are one place."""
+    """The number of chunks before a position: two positions without a chunk between them are one place."""
     return sum(each.end <= position for each in log)
 
 
 def walk(log: Sequence[Stored], query: ChunkQuery) -> tuple[int, int, int]:
-    """Index, record and bytes of the place that a query means."""
+    """Index, record and bytes of the place for a query."""
     start = at = index_of(log, query.start)
     stop = len(log) if query.end is None else max(start, index_of(log, query.end))
     origin = log[start].first_record if start < len(log) else 0
@@ -266,7 +266,7 @@ def check_place(log: Sequence[Stored], query: ChunkQuery, place: ChunkPlace) -> 
 
 @settings(max_examples=examples(300))
 @given(STEPS, st.lists(st.tuples(st.integers(0, ENTRIES - 1), st.integers(0, 99)), max_size=3), QUERIES)
-def test_places_and_segments_are_those_of_a_walk_over_all_chunks(
+def test_places_and_segments_agree_with_a_walk_over_all_chunks(
     history: list[tuple[object, ...]], damaged: list[tuple[int, int]], queries: list[tuple[object, ...]]
 ) -> None:
     asyncio.run(run(history, damaged, queries))
@@ -274,7 +274,7 @@ def test_places_and_segments_are_those_of_a_walk_over_all_chunks(
 
 @settings(max_examples=examples(60, quick=10))
 @given(STEPS, st.integers(0, 99))
-def test_a_start_that_was_removed_is_an_error_that_says_from_where_on_there_is_something(
+def test_the_error_about_a_removed_start_has_the_first_available_position(
     history: list[tuple[object, ...]], number: int
 ) -> None:
     async def lose() -> None:

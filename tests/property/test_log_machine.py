@@ -1,14 +1,14 @@
-"""The log engine does what a list does, whatever happens to it: the invariants of the design, over random histories.
+"""The log engine does what a list does, in any history: the invariants of the design, over random histories.
 
-The model is a list of chunks per entry, with what was promised about each. Against it run appends, retries, closes,
+The model is a list of chunks per entry, with the promises about each. Against it run appends, retries, closes,
 reads, spills, loads, retention, truncation, kills, clean stops, loss of the host's memory, loss of the index, and a
 disk that tears writes, refuses them (ENOSPC, EIO), fails to read, and flips bits. After each restart, and often in
 between, everything is read back and compared:
 
-* what was acknowledged is there, once, in order, byte-equal, and where it was said to be (1, 3, 4, 9);
-* heads never go back, readers see nothing beyond the durable one (2);
-* what a reader holds does not change (5);
-* what is missing was lost by something that may lose it, and the reader is told exactly what (`DataLost`).
+* acknowledged chunks are present, once, in order, byte-equal, and at their acknowledged places (1, 3, 4, 9);
+* heads never go back, readers never see beyond the durable head (2);
+* bytes that a reader holds do not change (5);
+* a missing chunk was lost by an event that may lose it, and the reader gets the exact gap (`DataLost`).
 
 Replay a failure with ``make fuzz-log SEED=<the seed that was printed>``.
 """
@@ -54,15 +54,15 @@ EXAMPLES = int(os.environ.get("KERA_FUZZ_EXAMPLES", examples(400, quick=100)))
 STEPS_PER_EXAMPLE = int(os.environ.get("KERA_FUZZ_STEPS", "60"))
 LEADER, PERSISTED = 1, 2
 DOMAINS = {LEADER: "default", PERSISTED: "eu"}
-"""So their segments take slots from each other, in two files."""
+"""Two domains, so their segments take slots from each other, in two files."""
 ENTRIES = 2
 PRODUCERS = 4
 CHUNK_BYTES = st.sampled_from([192, 512, 1024, 2048, 4096, 8192])
 
 steps = 0
-"""Counted over all examples of this process."""
+"""The number of steps in all examples of this process."""
 happened = DiskTotals()
-"""The same: that the histories really had spills, loads, evictions, damage and errors."""
+"""The totals of all examples: they show that histories had spills, loads, evictions, damage and errors."""
 
 
 def stream(stream_id: int, durability: int) -> common_pb2.StreamInfo:
@@ -94,7 +94,7 @@ class Chunk:
     records: int
     acknowledged: bool = False
     damaged: bool = False
-    """One of its bits on disk was flipped: it may be gone, and nothing else."""
+    """One of its bits on disk was flipped: only this chunk may be missing."""
 
 
 @dataclass
@@ -104,14 +104,14 @@ class Log:
     chunks: list[Chunk] = field(default_factory=list)
     start: Position = EARLIEST
     undecided: Position = EARLIEST
-    """A truncation up to here was asked for, and nobody has heard what became of it."""
+    """The position of a requested truncation with an unknown outcome."""
     removed: dict[Position, Chunk] = field(default_factory=dict)
-    """Truncated: may come back if the index is lost, and with it the memory of that."""
+    """Truncated chunks: they may come back if the index, which knows of the truncation, is lost."""
 
 
 @dataclass
 class Held:
-    """What a reader looks at."""
+    """Bytes that a reader looks at."""
 
     slot: Slot
     view: memoryview
@@ -182,19 +182,19 @@ class LogMachine(RuleBasedStateMachine):
         return encoded.to_bytes(), payload
 
     def crashed(self) -> None:
-        """A crash came in the middle of something: the process is gone, or the host with it."""
+        """A crash in the middle of work: the process dies, or its host."""
         if self.counter % 2:
             self.restart("kill")
         else:
             self.restart("lose_host")
 
     def has_run(self) -> bool:
-        """Whether enough has happened since the last restart for another one to be of interest."""
+        """Whether there were enough appends since the last restart to make another one interesting."""
         return self.counter - self.restarted_at >= APPENDS_PER_LAUNCH
 
     def restart(self, how: str) -> None:
         self.restarted_at = self.counter
-        self.held.clear()  # a reader of a dead broker has nothing to compare with
+        self.held.clear()  # the views of a dead broker's readers are gone
         self.ends.clear()
         at_the_end = {
             key: plan_read(self.streamlet(PERSISTED), key[1], self.entry(key).end, None, 1).next
@@ -207,17 +207,17 @@ class LogMachine(RuleBasedStateMachine):
         if how != "lose_index":
             self.check_cursors(at_the_end)
         if how.startswith("lose_"):
-            self.up.settle()  # it is written what may have been lost: killed before that, nobody knows it again
+            self.up.settle()  # records the possible loss: a kill before that would make it unknown
         self.check_everything()
 
     def check_cursors(self, cursors: dict[tuple[int, int], Position]) -> None:
-        """Who sees only what is on disk, and has seen all of it, goes on where it was."""
+        """Readers that had read everything on disk can go on from their cursors."""
         for key, cursor in cursors.items():
             if not any(chunk.damaged for chunk in self.logs[key].chunks) and not self.flipped:
                 resolve(self.streamlet(key[0]), self.entry(key), max(cursor, self.entry(key).start))
 
     def reconcile(self, key: tuple[int, int], log: Log, how: str) -> None:
-        """Find out what a restart has left of an entry, and whether it may be just that; go on from there."""
+        """Find the remaining chunks of an entry after a restart, check them, and adopt them as the model."""
         actual = self.read_all(key)
         present = {chunk.position for chunk in actual}
         entry = self.entry(key)
@@ -265,14 +265,14 @@ class LogMachine(RuleBasedStateMachine):
             self.next_sequences[key[0], producer] = state.next_sequence
 
     def check_told(self, key: tuple[int, int], chunk: Chunk) -> None:
-        """A reader that was to read a lost chunk next is told so."""
+        """A read at a lost chunk gets `DataLost`."""
         with pytest.raises(DataLost) as told:
             resolve(self.streamlet(key[0]), self.entry(key), chunk.position)
         assert Position(*told.value.attributes["lost_from"]) <= chunk.position
         assert chunk.position < Position(*told.value.attributes["available_from"])
 
     def rename(self, stream_id: int, producer: int) -> None:
-        """A producer of which nothing is left anywhere begins anew, as another one of the same entry."""
+        """A forgotten producer begins anew, as another one of the same entry."""
         for name, number in self.names.items():
             if name[0] == stream_id and number == producer:
                 self.last_name += ENTRIES * PRODUCERS
@@ -289,7 +289,7 @@ class LogMachine(RuleBasedStateMachine):
             if self.up.jobs:
                 self.up.perform_one()
             elif number > 10:
-                self.release_all()  # everything is pinned by ourselves, or waits for a disk that is full
+                self.release_all()  # this test pins every slot, or the load waits for a full disk
                 self.up.disk.full = False
                 self.up.tick(6000)
         raise AssertionError(f"segment {key} is never loaded")
@@ -304,7 +304,7 @@ class LogMachine(RuleBasedStateMachine):
         held.slot.release()
 
     def read_all(self, key: tuple[int, int]) -> list[Chunk]:
-        """Everything that a reader of an entry gets, from the start; gaps are checked against what may be lost."""
+        """All chunks that a reader of an entry gets, from the start; checks that gaps may be lost."""
         entry, streamlet = self.entry(key), self.streamlet(key[0])
         position, found = EARLIEST, []
         failures = 0
@@ -351,7 +351,7 @@ class LogMachine(RuleBasedStateMachine):
         return found
 
     def check_gap(self, key: tuple[int, int], start: Position, end: Position) -> None:
-        """Nothing in a gap was promised."""
+        """Check that no chunk in a gap was promised."""
         for chunk in self.logs[key].chunks:
             if start <= chunk.position < end and chunk.position >= self.logs[key].start and not chunk.damaged:
                 assert key[0] == LEADER or not chunk.acknowledged, f"gap {start}..{end} has {chunk.position}"
@@ -411,7 +411,7 @@ class LogMachine(RuleBasedStateMachine):
         size=CHUNK_BYTES,
     )
     def append_many(self, stream_id: int, numbers: list[int], size: int) -> None:
-        """As much as fills segments, with a look at the disk in between."""
+        """Append enough to fill segments, with disk work in between."""
         for number in numbers:
             self.append(stream_id, number, size)
             if number == 1:
@@ -462,7 +462,7 @@ class LogMachine(RuleBasedStateMachine):
             self.crashed()
 
     def durable(self, chunk: Chunk) -> bool:
-        """Whoever waited was told that it failed, and it was written later."""
+        """Whether a chunk was written later, after its producer got an error."""
         return chunk.end <= self.entry((PERSISTED, chunk.producer % ENTRIES)).end
 
     @rule(by_ms=st.sampled_from([100, 1500, 6000]))
@@ -568,7 +568,7 @@ class LogMachine(RuleBasedStateMachine):
                     self.up.disk.full = False
                     self.up.tick(2000)
         except Crash:
-            log.undecided = position  # nobody was told: either may be
+            log.undecided = position  # without an answer, either outcome is possible
             self.crashed()
             return
         log.removed |= {chunk.position: chunk for chunk in log.chunks if chunk.position < position}
@@ -593,7 +593,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 1 << 16), bit=st.integers(0, (1 << 20) - 1))
     def flip_bit(self, number: int, bit: int) -> None:
-        """In a file of a segment that is complete, and not in memory."""
+        """Flip a bit in the file of a complete segment, not in memory."""
         records = [
             (address, record)
             for address, record in self.up.index.all_segments()
@@ -616,7 +616,7 @@ class LogMachine(RuleBasedStateMachine):
     @precondition(has_run)
     @rule(stream_id=st.sampled_from([LEADER, PERSISTED]))
     def renew_memory(self, stream_id: int) -> None:
-        """Somebody who has mapped it may not read it any more."""
+        """Replace a file of the arena, so that processes that mapped the old one cannot read new chunks."""
         before = self.up.arena.file(DOMAINS[stream_id])
         self.up.arena.renew(DOMAINS[stream_id])
         self.up.memory.close_all_of(DOMAINS[stream_id])
@@ -646,7 +646,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule()
     def check_everything(self) -> None:
-        """Read all back and compare."""
+        """Read everything back and compare."""
         self.release_all()
         self.up.disk.fail.clear()
         self.up.disk.crash_in = 0

@@ -1,6 +1,6 @@
 """The extension in C against its twins in Python, over honest, spoilt and hostile bytes: results, effects and errors.
 
-``make fuzz-native`` runs this with as many examples as one likes, `make test-native-asan` with the sanitizers of the
+``make fuzz-native`` runs this with any number of examples, `make test-native-asan` with the sanitizers of the
 compiler.
 """
 
@@ -56,7 +56,7 @@ TIME = DEFAULT_SCHEMA.field("timestamp").type
 
 
 def compare(name: str, *arguments: Any, asks: bool = False, **named: Any) -> Outcome:
-    """The outcome of a function, which is that of its twin. `asks`: it may ask the twin though all is well."""
+    """Check that a function has its twin's outcome, and return it. `asks`: it may call the twin for valid arguments."""
     function = accelerated(*MODULES)[name]
     twin = twin_of(function)
     assert twin is not None
@@ -76,7 +76,7 @@ def compare(name: str, *arguments: Any, asks: bool = False, **named: Any) -> Out
 
 @settings(max_examples=fuzz_examples(400, 60))
 @given(RECORDS.map(default_batch), st.integers(0, 12), st.integers(0, 12), st.integers(0, 2**64 - 20))
-def test_records_are_those_of_python(batch: pa.RecordBatch, start: int, rows: int, first: int) -> None:
+def test_records_agree_with_python(batch: pa.RecordBatch, start: int, rows: int, first: int) -> None:
     moved = pa.RecordBatch.from_arrays([column.slice(start) for column in batch.columns], schema=batch.schema)
     for part in (batch, batch.slice(start, rows), moved.slice(0, rows)):
         function = accelerated(*MODULES)["records"]
@@ -92,7 +92,7 @@ def test_records_are_those_of_python(batch: pa.RecordBatch, start: int, rows: in
 
 @settings(max_examples=fuzz_examples(200, 30))
 @given(st.sampled_from(("keys", "value", "headers")), st.lists(st.integers(-2, 6), min_size=4, max_size=4))
-def test_places_that_are_none_are_the_twins_business(column: str, places: list[int]) -> None:
+def test_invalid_places_are_left_to_the_twin(column: str, places: list[int]) -> None:
     rows = default_batch([{"timestamp": 0, "keys": [b"k"], "value": b"v", "headers": [("h", b"c")]}] * 3)
     at = rows.schema.get_field_index(column)
     whole = rows.column(at)
@@ -103,7 +103,7 @@ def test_places_that_are_none_are_the_twins_business(column: str, places: list[i
         children = [whole.values]
     try:
         spoilt = pa.Array.from_buffers(whole.type, 3, buffers, children=children)
-    except pa.ArrowInvalid:  # it is not even made
+    except pa.ArrowInvalid:  # Arrow refuses to make it
         return
     batch = rows.set_column(at, rows.schema.field(at), spoilt)
     known = outcome(alone("records"), batch, "s", 0, 0, 0, NO_HEADERS).error is None
@@ -115,7 +115,7 @@ def test_places_that_are_none_are_the_twins_business(column: str, places: list[i
 
 @settings(max_examples=fuzz_examples(400, 60))
 @given(BATCHES_AND_SLICES, st.data())
-def test_payloads_are_those_of_python(batch: pa.RecordBatch, data: st.DataObject) -> None:
+def test_payloads_agree_with_python(batch: pa.RecordBatch, data: st.DataObject) -> None:
     assume(lean.is_lean(batch.schema))
     rows = batch.num_rows
     cuts = data.draw(st.lists(st.integers(0, rows), max_size=4))
@@ -123,13 +123,13 @@ def test_payloads_are_those_of_python(batch: pa.RecordBatch, data: st.DataObject
     compare("encode_plain", batch, BYTES_MAX, asks=any_map(batch.schema))
     order = np.array(data.draw(st.lists(st.integers(0, rows - 1), max_size=12)) if rows else [], np.int64)
     cuts = data.draw(st.lists(st.integers(0, len(order)), max_size=4))
-    # What Arrow puts below nulls of lists of fixed length is its own affair.
+    # Below nulls of lists of fixed length Arrow puts unspecified values.
     compare("begin_chunks", batch, order, array("I", [*sorted(cuts), len(order)]), BYTES_MAX, asks=True)
 
 
 @settings(max_examples=fuzz_examples(400, 60))
 @given(BATCHES_AND_SLICES, INT64, st.data())
-def test_payloads_with_columns_that_a_batch_does_not_have_are_those_of_python(
+def test_payloads_completed_with_missing_columns_agree_with_python(
     batch: pa.RecordBatch, time_us: int, data: st.DataObject
 ) -> None:
     assume(lean.is_lean(batch.schema) and batch.num_rows)
@@ -157,7 +157,7 @@ def test_payloads_with_columns_that_a_batch_does_not_have_are_those_of_python(
     st.lists(st.tuples(st.none() | BYTES, INT64, st.none() | st.lists(BYTES, max_size=3).map(tuple)), max_size=12),
     st.booleans(),
 )
-def test_payloads_of_records_are_those_of_python(
+def test_payloads_of_records_agree_with_python(
     records: list[tuple[bytes | None, int, tuple[bytes, ...] | None]], keyed: bool
 ) -> None:
     values, times, keys = [record[0] for record in records], array("q", [record[1] for record in records]), None
@@ -168,7 +168,7 @@ def test_payloads_of_records_are_those_of_python(
 
 
 def any_map(schema: pa.Schema) -> bool:
-    """Of maps that are parts of others Python knows more."""
+    """Whether a schema has maps: for maps within other types the function calls its twin."""
     return any(pa.types.is_map(kind) for kind in schema.types)
 
 
@@ -184,7 +184,7 @@ NUMBERS = st.sampled_from((0, 1, 200, 255, 256, 300, 65535, 65536, 70_000, 2**32
     st.integers(0, 400),
     st.floats(0, 1),
 )
-def test_payloads_of_many_rows_are_those_of_python(
+def test_payloads_of_many_rows_agree_with_python(
     rows: int, first: int, seed: int, span: int, length: int, nulls: float
 ) -> None:
     random = Random(seed)
@@ -217,7 +217,7 @@ NUMBERS_OF_HEADERS = st.one_of(st.integers(-2, 2**65), st.integers(-(2**64), 2**
 
 @settings(max_examples=fuzz_examples(400))
 @given(st.binary(max_size=300), st.tuples(*[NUMBERS_OF_HEADERS] * 13))
-def test_headers_are_those_of_python(payload: bytes, fields: tuple[int, ...]) -> None:
+def test_headers_agree_with_python(payload: bytes, fields: tuple[int, ...]) -> None:
     compare("encode_header", payload, *fields)
 
 
@@ -226,7 +226,7 @@ COLUMNS = st.sampled_from("qqqqlQIid")
 
 @settings(max_examples=fuzz_examples(400))
 @given(st.data())
-def test_chunks_are_those_of_python(data: st.DataObject) -> None:
+def test_sealed_chunks_agree_with_python(data: st.DataObject) -> None:
     payloads = data.draw(st.lists(st.binary(max_size=200), min_size=1, max_size=5))
     made: list[array[int]] = []
     for _ in range(6):
@@ -264,7 +264,7 @@ def test_chunks_are_those_of_python(data: st.DataObject) -> None:
 
 
 def read(payload: bytes, batch: pa.RecordBatch, *, trusted: bool) -> list[str]:
-    """What is in the payload. As text: a number that is none is not equal to itself."""
+    """The contents of the payload. As text: a NaN is not equal to itself."""
     found = lean.decode(
         pa.py_buffer(payload),
         batch.schema,
@@ -278,7 +278,7 @@ def read(payload: bytes, batch: pa.RecordBatch, *, trusted: bool) -> list[str]:
 
 @settings(max_examples=fuzz_examples(400))
 @given(st.data(), BATCHES, st.booleans())
-def test_batches_are_those_of_python(data: st.DataObject, batch: pa.RecordBatch, trusted: bool) -> None:
+def test_decoded_batches_agree_with_python(data: st.DataObject, batch: pa.RecordBatch, trusted: bool) -> None:
     assume(lean.is_lean(batch.schema))
     payload = bytearray(lean.encode(batch, None, bytes_max=BYTES_MAX) or b"")
     for _ in range(data.draw(st.integers(0, 3)) if not trusted else 0):
@@ -289,7 +289,7 @@ def test_batches_are_those_of_python(data: st.DataObject, batch: pa.RecordBatch,
 
 
 def touch(payload: bytes, batch: pa.RecordBatch) -> int:
-    """Read each byte of the buffers of a trusted payload. What they say is not checked: Arrow is not asked."""
+    """Read each byte of the buffers of a trusted payload. Their contents are not validated with Arrow."""
     found = lean.decode(
         pa.py_buffer(payload),
         batch.schema,
@@ -335,7 +335,7 @@ PLACEMENTS = st.tuples(st.integers(0, 3) | U64, U32, U32, U64, U64, U32)
 
 @st.composite
 def chunks(draw: st.DrawFn) -> bytes:
-    """Whole chunks, most of them placed, of payloads that need be none."""
+    """Whole chunks, most of them placed, of arbitrary bytes as payloads."""
     payload = draw(st.binary(max_size=300) | st.integers(0, 100_000).map(bytes))
     chunk = bytearray(encode_chunk(pa.py_buffer(payload), **draw(HEADERS)).to_bytes())
     placement = draw(st.none() | PLACEMENTS)
@@ -345,7 +345,7 @@ def chunks(draw: st.DrawFn) -> bytes:
 
 
 def repair(chunk: bytearray, at: int, checksums: set[str]) -> None:
-    """Make checksums of the chunk at `at` right."""
+    """Correct these checksums of the chunk at `at`."""
     if len(chunk) - at < HEADER_BYTES:
         return
     payload = chunk[at + HEADER_BYTES :][: padded(read_header(chunk, at).payload_bytes)]
@@ -364,7 +364,7 @@ REPAIRED = st.sets(st.sampled_from(("payload", "header", "placement")))
 
 @st.composite
 def spoilt(draw: st.DrawFn, data: bytes, starts: list[int]) -> bytearray:
-    """Bytes of chunks that begin at `starts`, of which some were changed, and some checksums repaired; cut or not."""
+    """Bytes of chunks at `starts`, with some bytes changed and some checksums repaired; cut or not."""
     found = bytearray(data)
     for _ in range(draw(st.integers(0, 3))):
         start = draw(st.sampled_from(starts))
@@ -379,7 +379,7 @@ def spoilt(draw: st.DrawFn, data: bytes, starts: list[int]) -> bytearray:
 
 @st.composite
 def runs(draw: st.DrawFn) -> tuple[bytearray, list[int]]:
-    """Chunks one behind the other, spoilt or not, and where each begins."""
+    """Consecutive chunks, spoilt or not, and the start of each."""
     each = draw(st.lists(chunks(), min_size=1, max_size=4))
     starts = [sum(map(len, each[:number])) for number in range(len(each))]
     return draw(spoilt(b"".join(each), starts)), starts
@@ -390,7 +390,9 @@ AS_BUFFER: list[Callable[[bytearray], Any]] = [bytes, bytearray, memoryview, pa.
 
 @settings(max_examples=fuzz_examples(300))
 @given(runs(), st.data())
-def test_headers_payloads_and_chunks(run: tuple[bytearray, list[int]], data: st.DataObject) -> None:
+def test_checks_of_headers_payloads_and_chunks_agree_with_python(
+    run: tuple[bytearray, list[int]], data: st.DataObject
+) -> None:
     found, starts = run
     buffer = data.draw(st.sampled_from(AS_BUFFER))(found)
     offset = data.draw(st.sampled_from(starts) | st.integers(-200, 400))
@@ -404,7 +406,9 @@ def test_headers_payloads_and_chunks(run: tuple[bytearray, list[int]], data: st.
 
 @settings(max_examples=fuzz_examples(300))
 @given(runs(), st.data())
-def test_runs_of_placed_chunks(run: tuple[bytearray, list[int]], data: st.DataObject) -> None:
+def test_checks_of_runs_of_placed_chunks_agree_with_python(
+    run: tuple[bytearray, list[int]], data: st.DataObject
+) -> None:
     found, starts = run
     view = memoryview(found)
     checksum = data.draw(U32)
@@ -417,7 +421,7 @@ def test_runs_of_placed_chunks(run: tuple[bytearray, list[int]], data: st.DataOb
 
 @settings(max_examples=fuzz_examples(200))
 @given(st.lists(chunks(), max_size=5), st.data())
-def test_tables_of_headers(each: list[bytes], data: st.DataObject) -> None:
+def test_checks_of_tables_of_headers_agree_with_python(each: list[bytes], data: st.DataObject) -> None:
     headers = b"".join(chunk[:HEADER_BYTES] for chunk in each)
     starts = [HEADER_BYTES * number for number in range(len(each))] or [0]
     found = data.draw(spoilt(headers, starts))
@@ -427,7 +431,7 @@ def test_tables_of_headers(each: list[bytes], data: st.DataObject) -> None:
 
 @settings(max_examples=fuzz_examples(200))
 @given(st.binary(max_size=400), st.integers(-300, 400), st.tuples(*[st.integers(-1, 3) | U64] * 6) | PLACEMENTS)
-def test_placing(before: bytes, offset: int, numbers: tuple[int, ...]) -> None:
+def test_placing_agrees_with_python(before: bytes, offset: int, numbers: tuple[int, ...]) -> None:
     function = accelerated(*MODULES)["place_chunk"]
     found, expected = bytearray(before), bytearray(before)
     with python_only():
@@ -441,7 +445,7 @@ def test_placing(before: bytes, offset: int, numbers: tuple[int, ...]) -> None:
 
 @settings(max_examples=fuzz_examples(300))
 @given(st.tuples(st.binary(max_size=9), U32 | ODD, U32 | U64, U64, U32 | U64), st.integers(-1, 3), st.data())
-def test_frames(fields: tuple[Any, ...], at: int, data: st.DataObject) -> None:
+def test_headers_of_frames_agree_with_python(fields: tuple[Any, ...], at: int, data: st.DataObject) -> None:
     made = compare("with_header", *fields)
     if made.error is None:
         frame = bytearray(bytes(max(at, 0)) + with_header(*fields))
@@ -455,7 +459,7 @@ def test_frames(fields: tuple[Any, ...], at: int, data: st.DataObject) -> None:
 
 @settings(max_examples=fuzz_examples(200))
 @given(st.binary(max_size=100), st.integers(0, 70_000), U32)
-def test_checksums(data: bytes, zeros: int, before: int) -> None:
+def test_checksums_agree_with_the_package(data: bytes, zeros: int, before: int) -> None:
     for part in (data, data + bytes(zeros) + data):
         expected = crc32c(part, before)
         for name in ("crc32c", "crc32c_by_tables"):
@@ -464,7 +468,7 @@ def test_checksums(data: bytes, zeros: int, before: int) -> None:
 
 @settings(max_examples=fuzz_examples(200))
 @given(st.lists(st.binary(max_size=40), max_size=20), st.binary(max_size=5))
-def test_hashes_of_keys(keys: list[bytes], before: bytes) -> None:
+def test_hashes_of_keys_agree_with_python(keys: list[bytes], before: bytes) -> None:
     bounds = array("i", [len(before)])
     for key in keys:
         bounds.append(bounds[-1] + len(key))
@@ -484,7 +488,7 @@ HARD = st.sampled_from(
 
 
 class Payload:
-    """A payload in the making: nodes, and the body as it grows."""
+    """A payload under construction: its nodes and its growing body."""
 
     def __init__(self, draw: st.DrawFn) -> None:
         self.draw = draw
@@ -492,24 +496,24 @@ class Payload:
         self.body = bytearray()
 
     def seldom(self) -> bool:
-        """Whether to do something else than what is right."""
+        """Whether to do something wrong."""
         return self.draw(st.integers(0, 39)) == 0
 
     def put(self, data: bytes, width: int) -> None:
-        """A buffer."""
+        """Add a buffer."""
         self.body += bytes(aligned(len(self.body), width) - len(self.body)) + data
         if self.seldom():
             self.body += b"\0"
 
     def numbers(self, kind: str, numbers: list[int]) -> None:
-        """A buffer of numbers, as the struct module calls them."""
+        """Add a buffer of numbers of a kind of the struct module."""
         if numbers and self.seldom():
             numbers[self.draw(st.integers(0, len(numbers) - 1))] += self.draw(st.sampled_from((-1, 1, 3)))
         size = struct.calcsize(kind)
         self.put(b"".join((number % 256**size).to_bytes(size, "little") for number in numbers), size)
 
     def node(self, count: int, depth: int) -> None:
-        """One for so many values, with what is within it."""
+        """Add a node for `count` values, with its inner nodes."""
         kind = self.draw(st.sampled_from(Kind if depth < 3 else [each for each in Kind if each < Kind.LIST]))
         encoding = self.draw(st.integers(0, 3))
         validity = VALIDITY if kind and self.draw(st.booleans()) else 0
@@ -533,7 +537,7 @@ class Payload:
             self.fixed(kind, encoding, count)
 
     def fixed(self, kind: Kind, encoding: int, count: int) -> None:
-        """Values."""
+        """Add values of fixed width."""
         width = self.draw(st.integers(0, 5)) if kind == Kind.FIXED else WIDTHS.get(kind, 1)
         if kind == Kind.FIXED:
             self.nodes += put_varint(width)
@@ -547,7 +551,7 @@ class Payload:
             self.put(bytes(count * delta), delta or 1)
 
     def with_places(self, kind: Kind, encoding: int, count: int, depth: int) -> None:
-        """Values of several lengths, and where they are."""
+        """Add values of several lengths, and their places."""
         values = [
             (self.draw(HARD) if self.seldom() else self.draw(TEXT).encode("utf-8", "replace")) for _ in range(count)
         ]
@@ -570,7 +574,7 @@ class Payload:
 
 @st.composite
 def payloads(draw: st.DrawFn) -> tuple[bytes, int, bool]:
-    """Payloads of any nodes, most of them right; the number of records, and whether they say to be compressed."""
+    """Payloads of any nodes, most of them valid; the number of records, and whether they are marked compressed."""
     records, compressed = draw(st.integers(0, 5)), draw(st.booleans())
     made = Payload(draw)
     for _ in range(draw(st.integers(0, 3))):
@@ -589,7 +593,7 @@ def check(payload: bytes, records: int, *, compressed: bool, bytes_max: int = BY
 
 @settings(max_examples=fuzz_examples(1000, 100))
 @given(payloads(), st.just(BYTES_MAX) | st.integers(0, 200))
-def test_payloads_of_any_nodes(made: tuple[bytes, int, bool], bytes_max: int) -> None:
+def test_checks_of_payloads_of_any_nodes_agree_with_python(made: tuple[bytes, int, bool], bytes_max: int) -> None:
     payload, records, compressed = made
     if check(payload, records, compressed=compressed, bytes_max=bytes_max).error is None:
         layout = read_layout(payload, records, compressed=compressed, body_bytes_max=BYTES_MAX)
@@ -600,7 +604,9 @@ def test_payloads_of_any_nodes(made: tuple[bytes, int, bool], bytes_max: int) ->
 
 @settings(max_examples=fuzz_examples(300))
 @given(BATCHES_AND_SLICES | BATCHES, st.sampled_from((None, "lz4")), st.data())
-def test_payloads_of_batches(batch: pa.RecordBatch, codec: str | None, data: st.DataObject) -> None:
+def test_checks_of_payloads_of_batches_agree_with_python(
+    batch: pa.RecordBatch, codec: str | None, data: st.DataObject
+) -> None:
     assume(lean.is_lean(batch.schema))
     payload = bytearray(lean.encode(batch, codec, bytes_max=1 << 27) or b"")
     found = check(bytes(payload), batch.num_rows, compressed=codec is not None, bytes_max=1 << 27)
@@ -659,7 +665,7 @@ EDGES = [
 
 @pytest.mark.parametrize("bytes_max", [BYTES_MAX, 1 << 62])
 @pytest.mark.parametrize("compressed", [False, True])
-def test_payloads_at_the_edge_of_what_is_taken(*, compressed: bool, bytes_max: int) -> None:
+def test_checks_of_payloads_at_the_limits_agree_with_python(*, compressed: bool, bytes_max: int) -> None:
     for nodes, body, records in EDGES:
         prefix = put_prefix(nodes, len(body), compressed=compressed)
         assert len(prefix) == body_at_of(len(nodes), compressed=compressed)
@@ -674,7 +680,9 @@ def test_payloads_at_the_edge_of_what_is_taken(*, compressed: bool, bytes_max: i
     st.booleans(),
     st.sampled_from((BYTES_MAX, 1 << 62)),
 )
-def test_payloads_of_any_bytes(nodes: bytes, body: bytes, records: int, compressed: bool, bytes_max: int) -> None:
+def test_checks_of_payloads_of_any_bytes_agree_with_python(
+    nodes: bytes, body: bytes, records: int, compressed: bool, bytes_max: int
+) -> None:
     check(
         put_prefix(nodes, len(body), compressed=compressed) + body, records, compressed=compressed, bytes_max=bytes_max
     )
@@ -683,7 +691,7 @@ def test_payloads_of_any_bytes(nodes: bytes, body: bytes, records: int, compress
 
 @settings(max_examples=fuzz_examples(1000, 100))
 @given(st.lists(TEXT.map(lambda text: text.encode("utf-8", "replace")) | HARD | st.binary(max_size=3), max_size=12))
-def test_text_is_what_python_takes_for_it(pieces: list[bytes]) -> None:
+def test_the_check_of_utf_8_agrees_with_python(pieces: list[bytes]) -> None:
     text = b"".join(pieces)
     payload = put_prefix(
         bytes([Kind.TEXT | Places.SAME << ENCODING_SHIFT]) + put_varint(len(text)), 0, compressed=False

@@ -1,6 +1,6 @@
-"""Whatever sequences and ids anybody sends: what a writer was told is stored, is stored, once and in its order.
+"""For any sequences and producer ids: an acknowledged chunk of a writer is stored, once and in its order.
 
-Writers share producer ids here, as an impostor or a copied process shares that of a writer. Each sends its own chunks:
+Writers share producer ids here, like an impostor or a copied process. Each sends its own chunks:
 next ones, repeats, gaps, and later epochs, while segments leave memory, and the broker is
 killed, stopped, or loses its index.
 """
@@ -29,19 +29,19 @@ Key = tuple[int, int, int]
 
 
 class Writers:
-    """They send to one broker, and know what they were told."""
+    """Writers that send to one broker, and remember its answers."""
 
     def __init__(self, launches: Launches, seed: int) -> None:
         self.random = Random(seed)
         self.launches = launches
         self.log: Log = launches.begin()
         self.stored: dict[Key, bytes] = {}
-        """Which writer's chunk is stored, with its size."""
+        """The writer of each stored chunk, with the chunk's size."""
         self.told: dict[Key, set[bytes]] = defaultdict(set)
-        """Who was told that its chunk is stored."""
+        """The writers whose chunk was acknowledged."""
 
     def send(self) -> None:
-        """One chunk of somebody, under some id."""
+        """Send one chunk of a random writer, under a random id."""
         producer, writer = self.random.choice(IDS), self.random.choice(WRITERS)
         epoch, expected = self.log.streamlet.producers.get(producer, (0, 0))
         step = self.random.choice((0, 0, 0, -1, -1, -2, -7, 1))
@@ -59,18 +59,18 @@ class Writers:
         self.check(key, content, appended)
 
     def check(self, key: Key, content: bytes, appended: Appended) -> None:
-        """What a writer is told holds."""
+        """Check the answer to a writer."""
         if not appended.duplicate:
             assert key not in self.stored
             self.stored[key] = content
-        elif key[0] in PRODUCER_IDS:  # it looks by itself, unless it is told
+        elif key[0] in PRODUCER_IDS:  # such a writer compares the chunk itself, unless the answer has the result
             assert appended.same in {None, self.stored[key] == content}
             return
         self.told[key].add(content)
         assert self.told[key] == {self.stored[key]}, "the other one's records are nowhere"
 
     def befall(self) -> None:
-        """Something that has chunks leave memory."""
+        """An event that moves chunks out of memory."""
         launches = self.launches
         match self.random.randrange(6):
             case 0:
@@ -87,7 +87,7 @@ class Writers:
                 launches.engine.run()
 
     def check_log(self) -> None:
-        """What is stored is in the order of sequences, without a gap."""
+        """Check that stored chunks are in the order of sequences, without a gap."""
         following: dict[tuple[int, int], int] = {}
         for producer, epoch, sequence in self.stored:
             assert sequence == following.get((producer, epoch), 0)
@@ -95,7 +95,7 @@ class Writers:
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 30))])
-def test_what_a_writer_was_told_is_stored_is_stored_whoever_uses_its_id(tmp_path: Path, seed: int) -> None:
+def test_acknowledged_chunks_are_stored_although_writers_share_ids(tmp_path: Path, seed: int) -> None:
     shm_dir = tmp_path / "shm"
     shm_dir.mkdir()
     root = tmp_path / "data"

@@ -1,14 +1,14 @@
-"""Whatever happens, each lane of the push channel gives the log from its start to its end: no gap, no repeat.
+"""In any history, each lane of the push channel gives the log from its start to its end: no gap, no repeat.
 
 The model is a list of chunks per entry. Against it run appends of many sizes, chunks that become durable later,
 evictions and loads, readers that subscribe, take, let go, cancel and are cut off, windows, and time that runs out.
 After every step:
 
-* what a lane was given is what the list has from the lane's start on, in order, and not beyond the durable head;
-* a slot has as many leases as readers hold runs in it;
-* a run came only when there was room for it in its reader's window, or nothing was outstanding;
+* a lane has given the chunks of the list from the lane's start on, in order, and not beyond the durable head;
+* the leases of a slot equal the runs that readers hold in it;
+* a run came only when its reader's window had room for it, or no bytes were outstanding;
 
-and in the end, when all readers have taken everything, nobody waits for anything that is there.
+and in the end, when all readers have taken everything, no lane waits for a present chunk.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SIZES = st.sampled_from([136, 300, 1000, 2048, 4096])
 Reason = push_pb2.PushEnd
 
 happened: Counter[str] = Counter()
-"""Over all examples of this process: that the histories really had what they are about."""
+"""The events of all examples of this process: they show that the histories had the events under test."""
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Chunk:
 
 @dataclass
 class Expected:
-    """What a lane should give."""
+    """The chunks that a lane should give."""
 
     entry: int
     first: int
@@ -76,7 +76,7 @@ class Expected:
 
 
 class CheckingReader(Reader):
-    """A reader that holds what it was given until it is told to let go."""
+    """A reader that holds its runs until the test releases them."""
 
     def __init__(self, node: PushNode) -> None:
         super().__init__(node)
@@ -128,7 +128,7 @@ class Pushing(RuleBasedStateMachine):
             self.arena.close()
             shutil.rmtree(self.root)
 
-    # -- what happens --------------------------------------------------------------------------------------------
+    # -- events --------------------------------------------------------------------------------------------------
 
     @rule(producer=st.integers(0, 3), sizes=st.lists(SIZES, min_size=1, max_size=6), durable=st.booleans())
     def append(self, producer: int, sizes: list[int], durable: bool) -> None:
@@ -154,7 +154,7 @@ class Pushing(RuleBasedStateMachine):
 
     @rule()
     def evict(self) -> None:
-        """What readers leave free of it is on disk only. What is written to disk is durable with that."""
+        """Move chunks to disk, unless readers hold them. A chunk on disk is durable."""
         self.node.to_disk()
         self.written()
 
@@ -180,7 +180,7 @@ class Pushing(RuleBasedStateMachine):
 
     @rule(taking=st.booleans())
     def run(self, taking: bool) -> None:
-        """Until nothing is left to do; if they take what they get, readers come to hold much."""
+        """Run until no work is left; with `taking`, readers take their runs and so come to hold many."""
         for _ in range(8 if taking else 1):
             self.node.run()
             self.written()
@@ -190,7 +190,7 @@ class Pushing(RuleBasedStateMachine):
 
     @rule(reader=st.integers(0, READERS - 1), entry=st.integers(0, ENTRIES - 1), seconds=st.sampled_from([1.0, 6.0]))
     def wait(self, reader: int, entry: int, seconds: float) -> None:
-        """For the disk, which may be too slow for a lane."""
+        """Wait for the disk, which may be too slow for a lane."""
         self.evict()
         self.subscribe(reader, entry, 0.0, None, earliest=False)
         self.node.loop.round()
@@ -259,7 +259,7 @@ class Pushing(RuleBasedStateMachine):
         self.readers[reader].connection.lost()
         self.readers[reader] = CheckingReader(self.node)
 
-    # -- what must hold ------------------------------------------------------------------------------------------
+    # -- invariants ----------------------------------------------------------------------------------------------
 
     @invariant()
     def check_lanes(self) -> None:
@@ -304,9 +304,9 @@ class Pushing(RuleBasedStateMachine):
         assert totals.subscriptions == sum(len(reader.lanes) - len(reader.ends) for reader in self.readers)
 
     def settle(self) -> None:
-        """Everybody takes and lets go of everything, until nothing more comes.
+        """Let all readers take and release everything, until no more runs come.
 
-        In as much time as it needs: what was loaded for readers who are gone does not stay in the others' way.
+        With enough time: segments loaded for departed readers do not keep the memory from others.
         """
         self.written()
         done = None

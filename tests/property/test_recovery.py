@@ -1,7 +1,7 @@
-"""Brokers crash, with and without their memory, backups come and go: what was acknowledged is there, once, in place.
+"""Brokers crash, with and without their memory, backups come and go: acknowledged chunks are present, once, in place.
 
 Everything is real but the coordinator, in one process: brokers, backups, their disks and connections. The histories are
-drawn at random; each number is one, and always the same.
+random; each number always gives the same history.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BACKUPS = 3
 
 
 class History:
-    """One of them."""
+    """A random history."""
 
     def __init__(self, world: Cluster, random: Random, *, records_min: int = 1) -> None:
         self.world = world
@@ -48,14 +48,14 @@ class History:
         self.acknowledged: list[list[int]] = [[] for _ in range(PRODUCERS)]
         self.started: set[int] = set()
         self.stored: dict[tuple[int, int], bytes] = {}
-        """By producer and sequence, the whole chunk as it was first read."""
+        """(Producer, sequence) → the whole chunk as it was first read."""
         self.places: dict[int, list[tuple[Position, int]]] = {entry: [] for entry in range(ENTRIES)}
         """Positions that readers had, and the ordinal of the next record there."""
         self.removed: dict[int, int] = dict.fromkeys(range(ENTRIES), 0)
         self.starts: dict[int, common_pb2.EntryStart] = {}
-        """As the coordinator knows them."""
+        """The starts of entries that the coordinator knows."""
         self.recovered: dict[int, int] = {}
-        """By broker, the epoch before which its launches were recovered."""
+        """Broker → the epoch before which its launches were recovered."""
         self.steps: list[str] = []
 
     @property
@@ -116,7 +116,7 @@ class History:
         return chunk(producer, sequence, size=size, fill=bytes([65 + sequence % 26]), record_count=records)
 
     async def unknown(self) -> None:
-        """Chunks that are on their way when the broker dies."""
+        """Send chunks that are on their way when the broker dies."""
         producer = self.random.randrange(PRODUCERS)
         data = [self.chunk(producer, self.sequences[producer] + at) for at in range(2)]
         request = broker_pb2.MultiWriteChunksRequest(chunk_count=2)
@@ -154,7 +154,7 @@ class History:
         self.recovered[lost] = before
 
     async def backup(self) -> None:
-        """A backup ends, or comes again."""
+        """A backup ends, or comes back."""
         away = [backup for backup in self.world.backups if backup.engine is None]
         if away:
             await away[0].start()
@@ -195,7 +195,7 @@ class History:
             self.removed[index] = found.first_record
 
     async def read(self) -> None:
-        """Everything is there, once, in its order and its place."""
+        """Check that all chunks are present, once, in order and in place."""
         for entry in range(ENTRIES):
             found, end = await self.node.read(entry=entry)
             headers = [header_of(data) for data in found]
@@ -240,7 +240,7 @@ async def run(root: Path, shm_dir: Path, number: int, **settings: int) -> None: 
 
 
 @pytest.mark.parametrize("number", range(HISTORIES))
-async def test_what_was_acknowledged_is_there_whatever_crashes(
+async def test_acknowledged_chunks_survive_crashes(
     number: int,
     tmp_path: Path,
     shm_dir: Path,  # noqa: F811 - the fixture
@@ -249,11 +249,11 @@ async def test_what_was_acknowledged_is_there_whatever_crashes(
 
 
 @pytest.mark.parametrize("number", range(100, 100 + HISTORIES // 2))
-async def test_chunks_without_records_that_are_in_a_log_take_nothing_with_them(
+async def test_acknowledged_chunks_survive_crashes_despite_chunks_without_records(
     number: int,
     tmp_path: Path,
     shm_dir: Path,  # noqa: F811 - the fixture
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(writing, "check_sent", lambda _: None)  # they were taken once
+    monkeypatch.setattr(writing, "check_sent", lambda _: None)  # former brokers accepted such chunks
     await run(tmp_path, shm_dir, number, records_min=0)

@@ -1,4 +1,4 @@
-"""Whatever is lost of a broker's replicas within its promise, what was acknowledged is put together again, in place."""
+"""Merging replicas: after any loss within the promise, all acknowledged chunks are recovered, in place."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ENTRIES = 3
 
 @dataclass
 class Log:
-    """What a broker has appended to an entry, with the positions that it gave."""
+    """The chunks that a broker has appended to an entry, with their positions."""
 
     entry: EntryId
     headers: list[ChunkHeader] = field(default_factory=list)
@@ -34,7 +34,7 @@ class Log:
         size = 128 + padded(payload_bytes)
         segment, position, first = 1, 0, 0
         if last is not None and not last.record_count:
-            records = max(1, records)  # of several chunks without records at one place nothing tells the order
+            records = max(1, records)  # several chunks without records at one place have an unknown order
         if last is not None:
             segment, first = last.segment_id, last.first_record + last.record_count
             position = self.positions[-1] + last.chunk_bytes
@@ -59,7 +59,7 @@ class Log:
 
 @dataclass
 class Case:
-    """Logs, and what is left of their virtual segments: chunks, and whether these were closed."""
+    """Logs, and the rest of their virtual segments: chunks, and whether these were closed."""
 
     logs: list[Log]
     acknowledged: dict[EntryId, int]
@@ -76,12 +76,12 @@ def cases(draw: st.DrawFn) -> Case:
     for header in chunks[:durable]:
         entry = EntryId(header.stream_id, header.streamlet_id, header.entry)
         acknowledged[entry] = header.first_record + header.record_count
-    # Whole virtual segments of what was acknowledged; of the rest, what happened to arrive.
+    # Whole virtual segments of the acknowledged chunks; of the rest, any that happened to arrive.
     cuts = sorted(draw(st.sets(st.integers(0, durable), max_size=4)) | {0, durable})
     left = [(chunks[start:end], draw(st.booleans())) for start, end in pairwise(cuts)]
-    # (A chunk without records that was never acknowledged may go without a trace: its ordinals leave no hole.)
+    # (A chunk without records that was never acknowledged may vanish without a trace: its ordinals leave no hole.)
     left.append(([header for header in chunks[durable:] if draw(st.booleans()) or not header.record_count], False))
-    # Some of it was sent again, elsewhere.
+    # Some chunks were sent again, elsewhere.
     left += [([draw(st.sampled_from(chunks))], False) for _ in range(draw(st.integers(0, 5))) if chunks]
     return Case(logs, acknowledged, draw(st.permutations(left)))
 
@@ -94,7 +94,7 @@ def recover(case: Case) -> Recovered:
 
 
 @given(cases())
-def test_all_that_was_acknowledged_is_there_once_at_its_place_and_nothing_that_was_not_sent(case: Case) -> None:
+def test_all_acknowledged_chunks_and_no_unsent_ones_are_merged_once_in_place(case: Case) -> None:
     result = recover(case)
 
     for log in case.logs:
@@ -114,7 +114,7 @@ def test_all_that_was_acknowledged_is_there_once_at_its_place_and_nothing_that_w
 
 
 @given(cases())
-def test_every_chunk_that_came_is_once_in_a_run_or_was_cut(case: Case) -> None:
+def test_each_remaining_chunk_is_in_a_run_once_or_is_cut(case: Case) -> None:
     result = recover(case)
 
     came = {header for headers, _ in case.left for header in headers}

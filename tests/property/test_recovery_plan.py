@@ -1,4 +1,4 @@
-"""Whatever backups still have and is here already: no record gets another's place, and what is lost is told."""
+"""Recovery plans for any rest on backups and on this broker: each record keeps its place, and losses are reported."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STREAM, STREAMLET = 7, 3
 
 @dataclass
 class Appended:
-    """A chunk, and where it is."""
+    """A chunk and its position."""
 
     header: ChunkHeader
     position: int
@@ -42,7 +42,7 @@ class Appended:
 
 
 def appended(sizes: list[tuple[int, int, int]], durable: list[bool]) -> list[Appended]:
-    """What a broker does with chunks: entry, records and payload bytes of each."""
+    """Append chunks as a broker does; `sizes` has entry, records and payload bytes of each."""
     log: list[Appended] = []
     last: dict[int, Appended] = {}
     sequences: dict[int, int] = {}
@@ -100,7 +100,7 @@ def segments_of(plan: StreamletPlan) -> dict[SegmentAddress, SegmentRecord]:
 
 
 @given(logs(records_min=0), st.randoms(use_true_random=False))
-def test_everything_has_its_place_again(log: list[Appended], random: object) -> None:
+def test_a_complete_log_gets_all_its_places_back(log: list[Appended], random: object) -> None:
     merge = StreamletMerge(KNOWN, {})
     shuffled = [*log, *log[:5]]
     random.shuffle(shuffled)  # type: ignore[attr-defined]
@@ -119,7 +119,7 @@ def test_everything_has_its_place_again(log: list[Appended], random: object) -> 
         assert set(numbers) == set(range(len(mine))), "each chunk has a place of its own"
         for number, each in zip(
             numbers, mine, strict=True
-        ):  # those without records only change places among themselves
+        ):  # chunks without records only change places among themselves
             assert number is not None
             assert found.positions[number] == each.position or not each.header.record_count
         assert record.length == mine[-1].position + mine[-1].header.chunk_bytes
@@ -140,7 +140,7 @@ def test_everything_has_its_place_again(log: list[Appended], random: object) -> 
 
 
 @given(logs(), st.data())
-def test_what_is_missing_is_told_and_the_rest_is_not_before_its_place(log: list[Appended], data: st.DataObject) -> None:
+def test_lost_records_are_counted_and_the_rest_fits_at_its_place(log: list[Appended], data: st.DataObject) -> None:
     lost = data.draw(st.sets(st.integers(0, len(log) - 1), max_size=6)) if log else set()
     merge = StreamletMerge(KNOWN, {})
     for number, each in enumerate(log):
@@ -175,9 +175,7 @@ def test_what_is_missing_is_told_and_the_rest_is_not_before_its_place(log: list[
 
 
 @given(logs(), st.data())
-def test_what_is_here_already_does_not_come_again_and_fills_what_backups_miss(
-    log: list[Appended], data: st.DataObject
-) -> None:
+def test_present_segments_are_not_recovered_again_and_fill_gaps(log: list[Appended], data: st.DataObject) -> None:
     addresses = sorted({each.address for each in log})
     here = data.draw(st.sets(st.sampled_from(addresses))) if addresses else set()
     present: dict[int, list[tuple[SegmentAddress, SegmentRecord]]] = {}
@@ -211,7 +209,7 @@ def test_what_is_here_already_does_not_come_again_and_fills_what_backups_miss(
 
 
 @given(logs(), st.integers(2, 8))
-def test_intervals_of_others_are_no_gap(log: list[Appended], middle: int) -> None:
+def test_intervals_of_other_brokers_are_not_gaps(log: list[Appended], middle: int) -> None:
     first, end = middle, middle + 1
     ours = [each for each in log if not first <= each.header.group_id < end]
     if len({each.header.group_id for each in log}) < end:
@@ -244,7 +242,7 @@ def test_intervals_of_others_are_no_gap(log: list[Appended], middle: int) -> Non
     assert all(not entry.gaps for entry in plan.entries)
 
 
-def test_what_a_start_without_memory_took_for_lost_is_no_gap_when_ordinals_go_on() -> None:
+def test_a_recorded_gap_is_dropped_when_the_ordinals_are_continuous() -> None:
     later = SegmentAddress(*ADDRESS[:3], 1 << 24, 1)
     merge = StreamletMerge(KNOWN, {})
     for address, first_record in ((ADDRESS, 0), (later, 1)):
@@ -259,8 +257,8 @@ def test_what_a_start_without_memory_took_for_lost_is_no_gap_when_ordinals_go_on
     assert plan.entries[0].record.next_record == 2
 
 
-def test_a_producer_whose_only_chunk_was_removed_is_still_known_by_it() -> None:
-    """Else the same chunk, sent again because its answer was lost, would be stored a second time."""
+def test_a_producer_whose_only_chunk_was_removed_is_still_known() -> None:
+    """Otherwise the same chunk, sent again because its answer was lost, would be stored a second time."""
     header = read_header(placed(0, ADDRESS))._replace(streamlet_id=STREAMLET)
     start = EntryStart(Position(ADDRESS.group_id, ADDRESS.segment_id + 1, 0), header.first_record + header.record_count)
     merge = StreamletMerge(replace(KNOWN, starts={0: start}, keeps_all=False), {})

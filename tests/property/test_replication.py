@@ -1,4 +1,4 @@
-"""Nothing that was acknowledged as replicated is taken away, whatever backups, streams and the broker do."""
+"""Chunks acknowledged as replicated keep their copies, in any history of backups, streams and the broker."""
 
 import os
 from collections.abc import Callable
@@ -47,23 +47,25 @@ OPERATIONS: dict[str, tuple[int, Callable[[World, int, int, int], object]]] = {
     "drop": (1, lambda world, a, _b, _c: world.drop(a)),
     "kill": (1, lambda world, _a, _b, _c: world.kill()),
 }
-"""What can happen, and how often."""
+"""The possible events and their weights."""
 NAMES = [name for name, (weight, _) in OPERATIONS.items() for _ in range(weight)]
 EXAMPLES = int(os.environ.get("KERA_FUZZ_EXAMPLES", examples(400)))
 NUMBER = st.integers(0, 15)
 STEPS = st.lists(st.tuples(st.sampled_from(NAMES), NUMBER, NUMBER, NUMBER), min_size=50, max_size=60)
-"""Of fixed length, as hypothesis makes short ones else: shrunk to those that do nothing."""
+"""Long ones, as hypothesis would otherwise make short ones; they shrink to steps that do nothing."""
 
 
 def perform(world: World, name: str, a: int, b: int, c: int) -> None:
-    """Have something happen, and check what has to hold."""
+    """Perform an event, and check the invariants."""
     OPERATIONS[name][1](world, a, b, c)
     world.check()
 
 
 @settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow])
 @given(STEPS)
-def test_what_was_promised_stays_on_as_many_backups_as_have_not_failed(steps: list[tuple[str, int, int, int]]) -> None:
+def test_promised_chunks_keep_their_copies_on_backups_that_have_not_failed(
+    steps: list[tuple[str, int, int, int]]
+) -> None:
     world = World()
     try:
         for step in steps:
@@ -73,7 +75,7 @@ def test_what_was_promised_stays_on_as_many_backups_as_have_not_failed(steps: li
         world.close()
 
 
-def test_what_only_backups_have_after_the_loss_of_the_memory_stays_there() -> None:
+def test_chunks_left_only_on_backups_after_the_loss_of_memory_stay_there() -> None:
     world = World()
     try:
         for number in (0, 3):

@@ -1,4 +1,4 @@
-"""What the rules call compatible is read: by the library that readers use, whatever was written."""
+"""Compatible schemas: the readers' library can read any value written with the other schema."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def avro(schema: Any) -> Definition:
 
 @SLOW
 @given(st.data())
-def test_what_is_compatible_is_read_by_fastavro(data: st.DataObject) -> None:
+def test_values_of_a_compatible_avro_schema_are_read_by_fastavro(data: st.DataObject) -> None:
     writer = data.draw(schemas())
     reader = data.draw(st.one_of(evolved(writer), evolved(writer), schemas()))
     try:
         found = incompatibilities(avro(reader), [Version(1, avro(writer))], Compatibility.BACKWARD)
     except InvalidSchema:
-        assume(False)  # a change has made no schema
+        assume(False)  # a change has made an invalid schema
     backwards = incompatibilities(avro(writer), [Version(1, avro(reader))], Compatibility.FORWARD)
     assert bool(found) == bool(backwards)  # the same question
     assume(not found)
@@ -44,7 +44,7 @@ def test_what_is_compatible_is_read_by_fastavro(data: st.DataObject) -> None:
 
 @SLOW
 @given(st.data())
-def test_a_schema_reads_what_it_has_written(data: st.DataObject) -> None:
+def test_an_avro_schema_is_compatible_with_itself(data: st.DataObject) -> None:
     schema = data.draw(schemas())
     assert incompatibilities(avro(schema), [Version(1, avro(schema))], Compatibility.FULL_TRANSITIVE) == []
 
@@ -55,14 +55,14 @@ def json_schema(schema: Any) -> Definition:
 
 @SLOW
 @given(st.data())
-def test_what_is_compatible_is_allowed_by_jsonschema(data: st.DataObject) -> None:
+def test_values_of_a_compatible_json_schema_are_valid_for_jsonschema(data: st.DataObject) -> None:
     writer = data.draw(json_schema_world.schemas())
     reader = data.draw(json_schema_world.changed(writer) | json_schema_world.schemas())
     try:
         found = incompatibilities(json_schema(reader), [Version(1, json_schema(writer))], Compatibility.BACKWARD)
         backwards = incompatibilities(json_schema(writer), [Version(1, json_schema(reader))], Compatibility.FORWARD)
     except InvalidSchema:
-        assume(False)  # it would take too long
+        assume(False)  # the comparison would take too long
     assert bool(found) == bool(backwards)
     assume(not found)
     writes, reads = Draft202012Validator(writer), Draft202012Validator(reader)
@@ -73,7 +73,7 @@ def test_what_is_compatible_is_allowed_by_jsonschema(data: st.DataObject) -> Non
 
 @SLOW
 @given(json_schema_world.schemas())
-def test_a_json_schema_is_taken_by_jsonschema_too(schema: Any) -> None:
+def test_a_valid_json_schema_is_valid_for_jsonschema_too(schema: Any) -> None:
     json_schema(schema).parsed()
     Draft202012Validator.check_schema(schema)
 
@@ -100,7 +100,7 @@ JUNK = st.recursive(
 @SLOW
 @pytest.mark.parametrize("kind", [SchemaType.AVRO, SchemaType.JSON])
 @given(old=JUNK, new=JUNK)
-def test_whatever_is_registered_is_a_schema_or_refused(kind: SchemaType, old: Any, new: Any) -> None:
+def test_any_json_is_a_schema_or_refused(kind: SchemaType, old: Any, new: Any) -> None:
     for mode in (Compatibility.FULL, Compatibility.NONE):
         with contextlib.suppress(InvalidSchema):
             versions = [Version(1, Definition(kind, json.dumps(old)))]

@@ -1,4 +1,4 @@
-"""What serializers write comes back, and whatever the bytes are, they are a value or are refused."""
+"""Serialized values are read back equal, and any bytes are a value or are refused."""
 
 import dataclasses
 import datetime
@@ -174,7 +174,7 @@ ROWS = st.builds(
 
 
 @given(st.lists(ROWS, max_size=5))
-def test_rows_of_models_come_back(rows: list[Row]) -> None:
+def test_rows_of_models_are_read_back_equal(rows: list[Row]) -> None:
     columns = columns_of(Row)
     batch = columns.batch(rows, columns.schema, "s")
     batch.validate(full=True)
@@ -183,7 +183,7 @@ def test_rows_of_models_come_back(rows: list[Row]) -> None:
 
 @pytest.mark.parametrize("name", PAIRS)
 @given(st.data())
-def test_what_is_written_comes_back(name: str, data: st.DataObject) -> None:
+def test_a_serialized_value_is_read_back_equal(name: str, data: st.DataObject) -> None:
     serializer, deserializer, values = PAIRS[name]
     value = data.draw(values)
     assert deserializer(serializer(value, CONTEXT), CONTEXT) == value
@@ -191,7 +191,7 @@ def test_what_is_written_comes_back(name: str, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("name", PAIRS)
 @given(st.data())
-def test_whatever_the_bytes_are_they_are_a_value_or_refused(name: str, data: st.DataObject) -> None:
+def test_changed_bytes_are_a_value_or_refused(name: str, data: st.DataObject) -> None:
     serializer, deserializer, values = PAIRS[name]
     spoilt = bytearray(serializer(data.draw(values), CONTEXT))
     for _ in range(data.draw(st.integers(0, 4))):
@@ -222,7 +222,7 @@ def test_any_bytes_are_a_value_or_refused(name: str, data: bytes) -> None:
         max_leaves=10,
     )
 )
-def test_any_value_is_written_or_refused(name: str, value: Any) -> None:
+def test_any_value_is_serialized_or_refused(name: str, value: Any) -> None:
     serializer, deserializer, _ = PAIRS[name]
     try:
         data = serializer(value, CONTEXT)

@@ -1,14 +1,14 @@
-"""A streamlet does what a dumb model of it does, over any history of appends, reads, leases and drops.
+"""A streamlet agrees with a simple model of it, over any history of appends, reads, leases and drops.
 
-The model is a list of chunks per entry. It knows nothing of segments, budgets within them, or bytes: positions are
-what the streamlet returned, and compare. After every step the invariants of the design are checked on the streamlet
+The model is a list of chunks per entry. It does not know segments, budgets within them, or bytes: it compares the
+positions that the streamlet returned. After every step the invariants of the design are checked on the streamlet
 itself, byte by byte:
 
 1. an acknowledged chunk is in exactly one place of its entry, once;
 2. durable head ≤ head, neither goes back, and readers never see beyond the durable head;
 3. per producer (and epoch of it), stored sequences have no gap and no repeat;
 4. group ids and segment ids grow by one, and a closed group never changes;
-5. a slot is used again only when its segment is retired and no lease holds it.
+5. a slot is reused only when its segment is retired and no lease holds it.
 """
 
 import shutil
@@ -186,7 +186,7 @@ class StreamletMachine(RuleBasedStateMachine):
         lease=st.booleans(),
     )
     def read(self, data: st.DataObject, budgets: list[int], bounded: str | None, strict: bool, lease: bool) -> None:
-        """From a place that was returned before, and on from where each read stopped."""
+        """Read from a position that was returned before, each time from the end of the previous read."""
         entry = data.draw(st.integers(0, len(self.positions) - 1))
         start = data.draw(st.sampled_from(list(self.positions[entry])))
         end = data.draw(st.sampled_from(list(self.positions[entry]))) if bounded else None
@@ -224,7 +224,7 @@ class StreamletMachine(RuleBasedStateMachine):
         return expected
 
     def is_beyond_the_durable_head(self, entry: int, start: Position) -> bool:
-        """Whether `start` is of a chunk that no reader can know of; then a read of it is refused."""
+        """Whether `start` is of a chunk that readers cannot know yet; checks that a read of it is refused."""
         unpublished = [chunk.start for chunk in self.model.entries[entry] if not chunk.published]
         if not unpublished or start <= unpublished[0]:
             return False
@@ -242,7 +242,7 @@ class StreamletMachine(RuleBasedStateMachine):
     def check_next(
         self, entry: int, start: Position, end: Position | None, expected: list[Stored], following: Position
     ) -> None:
-        """A reader who goes on misses nothing, gets nothing twice, and does not pass its end."""
+        """Check that a reader that goes on misses no chunk, gets no chunk twice, and does not pass its end."""
         chunks = self.model.entries[entry]
         if expected:
             behind = chunks.index(expected[-1]) + 1
@@ -299,7 +299,7 @@ class StreamletMachine(RuleBasedStateMachine):
 
     # -- owning ------------------------------------------------------------------------------------------------
 
-    @precondition(lambda self: self.arena.free_slots <= SLOTS // 3)  # else most steps would see few chunks
+    @precondition(lambda self: self.arena.free_slots <= SLOTS // 3)  # otherwise most steps would see few chunks
     @rule(entries=st.integers(1, 4))
     def drop_and_launch_again(self, entries: int) -> None:
         used = {segment.slot.index for _, segment in self.segments()}

@@ -1,4 +1,4 @@
-"""What worlds leave behind, which are in memory: nothing, however they end."""
+"""Worlds, which are in memory, leave nothing behind, also after a failure."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ sys.exit("something has failed")
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(("module", "arguments"), [("log_world", "1, streams=[]"), ("replication_world", "")])
-def test_a_world_that_nobody_closes_leaves_no_directory(module: str, arguments: str) -> None:
+def test_a_world_that_is_never_closed_leaves_no_directory(module: str, arguments: str) -> None:
     code = _LEFT_OPEN.format(module=module, arguments=arguments)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.strip() == "something has failed"

@@ -75,13 +75,13 @@ async def knowing(*addresses: str) -> AsyncIterator[Coordinators]:
         (["localhost:7400"], "text"),
     ],
 )
-def test_what_is_no_address_is_told_at_once(addresses: Any, text: str) -> None:
+def test_the_error_about_an_address_says_what_is_wrong(addresses: Any, text: str) -> None:
     with pytest.raises(InvalidArgument, match=text):
         Coordinators(addresses)
 
 
 @pytest.mark.parametrize("address", ["localhost:7400", "[::1]:7400", "10.0.0.1:1", "a.example.org:65535"])
-def test_addresses_of_hosts_are_taken(address: str) -> None:
+def test_valid_addresses_are_accepted(address: str) -> None:
     assert Coordinators(f" {address} , other:1,").addresses == [address, "other:1"]
 
 
@@ -95,7 +95,7 @@ def nobody() -> str:
         return f"127.0.0.1:{server.getsockname()[1]}"
 
 
-async def test_the_leader_that_is_named_is_asked_at_once_and_from_then_on() -> None:
+async def test_a_named_leader_is_asked_at_once_and_from_then_on() -> None:
     async with serving(3) as (one, two, three), knowing(one.address, two.address, three.address) as coordinators:
         one.error = two.error = NotLeader("no", leader=three.address)
 
@@ -103,7 +103,7 @@ async def test_the_leader_that_is_named_is_asked_at_once_and_from_then_on() -> N
         assert (one.asked, two.asked, three.asked) == (1, 0, 2)
 
 
-async def test_the_leader_may_be_one_that_was_not_given() -> None:
+async def test_the_leader_may_have_an_address_that_was_not_given() -> None:
     async with serving(2) as (one, two), knowing(one.address) as coordinators:
         one.error = NotLeader("no", leader=two.address)
 
@@ -113,7 +113,7 @@ async def test_the_leader_may_be_one_that_was_not_given() -> None:
 
 
 @pytest.mark.parametrize("leader", ["", "nonsense", "not there"])
-async def test_without_a_leader_to_follow_each_is_asked_once(leader: str) -> None:
+async def test_each_coordinator_is_asked_once_without_a_usable_leader(leader: str) -> None:
     async with serving(2) as (one, two), knowing(one.address, nobody(), two.address) as coordinators:
         one.error = NotLeader("no", leader=nobody() if leader == "not there" else leader)
 
@@ -133,7 +133,7 @@ async def test_coordinators_that_name_each_other_are_asked_once_each() -> None:
         assert (one.asked, two.asked) == (1, 1)
 
 
-async def test_when_none_can_be_reached_it_is_told() -> None:
+async def test_the_error_says_that_no_coordinator_can_be_reached() -> None:
     async with knowing(nobody(), nobody()) as coordinators:
         with pytest.raises(Unavailable, match=r"no coordinator can be reached .*; is the cluster running") as caught:
             await ask(coordinators)
@@ -141,7 +141,7 @@ async def test_when_none_can_be_reached_it_is_told() -> None:
 
 
 @pytest.mark.parametrize("first", [True, False])
-async def test_one_that_refuses_to_speak_is_there_and_its_reason_is_told(tmp_path: Path, *, first: bool) -> None:
+async def test_the_error_has_the_reason_of_a_coordinator_that_refuses(tmp_path: Path, *, first: bool) -> None:
     authority, _ = Authority.open_or_make(tmp_path)
     one = authority.issue("127.0.0.1")
     server = GrpcServer([], tls=Tls(TlsFiles(one.cert, one.key, authority.path)))
@@ -158,7 +158,7 @@ async def test_one_that_refuses_to_speak_is_there_and_its_reason_is_told(tmp_pat
     )
 
 
-async def test_one_that_gives_no_answer_is_not_asked_first_the_next_time() -> None:
+async def test_a_coordinator_that_timed_out_is_not_asked_first_again() -> None:
     async with serving(2) as (one, two), knowing(one.address, two.address) as coordinators:
         one.silent = True
 
@@ -169,7 +169,7 @@ async def test_one_that_gives_no_answer_is_not_asked_first_the_next_time() -> No
 
 
 @pytest.mark.parametrize("error", [UnknownStream("s"), Unavailable("too few brokers")])
-async def test_what_the_leader_refuses_is_told_and_nobody_else_is_asked(error: KeraError) -> None:
+async def test_an_error_of_the_leader_is_raised_without_asking_others(error: KeraError) -> None:
     async with serving(2) as (one, two), knowing(one.address, two.address) as coordinators:
         one.error = error
 
@@ -178,7 +178,7 @@ async def test_what_the_leader_refuses_is_told_and_nobody_else_is_asked(error: K
         assert two.asked == 0
 
 
-async def test_no_more_than_some_are_learned() -> None:
+async def test_the_number_of_learned_leaders_is_limited() -> None:
     async with serving(1) as (one,), knowing(one.address) as coordinators:
         for _ in range(LEARNED_MAX + 3):
             one.error = NotLeader("no", leader=nobody())
@@ -189,12 +189,12 @@ async def test_no_more_than_some_are_learned() -> None:
 
 
 @pytest.mark.parametrize("addresses", ["", " , ", "host", "host:port", ":1", "a:1,b"])
-async def test_what_is_no_address_is_refused(addresses: str) -> None:
+async def test_an_invalid_address_is_refused(addresses: str) -> None:
     with pytest.raises(InvalidArgument):
         Coordinators(addresses)
 
 
-async def test_calls_that_wait_hold_up_neither_others_nor_each_other() -> None:
+async def test_waiting_calls_do_not_delay_others_or_each_other() -> None:
     async with serving(1) as (fake,), knowing(fake.address) as coordinators:
         fake.silent = True
         waiting = [

@@ -1,4 +1,4 @@
-"""Whose a data directory is, as those are told who cannot have it."""
+"""The owner of a data directory, as the error names it to a daemon that cannot use the directory."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ ME = rf"\(process {os.getpid()}\)"
 
 @pytest.mark.parametrize("second", KINDS)
 @pytest.mark.parametrize("first", KINDS)
-def test_who_has_it_is_named_by_its_kind(tmp_path: Path, first: str, second: str) -> None:
+def test_the_error_names_the_kind_of_the_holder(tmp_path: Path, first: str, second: str) -> None:
     holder = KINDS[first](tmp_path)
     which = f"another {first}" if first == second else f"a {first}"
     with pytest.raises(StartError, match=rf"^{which} {ME} uses data directory .*choose another --data-dir"):
@@ -35,7 +35,7 @@ def test_who_has_it_is_named_by_its_kind(tmp_path: Path, first: str, second: str
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_coordinator_is_named_as_one(tmp_path: Path, kind: str) -> None:
+def test_the_error_names_the_kind_of_the_holder_for_coordinators_too(tmp_path: Path, kind: str) -> None:
     coordinator = DataDir(tmp_path)
     with pytest.raises(StartError, match=rf"^a coordinator {ME} uses data directory"):
         KINDS[kind](tmp_path)
@@ -47,7 +47,7 @@ def test_a_coordinator_is_named_as_one(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("written", [b"", b"\xff\xfe", b"what is this?", b"broker x", b"broker 2147483647"])
-def test_a_holder_that_has_not_written_who_it_is_is_somebody(tmp_path: Path, written: bytes) -> None:
+def test_a_holder_without_a_valid_note_is_another_process(tmp_path: Path, written: bytes) -> None:
     holder = KINDS["broker"](tmp_path)
     (tmp_path / LOCK_NAME).write_bytes(written)
     with pytest.raises(StartError, match=r"^another process uses data directory"):
@@ -55,7 +55,7 @@ def test_a_holder_that_has_not_written_who_it_is_is_somebody(tmp_path: Path, wri
     holder.close()
 
 
-# -- directories that are somebody else's --------------------------------------------------------------------------
+# -- directories of other daemons -----------------------------------------------------------------------------------
 
 
 def coordinator_of(path: Path) -> None:
@@ -110,7 +110,7 @@ def open_as(role: str, path: Path) -> None:
 
 @pytest.mark.parametrize("role", ["coordinator", *KINDS])
 @pytest.mark.parametrize(("make", "of", "owner"), FOREIGN)
-def test_a_directory_of_another_kind_of_daemon_is_refused_and_stays_as_it_is(
+def test_a_directory_of_another_kind_of_daemon_is_refused_unchanged(
     tmp_path: Path, make: Callable[[Path], None], of: str, owner: str, role: str
 ) -> None:
     make(tmp_path)
@@ -118,7 +118,7 @@ def test_a_directory_of_another_kind_of_daemon_is_refused_and_stays_as_it_is(
         open_as(role, tmp_path)
         return
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != LOCK_NAME}
-    for _ in range(2):  # it is not taken for ours after a first attempt
+    for _ in range(2):  # the first attempt does not make the directory ours
         with pytest.raises(StartError) as refused:
             open_as(role, tmp_path)
         assert refused.value.message == (
@@ -130,7 +130,7 @@ def test_a_directory_of_another_kind_of_daemon_is_refused_and_stays_as_it_is(
     open_as(of, tmp_path)
 
 
-def test_two_that_have_shared_a_directory_before_go_on_with_that(tmp_path: Path) -> None:
+def test_a_broker_and_a_backup_may_go_on_sharing_a_directory(tmp_path: Path) -> None:
     broker_of(tmp_path)
     for name in backup.BackupIdentity.names():
         (tmp_path / name).write_bytes(b"{}")
@@ -141,9 +141,7 @@ def test_two_that_have_shared_a_directory_before_go_on_with_that(tmp_path: Path)
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["default", "log-dirs"])
-def test_logs_that_a_broker_and_a_backup_have_swapped_are_refused_and_stay_as_they_are(
-    tmp_path: Path, *, named: bool
-) -> None:
+def test_swapped_logs_of_a_broker_and_a_backup_are_refused_unchanged(tmp_path: Path, *, named: bool) -> None:
     homes = {"broker": tmp_path / "broker", "backup": tmp_path / "backup"}
     broker_of(homes["broker"])
     SegmentIndex.open(homes["broker"] / "log" / "index").close()
@@ -159,7 +157,7 @@ def test_logs_that_a_broker_and_a_backup_have_swapped_are_refused_and_stay_as_th
     assert [path.name for path in (homes["broker"] / "log").iterdir()] == ["replicas.log"]
 
 
-def test_a_database_of_another_kind_of_daemon_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_database_of_another_kind_of_daemon_is_refused_unchanged(tmp_path: Path) -> None:
     """A broker's index and a coordinator's metadata are both LMDB."""
     coordinator_of(tmp_path / "coordinator")
     SegmentIndex.open(tmp_path / "index").commit([], {"next_physical_id": 1})
@@ -175,14 +173,14 @@ def test_a_database_of_another_kind_of_daemon_is_refused_and_stays_as_it_is(tmp_
     assert (metadata / "data.mdb").read_bytes() == files[index]
 
 
-def test_a_damaged_identity_is_still_one(tmp_path: Path) -> None:
+def test_a_damaged_identity_still_marks_its_directory(tmp_path: Path) -> None:
     (tmp_path / "broker.json").write_bytes(b"[]")
     with pytest.raises(StartError, match="has the data of a broker, and a backup needs"):
         open_as("backup", tmp_path)
 
 
 @pytest.mark.parametrize(("make", "owner"), [(make, owner) for make, _, owner in FOREIGN])
-def test_brokers_of_a_host_or_a_local_cluster_do_not_nest_in_one(
+def test_a_cluster_directory_is_refused_within_a_daemons_directory(
     tmp_path: Path, make: Callable[[Path], None], owner: str
 ) -> None:
     make(tmp_path / "daemon")
@@ -205,7 +203,7 @@ def files_in(path: Path) -> set[Path]:
 
 @pytest.mark.parametrize("inner", OPEN)
 @pytest.mark.parametrize("outer", OPEN)
-def test_in_the_directory_of_a_daemon_that_runs_no_other_starts(tmp_path: Path, outer: str, inner: str) -> None:
+def test_no_daemon_starts_within_the_directory_of_a_running_one(tmp_path: Path, outer: str, inner: str) -> None:
     holder = OPEN[outer](tmp_path / "outer")
     before = files_in(tmp_path)
     with pytest.raises(StartError) as refused:
@@ -221,9 +219,9 @@ def test_in_the_directory_of_a_daemon_that_runs_no_other_starts(tmp_path: Path, 
 
 @pytest.mark.parametrize("inner", OPEN)
 @pytest.mark.parametrize("outer", OPEN)
-def test_around_the_directory_of_a_daemon_that_runs_no_other_starts(tmp_path: Path, outer: str, inner: str) -> None:
+def test_no_daemon_starts_around_the_directory_of_a_running_one(tmp_path: Path, outer: str, inner: str) -> None:
     holder = OPEN[inner](tmp_path / "outer" / "some" / "inner")
-    for _ in range(2):  # it is not taken for ours after a first attempt
+    for _ in range(2):  # the first attempt does not make the directory ours
         with pytest.raises(StartError) as refused:
             OPEN[outer](tmp_path / "outer")
 
@@ -235,7 +233,7 @@ def test_around_the_directory_of_a_daemon_that_runs_no_other_starts(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("first", "owner"), [("coordinator", "a coordinator"), ("broker", "broker 3")])
-def test_data_of_a_daemon_that_does_not_run_count_as_well(tmp_path: Path, first: str, owner: str) -> None:
+def test_no_daemon_starts_within_or_around_the_data_of_a_stopped_one(tmp_path: Path, first: str, owner: str) -> None:
     TRACES_OF[first](tmp_path / "outer" / "inner")
     with pytest.raises(StartError, match=rf"/outer/inner belongs to {owner}, and it lies in .*/outer:"):
         KINDS["backup"](tmp_path / "outer")
@@ -246,7 +244,7 @@ def test_data_of_a_daemon_that_does_not_run_count_as_well(tmp_path: Path, first:
         KINDS["backup"](tmp_path / "link" / "deeper")
 
 
-def test_a_copy_in_a_directory_is_no_reason_not_to_start_again(tmp_path: Path) -> None:
+def test_a_daemon_starts_with_a_copy_of_its_data_in_its_directory(tmp_path: Path) -> None:
     broker_of(tmp_path / "data")
     shutil.copytree(tmp_path / "data", tmp_path / "copy")
     (tmp_path / "copy").rename(tmp_path / "data" / "copy")
@@ -256,12 +254,12 @@ def test_a_copy_in_a_directory_is_no_reason_not_to_start_again(tmp_path: Path) -
         open_as("broker", tmp_path / "data" / "copy")
 
 
-def test_what_others_have_below_or_around_a_directory_is_nobodys(tmp_path: Path) -> None:
+def test_foreign_files_within_or_around_a_directory_do_not_prevent_a_start(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "data" / "more"):
         (path / "log" / "index").mkdir(parents=True)  # no lock there
         (path / "metadata").mkdir()
         (path / "metadata" / "data.mdb").touch()
-    (tmp_path / "data" / "lock").write_text("7\n")  # nobody holds it
+    (tmp_path / "data" / "lock").write_text("7\n")  # no process holds it
     TRACES_OF["broker"](tmp_path / "data" / "broker")
     open_as("backup", tmp_path / "data" / "backup")
 
@@ -269,7 +267,7 @@ def test_what_others_have_below_or_around_a_directory_is_nobodys(tmp_path: Path)
 # -- disks of a backup ---------------------------------------------------------------------------------------------
 
 
-def test_the_disks_of_a_backup_may_lie_in_its_directory_and_in_each_other(tmp_path: Path) -> None:
+def test_the_disks_of_a_backup_may_nest_in_its_directory_and_each_other(tmp_path: Path) -> None:
     disks = [tmp_path / "data" / "disk", tmp_path / "other", tmp_path / "other" / "disk"]
     for _ in range(2):
         owner = backup.BackupDirectory(tmp_path / "data", besides=disks)
@@ -278,12 +276,12 @@ def test_the_disks_of_a_backup_may_lie_in_its_directory_and_in_each_other(tmp_pa
         owner.close()
         for file in files:
             file.close()
-    backup.BackupDirectory(tmp_path / "data", besides=disks[:1]).close()  # others are its own, from before
+    backup.BackupDirectory(tmp_path / "data", besides=disks[:1]).close()  # the other disks are its own from before
     backup.BackupDirectory(tmp_path / "other" / "disk" / "data", besides=disks[1:]).close()
 
 
 @pytest.mark.parametrize("disk", ["", "disk", "log/disk"])
-def test_a_disk_is_not_in_the_directory_of_another_daemon(tmp_path: Path, disk: str) -> None:
+def test_a_disk_within_the_directory_of_another_daemon_is_refused(tmp_path: Path, disk: str) -> None:
     holder = KINDS["broker"](tmp_path / "broker")
     SegmentIndex.open(tmp_path / "broker" / "log" / "index").close()
     for user in (rf"a broker {ME}", "a broker"):
@@ -294,7 +292,7 @@ def test_a_disk_is_not_in_the_directory_of_another_daemon(tmp_path: Path, disk: 
     assert not (tmp_path / "broker" / "disk").exists()
 
 
-def test_no_disk_is_around_the_directory_of_another_daemon(tmp_path: Path) -> None:
+def test_a_disk_around_the_directory_of_another_daemon_is_refused(tmp_path: Path) -> None:
     holder = KINDS["broker"](tmp_path / "disk" / "broker")
     with pytest.raises(StartError, match=rf"/disk/broker belongs to a broker {ME}, and .*/disk: .*another --log-dirs$"):
         backup.BackupDirectory(tmp_path / "backup", besides=[tmp_path / "disk"])
@@ -302,10 +300,10 @@ def test_no_disk_is_around_the_directory_of_another_daemon(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("below", ["broker", ""])
-def test_no_daemon_starts_in_or_around_a_disk_of_a_backup_that_runs(tmp_path: Path, below: str) -> None:
+def test_no_daemon_starts_within_or_around_a_disk_in_use(tmp_path: Path, below: str) -> None:
     disk = LogFile(tmp_path / "disks" / "disk")
     path = tmp_path / "disks" / "disk" / "broker" if below else tmp_path / "disks"
     with pytest.raises(StartError, match=r"/disks/disk belongs to a backup, and .*choose another --data-dir$"):
         KINDS["broker"](path)
     disk.close()
-    KINDS["broker"](path).close()  # it may have been one that is given up
+    KINDS["broker"](path).close()  # the disk may have been given up

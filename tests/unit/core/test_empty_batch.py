@@ -1,4 +1,4 @@
-"""Batches of no rows, which readers put in the place of a chunk that they leave out."""
+"""Batches without rows, which readers put in place of a chunk that they leave out."""
 
 import pyarrow as pa
 import pytest
@@ -23,7 +23,7 @@ UNION = pa.dense_union([pa.field("number", pa.int64()), pa.field("text", pa.stri
     ],
     ids=str,
 )
-def test_there_is_an_empty_batch_of_each_type(kind: pa.DataType) -> None:
+def test_each_type_has_a_valid_empty_batch(kind: pa.DataType) -> None:
     found = empty_batch(pa.schema([("column", kind)]))
     found.validate(full=True)
     assert (found.num_rows, found.schema.field("column").type) == (0, kind)

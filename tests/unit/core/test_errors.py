@@ -43,7 +43,7 @@ def through_the_wire(error: BaseException) -> KeraError:
 
 
 @EACH
-def test_each_class_travels(cls: type[KeraError]) -> None:
+def test_each_class_survives_the_wire(cls: type[KeraError]) -> None:
     arrived = through_the_wire(cls("what to do", **ATTRIBUTES))
 
     assert type(arrived) is cls
@@ -62,33 +62,33 @@ def test_each_class_can_be_pickled_and_copied(cls: type[KeraError]) -> None:
 
 
 @EACH
-def test_each_class_says_when_it_is_raised(cls: type[KeraError]) -> None:
+def test_each_class_has_its_own_docstring(cls: type[KeraError]) -> None:
     assert cls.__doc__
     assert cls.__doc__ != cls.__base__.__doc__
 
 
-def test_each_class_has_a_code_of_its_own() -> None:
+def test_each_class_has_its_own_code() -> None:
     codes = [cls.code for cls in ALL_OF_CORE]
 
     assert len(set(codes)) == len(codes)
     assert len(codes) > 20
 
 
-def test_all_is_complete() -> None:
+def test_all_lists_every_error_in_order() -> None:
     public = {cls.__name__ for cls in ALL_OF_CORE if cls.__module__ == errors.__name__}
 
     assert public <= set(errors.__all__)
     assert sorted(errors.__all__, key=lambda name: (not name[0].isupper(), name)) == errors.__all__
 
 
-def test_what_a_caller_may_conclude_is_in_the_tree() -> None:
-    # The only errors after which something may have been stored, or which come before there is anything to store.
+def test_all_other_errors_are_below_not_accepted_or_start_error() -> None:
+    # Records may have been stored only after these errors; a `StartError` comes before there is anything to store.
     others = {cls for cls in ALL_OF_CORE if not issubclass(cls, NotAccepted | StartError)}
 
     assert others == {KeraError, InternalError, Uncertain, NotPersisted, NotReplicated}
 
 
-def test_a_class_without_a_code_travels_as_its_base_and_does_not_take_its_place() -> None:
+def test_a_class_without_a_code_arrives_as_its_base() -> None:
     class OwnError(UnknownStream):
         """A user's refinement."""
 
@@ -111,7 +111,7 @@ def test_a_foreign_exception_arrives_as_an_internal_error_with_its_type_and_text
     assert arrived.message == "ValueError: no such luck"
 
 
-def test_attributes_that_have_no_json_form_arrive_as_text() -> None:
+def test_attributes_without_a_json_form_arrive_as_text() -> None:
     endless: dict[str, Any] = {}
     endless["self"] = endless
 
@@ -134,7 +134,7 @@ def test_attributes_may_have_any_name() -> None:
     assert pickle.loads(pickle.dumps(UnknownStream("what to do", **attributes))).attributes == attributes
 
 
-def test_an_attribute_that_is_not_json_is_kept_as_it_came() -> None:
+def test_an_attribute_that_is_not_json_is_kept_as_text() -> None:
     assert error_from_wire("unknown_stream", "", {"stream": "{", "deep": "[" * 100_000}).attributes == {
         "stream": "{",
         "deep": "[" * 100_000,
@@ -142,18 +142,18 @@ def test_an_attribute_that_is_not_json_is_kept_as_it_came() -> None:
 
 
 @pytest.mark.parametrize("character", ["x", "ä", "🦀", "\udcff"])
-def test_an_error_of_any_length_and_text_travels_short(character: str) -> None:
+def test_a_long_error_is_shortened_for_the_wire(character: str) -> None:
     error = UnknownStream(character * 100_000, short=1, long=character * 100_000, after=2)
 
     message = error_to_message(error)
 
     assert len(message.message.encode()) <= ERROR_TEXT_BYTES_MAX
     assert message.message.endswith("...")
-    assert dict(message.attributes) == {"short": "1"}  # up to where they get too long
+    assert dict(message.attributes) == {"short": "1"}  # up to the limit of length
     assert len(message.SerializeToString()) < 2 * ERROR_TEXT_BYTES_MAX + 200
 
 
-def test_text_that_is_no_unicode_travels_readable() -> None:
+def test_text_that_is_not_unicode_arrives_escaped() -> None:
     # A file name of the wrong encoding is the usual source.
     arrived = through_the_wire(UnknownStream("no stream 'caf\udce9'", **{"caf\udce9": "caf\udce9"}))
 
@@ -161,11 +161,11 @@ def test_text_that_is_no_unicode_travels_readable() -> None:
     assert arrived.attributes == {r"caf\udce9": "caf\udce9"}
 
 
-def test_an_invariant_that_holds_says_nothing() -> None:
+def test_an_invariant_that_holds_raises_no_error() -> None:
     invariant(1, "one is true")
 
 
-def test_an_invariant_that_is_broken_is_an_internal_error_with_what_it_is_about() -> None:
+def test_a_broken_invariant_is_an_internal_error_with_its_attributes() -> None:
     with pytest.raises(InternalError, match="invariant broken: head moved back") as caught:
         invariant([], "head moved back", head=3)
 

@@ -1,4 +1,4 @@
-"""The extension in C: what it is, when it is used, and that it does what its twins in Python do."""
+"""The extension in C: its contents, when it is used, and that it agrees with its twins in Python."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_it_can_be_left_out_and_says_so() -> None:
+def test_the_extension_can_be_turned_off_and_the_description_says_so() -> None:
     code = (
         "from kera.core import native; from kera.core.format import chunk;"
         " print(native.native, native.describe(), type(chunk.verify_header))"
@@ -105,7 +105,7 @@ def test_it_can_be_left_out_and_says_so() -> None:
     assert ran.stderr == ""
 
 
-def test_one_of_another_version_is_not_used_and_a_line_says_so() -> None:
+def test_an_extension_of_another_version_is_not_used_with_a_warning() -> None:
     fake = "import sys, types; sys.modules['kera.core._native'] = types.SimpleNamespace(VERSION=0)"
 
     ran = run(f"{fake}\nfrom kera.core import native; print(native.native)")
@@ -116,7 +116,7 @@ def test_one_of_another_version_is_not_used_and_a_line_says_so() -> None:
     )
 
 
-def test_without_one_everything_is_as_without() -> None:
+def test_a_missing_extension_is_described_without_a_warning() -> None:
     ran = run(
         "import sys; sys.modules['kera.core._native'] = None\nfrom kera.core import native; print(native.describe())"
     )
@@ -126,7 +126,7 @@ def test_without_one_everything_is_as_without() -> None:
 
 
 @needs_native
-def test_it_is_used_where_it_is_built() -> None:
+def test_a_built_extension_is_used_for_all_its_functions() -> None:
     assert native.describe() == "native core"
     assert native.native is not None
     assert native.native.VERSION == native.VERSION
@@ -159,7 +159,7 @@ def test_it_is_used_where_it_is_built() -> None:
 
 
 @needs_native
-def test_only_what_there_is_can_be_bound() -> None:
+def test_only_functions_of_the_extension_can_be_bound() -> None:
     assert native.native is not None
     bind = native.native.bind
     with pytest.raises(LookupError, match="there is no nothing"):
@@ -169,11 +169,11 @@ def test_only_what_there_is_can_be_bound() -> None:
             bind(name, print, returned)
 
 
-# --- what both know ----------------------------------------------------------------------------------------
+# --- knowledge that both share -----------------------------------------------------------------------------
 
 
 @needs_native
-def test_both_have_the_same_layout() -> None:
+def test_the_extension_and_python_have_the_same_layout() -> None:
     assert native.native is not None
     found = native.native.layout()
 
@@ -202,16 +202,16 @@ def test_both_have_the_same_layout() -> None:
     assert len(found) == 6
 
 
-# --- what is good is known without the twin ----------------------------------------------------------------
+# --- valid arguments do not need the twin ------------------------------------------------------------------
 
 BATCH = pa.record_batch({"text": ["a", None, "ccc"], "many": [[1], [], [2, 3]], "number": [7, 7, 8]})
 
 FIELDS = (2, 2, 3, 1 << 60, 5, 6, 1 << 40, 7, 0, 9, 1 << 50, (1 << 50) - 1, (1 << 50) + 1)
-"""Of a header, as `encode_header` takes them."""
+"""Fields of a header, as `encode_header` takes them."""
 OWN = [array("q", [number, 2**32 - 1, 0]) for number in range(3)] + [array("q", [-1, 7, 2**62]) for _ in range(3)]
 OWN[3] = array("q", [1, 2, 2**63 - 1])
 COMMON = (2, 3, 1 << 60, 4, 1 << 40, 0, 1 << 50)
-"""Of chunks, as `seal_chunks` takes what is their own, and what all of them have."""
+"""Fields of chunks for `seal_chunks`: `OWN` has one value for each chunk, `COMMON` one for all."""
 
 FRAME = with_header(b"head", frames.FrameKind.REQUEST, 1, 2, 9) + bytes(9)
 SPOILT_FRAMES = [FRAME[:at] + bytes([FRAME[at] ^ 1]) + FRAME[at + 1 :] for at in range(32)]
@@ -278,7 +278,9 @@ GOOD_CHUNKS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
 
 @needs_native
 @pytest.mark.parametrize(("name", "arguments", "named"), GOOD + GOOD_CHUNKS)
-def test_what_is_good_is_known_without_the_twin(name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+def test_valid_arguments_give_the_twins_outcome_without_the_twin(
+    name: str, arguments: tuple[Any, ...], named: dict[str, Any]
+) -> None:
     function = accelerated(*MODULES)[name]
     with python_only():
         expected = outcome(twin_of(function) or function, *arguments, **named)
@@ -398,9 +400,7 @@ NOTHING_OF_THAT_KIND: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
 
 @needs_native
 @pytest.mark.parametrize(("name", "arguments", "named"), NOTHING_OF_THAT_KIND)
-def test_arguments_of_other_kinds_are_the_twins_business(
-    name: str, arguments: tuple[Any, ...], named: dict[str, Any]
-) -> None:
+def test_invalid_arguments_give_the_twins_outcome(name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
     function = accelerated(*MODULES)[name]
     with python_only():
         expected = outcome(twin_of(function) or function, *arguments, **named)
@@ -408,7 +408,7 @@ def test_arguments_of_other_kinds_are_the_twins_business(
     assert outcome(function, *arguments, **named) == expected
 
 
-def test_a_placement_that_is_none_changes_nothing() -> None:
+def test_an_invalid_placement_does_not_change_the_chunk() -> None:
     for placement in ((1, 2, 3, 4, 5, 1 << 32), (1, 2, 3, 4, 5, "6")):
         chunk = bytearray(SMALL)
         with pytest.raises(struct.error):
@@ -421,7 +421,7 @@ def test_a_placement_that_is_none_changes_nothing() -> None:
 
 @needs_native
 @pytest.mark.parametrize("name", ["crc32c", "crc32c_by_tables"])
-def test_a_checksum_of_any_length_from_any_address_on_is_that_of_the_package(name: str) -> None:
+def test_checksums_agree_with_the_package_for_any_length_and_address(name: str) -> None:
     made = alone(name)
     data = memoryview(random.Random(1).randbytes(60_000))
     lengths = [*range(200), 767, 768, 769, 1535, 1536, 1543, 24_575, 24_576, 24_577, 24_600, 49_152, 50_001]
@@ -444,7 +444,7 @@ def is_utf8(data: bytes) -> bool:
 
 
 @needs_native
-def test_text_is_utf_8_if_python_says_so() -> None:
+def test_the_check_of_utf_8_agrees_with_python() -> None:
     check = alone("check")
     edges = (0x00, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0, 0xFF)
     texts = [bytes(each) for count in (1, 2) for each in product(range(0x80, 0x100), *[edges] * (count - 1))]
@@ -466,7 +466,7 @@ def test_text_is_utf_8_if_python_says_so() -> None:
 
 
 def good_and_bad(name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> list[Callable[[], Any]]:
-    """A call where all is well, and one where it is not. Not with the twin: numpy keeps memory of its own."""
+    """A call with valid arguments, and one with damaged ones. Not with the twin: numpy keeps its own memory."""
     spoilt = bytearray(arguments[0])
     if spoilt:
         spoilt[len(spoilt) // 2] ^= 1
@@ -480,24 +480,24 @@ def good_and_bad(name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -
 
 @needs_native
 @pytest.mark.parametrize(("name", "arguments", "named"), GOOD)
-def test_nothing_is_kept_of_a_call(name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+def test_a_call_leaks_no_references_and_no_memory(name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
     calls = good_and_bad(name, arguments, named)
-    # Numbers may be immortal, and then have no count that means anything.
+    # Numbers may be immortal, and then have no meaningful count.
     held = [each for each in (*arguments, TYPES.get(name), b"KERA") if each is not None and not isinstance(each, int)]
 
     def rounds(number: int) -> tuple[int, int]:
-        """By how much references, and memory, become more."""
+        """The growth of references and of memory."""
         references, memory = sum(map(sys.getrefcount, held)), tracemalloc.get_traced_memory()[0]
         for _ in range(number):
             for call in calls:
                 call()
-        gc.collect()  # errors refer to what refers to them
+        gc.collect()  # errors are in reference cycles
         return sum(map(sys.getrefcount, held)) - references, tracemalloc.get_traced_memory()[0] - memory
 
-    gc.freeze()  # so that it is quickly collected
+    gc.freeze()  # so that collections are quick
     tracemalloc.start()
     try:
-        # What is made once, whenever that is, is not made in each of them.
+        # Memory that is allocated only once does not grow in every round.
         found = [rounds(100) for _ in range(3)]
     finally:
         tracemalloc.stop()
@@ -512,11 +512,11 @@ def test_a_buffer_is_released_after_a_call(name: str, arguments: tuple[Any, ...]
     function = accelerated(*MODULES)[name]
     for data in (bytearray(arguments[0]), bytearray(len(arguments[0]))):
         outcome(function, data, *arguments[1:], **named)
-        data.append(0)  # BufferError while somebody has it
+        data.append(0)  # BufferError while a view of it exists
 
 
 @needs_native
-def test_a_function_that_was_bound_goes_with_what_it_was_bound_to() -> None:
+def test_a_bound_function_releases_its_type() -> None:
     assert native.native is not None
     references = sys.getrefcount(ChunkHeader)
     for _ in range(1000):
@@ -528,7 +528,7 @@ def test_a_function_that_was_bound_goes_with_what_it_was_bound_to() -> None:
 
 
 @needs_native
-def test_headers_are_tuples_that_garbage_collection_knows() -> None:
+def test_headers_are_tuples_tracked_by_the_garbage_collector() -> None:
     header = alone("verify_header")(SMALL)
     assert type(header) is ChunkHeader
     assert gc.is_tracked(header)
@@ -537,7 +537,7 @@ def test_headers_are_tuples_that_garbage_collection_knows() -> None:
 
 
 @needs_native
-def test_a_refusal_has_no_trace_of_what_was_found_out_on_the_way() -> None:
+def test_a_refusal_has_no_context() -> None:
     with pytest.raises(Refused) as caught:
         alone("verify_header")(SMALL, 1 << 70)
     assert caught.value.__context__ is None
@@ -570,7 +570,7 @@ def is_held(memory: bytearray) -> bool:
 
 @needs_native
 @pytest.mark.parametrize("batch", [BATCH, PLAIN], ids=["packed", "plain"])
-def test_a_payload_is_held_as_long_as_any_column_of_it(batch: pa.RecordBatch) -> None:
+def test_a_payload_is_held_as_long_as_any_of_its_columns(batch: pa.RecordBatch) -> None:
     memory = payload_of(batch)
     found = decoded(pa.py_buffer(memory), batch)
     column = found.column(1)
@@ -583,7 +583,7 @@ def test_a_payload_is_held_as_long_as_any_column_of_it(batch: pa.RecordBatch) ->
 
 
 @needs_native
-def test_the_last_column_may_go_on_another_thread() -> None:
+def test_the_last_column_may_be_freed_on_another_thread() -> None:
     memory = payload_of(PLAIN)
     held = [decoded(pa.py_buffer(memory), PLAIN)]
     thread = threading.Thread(target=held.clear)
@@ -593,7 +593,7 @@ def test_the_last_column_may_go_on_another_thread() -> None:
 
 
 @needs_native
-def test_a_payload_that_is_refused_is_not_held() -> None:
+def test_a_refused_payload_is_not_held() -> None:
     memory = payload_of(PLAIN)
     for end in (0, 1, 5, len(memory) - 1):
         cut = memory[:end]
@@ -603,7 +603,7 @@ def test_a_payload_that_is_refused_is_not_held() -> None:
 
 
 @needs_native
-def test_a_batch_that_nobody_takes_is_let_go_of() -> None:
+def test_a_batch_whose_import_fails_is_released() -> None:
     assert native.native is not None
     memory, schema = payload_of(PLAIN), PLAIN.schema
     kind = native.native.lean_type(schema)
@@ -617,7 +617,7 @@ def test_a_batch_that_nobody_takes_is_let_go_of() -> None:
 
 
 @needs_native
-def test_large_columns_are_where_the_payload_is() -> None:
+def test_large_columns_are_read_in_place() -> None:
     memory = payload_of(PLAIN)
     buffer = pa.py_buffer(memory)
     values = decoded(buffer, PLAIN).column(0).buffers()[1]
@@ -625,7 +625,7 @@ def test_large_columns_are_where_the_payload_is() -> None:
 
 
 @needs_native
-def test_what_is_no_schema_is_no_type() -> None:
+def test_invalid_schemas_and_types_are_refused() -> None:
     assert native.native is not None
     assert native.native.lean_type(pa.schema([("a", pa.string_view())])) is None
     assert native.native.lean_type(pa.schema([("a", pa.dictionary(pa.int8(), pa.string()))])) is None
@@ -646,7 +646,7 @@ def test_what_is_no_schema_is_no_type() -> None:
 @pytest.mark.parametrize("ends", [[3], [0, 1, 1, 3], [2], []])
 @pytest.mark.parametrize("rows", [BATCH, PLAIN, BATCH.slice(1, 2).slice(0)], ids=["packed", "plain", "slice"])
 @pytest.mark.parametrize("order", [None, [2, 0, 1], [1, 1, 1]])
-def test_payloads_of_parts_are_those_of_python(rows: pa.RecordBatch, ends: list[int], order: list[int] | None) -> None:
+def test_payloads_of_parts_agree_with_python(rows: pa.RecordBatch, ends: list[int], order: list[int] | None) -> None:
     bounds = array("I", [min(end, rows.num_rows) for end in ends])
     last = bounds[-1] if bounds else 0
     numbers = None if order is None else np.resize(np.array(order) % rows.num_rows, last)
@@ -660,21 +660,21 @@ def test_payloads_of_parts_are_those_of_python(rows: pa.RecordBatch, ends: list[
 @needs_native
 @pytest.mark.parametrize("ends", [[4], [2, 1], array("Q", [3]), array("i", [3]), [3, 2**32 - 1]])
 @pytest.mark.parametrize("order", [None, np.array([0, 1, 2])])
-def test_parts_that_are_none_are_the_twin_s(ends: Any, order: Any) -> None:
+def test_invalid_parts_are_left_to_the_twin(ends: Any, order: Any) -> None:
     with pytest.raises(Refused):
         alone("begin_chunks")(BATCH, order, ends if isinstance(ends, array) else array("I", ends), 1 << 20)
 
 
 @needs_native
-def test_ends_that_do_not_ascend_are_the_twin_s() -> None:
-    """Only the sanitizers of `make test-native-asan` see whether rows behind the end of the order are read."""
+def test_ends_that_do_not_ascend_are_left_to_the_twin() -> None:
+    """Only the sanitizers of `make test-native-asan` detect reads of rows behind the end of the order."""
     with pytest.raises(Refused):
         alone("begin_chunks")(BATCH, np.zeros(1, np.int64), array("I", [300, 1]), 1 << 20)
 
 
 @needs_native
 @pytest.mark.parametrize("order", [[0, 3], [-1, 0], [0], [0, 1, 2], np.array([0, 1], np.int32), [0, 2**40]])
-def test_rows_that_are_none_are_the_twin_s(order: Any) -> None:
+def test_invalid_rows_are_left_to_the_twin(order: Any) -> None:
     with pytest.raises(Refused):
         alone("begin_chunks")(BATCH, np.asarray(order), array("I", [2]), 1 << 20)
 
@@ -692,7 +692,7 @@ KEYS: list[Any] = [
 
 @needs_native
 @pytest.mark.parametrize("keys", KEYS)
-def test_a_payload_of_values_and_keys_is_that_of_a_batch(keys: Any) -> None:
+def test_a_payload_of_values_and_keys_equals_that_of_a_batch(keys: Any) -> None:
     batch = records_to_batch(RECORDS, TIMES, keys, None)
     for times in (TIMES, np.array(TIMES)):
         made = alone("encode_records")(RECORDS, times, keys, 1 << 20)
@@ -720,7 +720,7 @@ def test_a_payload_of_values_and_keys_is_that_of_a_batch(keys: Any) -> None:
         (RECORDS, TIMES, [(b"k",)] * 3 + [(None,)], 1 << 20),
     ],
 )
-def test_records_that_are_more_than_that_are_the_twin_s(arguments: tuple[Any, ...]) -> None:
+def test_other_kinds_of_records_are_left_to_the_twin(arguments: tuple[Any, ...]) -> None:
     with pytest.raises(Refused):
         alone("encode_records")(*arguments)
 
@@ -729,7 +729,7 @@ ORDER, ENDS = np.array([2, 0, 1]), array("I", [1, 3])
 
 
 @needs_native
-def test_nothing_is_kept_of_what_is_encoded_or_decoded() -> None:
+def test_encoding_and_decoding_leak_no_references_and_no_memory() -> None:
     def use() -> None:
         for rows in (BATCH, PLAIN):
             lean.encode(rows, None, bytes_max=1 << 20)

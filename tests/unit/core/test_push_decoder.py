@@ -14,7 +14,7 @@ SENT = b"".join(encode(*message) for message in MESSAGES)
 
 
 class Piece(bytes):
-    """Counts the bytes that are copied out of it."""
+    """Counts the bytes copied out of the piece."""
 
     copied = 0
 
@@ -34,14 +34,14 @@ def test_messages_are_the_same_in_pieces_of_any_size(piece_bytes: int) -> None:
     assert not decoder.unfinished
 
 
-def test_the_bytes_behind_each_of_many_messages_are_not_copied() -> None:
+def test_the_decoder_does_not_copy_the_rest_of_a_piece_for_each_message() -> None:
     """A peer that sends 30,000 short messages at once would otherwise stop the others for a second."""
     piece = Piece(ALIVE * 1000)
     assert len(list(Decoder().feed(piece))) == 1000
     assert Piece.copied <= len(piece)
 
 
-def test_messages_that_nobody_has_taken_yet_come_with_the_next_piece() -> None:
+def test_messages_not_taken_yet_arrive_with_the_next_piece() -> None:
     decoder = Decoder()
     first = next(decoder.feed(SENT[:-1]))
     assert decoder.unfinished
@@ -49,7 +49,7 @@ def test_messages_that_nobody_has_taken_yet_come_with_the_next_piece() -> None:
     assert not decoder.unfinished
 
 
-def test_messages_before_bytes_that_are_none_still_arrive() -> None:
+def test_messages_before_invalid_bytes_still_arrive() -> None:
     found = Decoder().feed(ALIVE + b"\0\0\0\0\x63\0\0\0")
     assert next(found) == (PushKind.ALIVE, b"")
     with pytest.raises(ProtocolError, match="a push message of unknown kind 99"):

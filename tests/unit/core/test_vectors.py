@@ -1,4 +1,4 @@
-"""docs/vectors.json and docs/writing-a-client.md: what other languages go by is what this code does."""
+"""docs/vectors.json and docs/writing-a-client.md, for clients in other languages, agree with this code."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ def test_the_first_schema_is_the_default_one() -> None:
 
 
 @described("chunks", "what")
-def test_a_chunk_has_the_fields_that_are_told_of_it(vector: dict[str, Any]) -> None:
+def test_a_chunk_has_its_documented_fields(vector: dict[str, Any]) -> None:
     header = verify_chunk(bytes.fromhex(vector["placed"]))
     assert {name: value for name, value in header._asdict().items() if name != "magic"} == vector["header"]
     assert set(vector["header"]) == set(ChunkHeader._fields) - {"magic"}
 
 
 @described("chunks", "what")
-def test_a_chunk_is_encoded_to_these_bytes(vector: dict[str, Any]) -> None:
+def test_a_chunk_is_encoded_to_its_documented_bytes(vector: dict[str, Any]) -> None:
     fields = vector["header"]
     encoded = encode_chunk(
         pa.py_buffer(bytes.fromhex(vector["payload"])),
@@ -94,7 +94,7 @@ def test_a_chunk_is_encoded_to_these_bytes(vector: dict[str, Any]) -> None:
 
 
 @described("chunks", "what")
-def test_a_chunk_has_the_records_that_are_told_of_it(vector: dict[str, Any]) -> None:
+def test_a_chunk_has_its_documented_records(vector: dict[str, Any]) -> None:
     header = verify_chunk(bytes.fromhex(vector["chunk"]))
     batch = open_payload(bytes.fromhex(vector["payload"]), SCHEMAS[header.schema_id], header)
     assert rows(batch) == vector["records"]
@@ -102,18 +102,18 @@ def test_a_chunk_has_the_records_that_are_told_of_it(vector: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("vector", LEAN_CHUNKS, ids=[each["what"] for each in LEAN_CHUNKS])
-def test_a_lean_payload_has_these_bytes(vector: dict[str, Any]) -> None:
+def test_a_lean_payload_has_its_documented_bytes(vector: dict[str, Any]) -> None:
     chunk = memoryview(bytes.fromhex(vector["chunk"]))
     header = verify_chunk(chunk)
     check_payload(chunk, 0, header, known_of(SCHEMAS[header.schema_id]))
     batch = open_payload(bytes.fromhex(vector["payload"]), SCHEMAS[header.schema_id], header)
     made = encode_lean(batch, Codec(header.codec))
     assert made is not None
-    if not header.codec:  # what it is compressed to depends on the version of the library
+    if not header.codec:  # the compressed bytes depend on the version of the library
         assert made.hex() == vector["payload"]
 
 
-def test_a_punctuation_is_what_brokers_write() -> None:
+def test_the_documented_punctuation_is_that_of_brokers() -> None:
     (vector,) = VECTORS["punctuations"]
     chunk = bytes.fromhex(vector["chunk"])
     header = verify_chunk(chunk)
@@ -131,7 +131,7 @@ def test_a_damaged_chunk_is_refused(vector: dict[str, Any]) -> None:
 
 
 @described("unreadable_chunks", "why")
-def test_a_chunk_that_cannot_be_read_has_good_checksums_and_is_refused(vector: dict[str, Any]) -> None:
+def test_an_unreadable_chunk_with_good_checksums_is_refused(vector: dict[str, Any]) -> None:
     chunk = bytes.fromhex(vector["chunk"])
     header = verify_chunk(chunk)
     payload = chunk[HEADER_BYTES : HEADER_BYTES + header.payload_bytes]
@@ -140,14 +140,14 @@ def test_a_chunk_that_cannot_be_read_has_good_checksums_and_is_refused(vector: d
 
 
 @described("keys", "key")
-def test_a_key_has_its_streamlet(vector: dict[str, Any]) -> None:
+def test_a_key_has_its_documented_streamlet(vector: dict[str, Any]) -> None:
     key = bytes.fromhex(vector["key"])
     assert crc32c(key) == vector["crc32c"]
     assert {m: streamlet_of(key, int(m)) for m in vector["streamlet"]} == vector["streamlet"]
 
 
 @described("frames", "frame")
-def test_a_frame_is_what_is_told_of_it(vector: dict[str, Any]) -> None:
+def test_a_frame_has_its_documented_contents(vector: dict[str, Any]) -> None:
     frame = bytes.fromhex(vector["frame"])
     header = decode_header(memoryview(frame), 0, BULK_BYTES_MAX)
     message, bulk = bytes.fromhex(vector["message"]), bytes.fromhex(vector["bulk"])
@@ -158,7 +158,7 @@ def test_a_frame_is_what_is_told_of_it(vector: dict[str, Any]) -> None:
     assert FrameKind(header.kind).name.lower() == vector["kind"]
 
 
-def test_there_is_a_frame_of_each_kind_and_a_decoder_gets_its_message_out_of_it() -> None:
+def test_the_documented_frames_have_each_kind_and_can_be_decoded() -> None:
     frames = {(each["kind"], each["number"]): each for each in VECTORS["frames"]}
     assert {kind for kind, _ in frames} == {"request", "reply", "error"}
     error = common_pb2.Error.FromString(bytes.fromhex(frames["error", api.DESCRIBE_STREAMLETS.number]["message"]))
@@ -175,7 +175,7 @@ def test_there_is_a_frame_of_each_kind_and_a_decoder_gets_its_message_out_of_it(
 
 
 @described("errors", "code")
-def test_an_error_says_what_is_told_of_it(vector: dict[str, Any]) -> None:
+def test_an_error_has_its_documented_contents(vector: dict[str, Any]) -> None:
     error = error_from_message(common_pb2.Error.FromString(bytes.fromhex(vector["error"])))
     assert (error.code, error.message, error.retriable) == (vector["code"], vector["message"], vector["retriable"])
     assert error.attributes == vector["attributes"]
@@ -196,5 +196,5 @@ def test_the_page_names_every_field_that_a_producer_fills_in() -> None:
 
 
 @pytest.mark.parametrize("messages", [consumer_group_pb2, broker_pb2, common_pb2, coordinator_pb2])
-def test_the_messages_compile_into_one_package_of_go(messages: Any) -> None:
+def test_the_messages_name_one_go_package(messages: Any) -> None:
     assert messages.DESCRIPTOR.GetOptions().go_package == "kera/v1;kerav1"

@@ -1,4 +1,4 @@
-"""Each daemon starts in stages: after one that fails, nothing that the stages before it have started is left."""
+"""Each daemon starts in stages: a failed stage leaves nothing of the stages before it running."""
 
 import asyncio
 import inspect
@@ -53,7 +53,7 @@ CASES = [
     for stage in stages
 ]
 GROUPED = ("stay_registered", "run_for_leader")
-"""Those that open a group of tasks, which wraps the exception."""
+"""The stages that open a group of tasks, which wraps the exception."""
 
 
 class Broken(Exception):
@@ -87,14 +87,14 @@ def sockets_of(path: Path) -> list[Path]:
 
 
 def daemon_tasks() -> Counter[str]:
-    """The tasks of our code, without those of gRPC: the fake coordinator has some as well."""
+    """The tasks of our code, without those of gRPC: the fake coordinator has some too."""
     coroutines = [task.get_coro() for task in asyncio.all_tasks()]
     codes = [each.cr_code for each in coroutines if inspect.iscoroutine(each)]
     return Counter(code.co_qualname for code in codes if "/kera/" in code.co_filename.removeprefix(str(Path.cwd())))
 
 
 @pytest.mark.parametrize(("module", "stage"), CASES)
-async def test_a_stage_that_fails_stops_those_before_it(
+async def test_a_failed_stage_stops_the_stages_before_it(
     module: ModuleType, stage: str, starts: dict[ModuleType, Start], tmp_path: Path, memory: Path
 ) -> None:
     before, done = daemon_tasks(), getattr(module, stage)
@@ -123,7 +123,7 @@ async def test_a_stage_that_fails_stops_those_before_it(
 
 @pytest.mark.parametrize("module", STAGES, ids=lambda module: module.__name__.split(".")[1])
 def test_all_stages_are_tested(module: ModuleType) -> None:
-    """`serve` calls functions of its module: they are the stages, and these tests know all of them."""
+    """`serve` calls functions of its module: they are the stages, and `STAGES` has all of them."""
     called = inspect.getclosurevars(inspect.unwrap(module.serve)).globals
     own = {name for name, value in called.items() if inspect.isfunction(value) and value.__module__ == module.__name__}
     assert own - {"hand_over", "_push_path", "_store"} == set(STAGES[module])

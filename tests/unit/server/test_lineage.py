@@ -1,4 +1,4 @@
-"""Which versions of a stream's assignments come from which."""
+"""Versions of a stream's assignments, and their ancestors."""
 
 from kera.server.lineage import CHANGES_BITS, COORDINATORS_MAX, comes_from, new_version
 from kera.v1 import common_pb2
@@ -12,7 +12,7 @@ def changed(stream: common_pb2.StreamInfo, coordinator_epoch: int, times: int = 
     return later
 
 
-def test_all_versions_of_all_coordinators_before_are_ancestors() -> None:
+def test_all_earlier_versions_of_all_coordinators_are_ancestors() -> None:
     versions, stream = [], common_pb2.StreamInfo()
     for coordinator_epoch in (3, 4, 9):
         for _ in range(3):
@@ -24,7 +24,7 @@ def test_all_versions_of_all_coordinators_before_are_ancestors() -> None:
     assert len(stream.assignments_lineage) == 3
 
 
-def test_what_was_changed_since_a_copy_is_of_another_history() -> None:
+def test_changes_after_a_copy_are_of_another_history() -> None:
     copy = changed(common_pb2.StreamInfo(), 3, times=2)
     same_coordinator, another = changed(copy, 3), changed(copy, 4)
     restored = changed(copy, 5)
@@ -36,7 +36,7 @@ def test_what_was_changed_since_a_copy_is_of_another_history() -> None:
         assert not comes_from(later, restored.assignments_version)
 
 
-def test_a_stream_from_before_there_were_lineages_goes_on() -> None:
+def test_a_stream_without_a_lineage_gets_one_at_its_next_change() -> None:
     old = common_pb2.StreamInfo(assignments_version=7)
     now = changed(old, 5)
 
@@ -46,7 +46,7 @@ def test_a_stream_from_before_there_were_lineages_goes_on() -> None:
     assert not comes_from(old, 8)
 
 
-def test_a_lineage_has_so_many_coordinators_and_who_knows_only_older_ones_is_of_another_history() -> None:
+def test_versions_of_coordinators_beyond_the_lineage_are_of_another_history() -> None:
     first = stream = changed(common_pb2.StreamInfo(), 1)
     for coordinator_epoch in range(2, COORDINATORS_MAX + 2):
         stream = changed(stream, coordinator_epoch)

@@ -1,4 +1,4 @@
-"""`kera.server.populating`: memory is given page by page, and no single call takes long."""
+"""`kera.server.populating`: the kernel gives memory page by page, and each single call is short."""
 
 import mmap
 from unittest.mock import Mock
@@ -11,7 +11,7 @@ POPULATE_WRITE = 23
 
 
 @pytest.mark.parametrize("size", [mmap.PAGESIZE, PIECE_BYTES, 2 * PIECE_BYTES + mmap.PAGESIZE])
-def test_all_of_it_is_taken_in_pieces(size: int) -> None:
+def test_all_memory_is_populated_in_pieces(size: int) -> None:
     memory = Mock(__len__=lambda _: size)
     populate(memory)
 
@@ -23,7 +23,7 @@ def test_all_of_it_is_taken_in_pieces(size: int) -> None:
     assert max(length for _, _, length in pieces) <= PIECE_BYTES
 
 
-def test_what_was_in_it_stays() -> None:
+def test_populating_keeps_the_contents() -> None:
     memory = mmap.mmap(-1, 3 * PIECE_BYTES)
     memory[PIECE_BYTES + 7] = 1
     populate(memory)
@@ -31,7 +31,7 @@ def test_what_was_in_it_stays() -> None:
     assert (memory[PIECE_BYTES + 7], memory[PIECE_BYTES + 8]) == (1, 0)
 
 
-def test_a_kernel_that_knows_nothing_of_it_is_no_error() -> None:
+def test_a_kernel_without_populate_is_no_error() -> None:
     memory = Mock(__len__=lambda _: PIECE_BYTES)
     memory.madvise.side_effect = OSError(22, "Invalid argument")
     populate(memory)

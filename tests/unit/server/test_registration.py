@@ -1,4 +1,4 @@
-"""The tie to several coordinators; what brokers and backups make of it is tested with them."""
+"""The registration with several coordinators; tests of brokers and backups cover their use of it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -78,7 +78,7 @@ def beating(registration: Registration) -> "asyncio.Task[None]":
     return asyncio.create_task(registration.beat(api.HEARTBEAT, messages.HeartbeatRequest))
 
 
-async def test_heartbeats_go_to_the_coordinator_that_leads_and_follow_it() -> None:
+async def test_heartbeats_follow_the_leading_coordinator() -> None:
     async with serving(2) as (registration, (one, two)):
         one.error = NotLeader("no", leader=two.address)
         task = beating(registration)
@@ -93,7 +93,7 @@ async def test_heartbeats_go_to_the_coordinator_that_leads_and_follow_it() -> No
             await asyncio.wait_for(task, WAIT_S)
 
 
-async def test_a_coordinator_that_hangs_is_left_for_another_one() -> None:
+async def test_heartbeats_leave_a_hanging_coordinator_for_another() -> None:
     async with serving(2, beat_timeout_s=0.05) as (registration, (one, two)):
         one.answering.clear()
         task = beating(registration)
@@ -104,7 +104,7 @@ async def test_a_coordinator_that_hangs_is_left_for_another_one() -> None:
         one.answering.set()
 
 
-async def test_what_counts_is_when_the_last_answered_request_was_sent() -> None:
+async def test_last_sent_is_the_time_of_the_last_answered_request() -> None:
     async with serving(1) as (registration, (one,)):
         assert registration.last_sent_s == 0
         one.answering.clear()
@@ -123,14 +123,14 @@ async def test_what_counts_is_when_the_last_answered_request_was_sent() -> None:
         beats = one.beats
         await until(lambda: one.beats > beats)
         arrived = boottime_s()
-        registration.heartbeat_interval_s = WAIT_S  # this one is the last
+        registration.heartbeat_interval_s = WAIT_S  # this heartbeat is the last
         one.answering.set()
         await until(lambda: registration.last_sent_s)
         assert before < registration.last_sent_s <= arrived
         task.cancel()
 
 
-async def test_coordinators_of_which_none_leads_are_waited_for_and_then_named() -> None:
+async def test_a_request_waits_for_a_leader_and_then_fails() -> None:
     async with serving(2, retry_interval_s=0.005) as (registration, coordinators):
         for fake in coordinators:
             fake.error = NotLeader("no", leader="")
@@ -144,7 +144,7 @@ async def test_coordinators_of_which_none_leads_are_waited_for_and_then_named() 
         await asyncio.wait_for(asking, WAIT_S)
 
 
-async def test_a_coordinator_that_lets_nobody_in_is_not_said_to_be_missing(tmp_path: Path) -> None:
+async def test_the_error_has_the_reason_of_a_coordinator_that_refuses(tmp_path: Path) -> None:
     authority, _ = Authority.open_or_make(tmp_path)
     one = authority.issue("127.0.0.1")
     server = GrpcServer([], tls=Tls(TlsFiles(one.cert, one.key, authority.path)))
@@ -162,13 +162,13 @@ async def test_a_coordinator_that_lets_nobody_in_is_not_said_to_be_missing(tmp_p
 
 
 @pytest.mark.parametrize("addresses", ["", "host", "a:1,b"])
-async def test_a_wrong_address_is_an_error_of_the_start(addresses: str) -> None:
+async def test_a_wrong_coordinator_address_is_a_start_error(addresses: str) -> None:
     with pytest.raises(InvalidSettings, match="coordinator: ") as error:
         registering(addresses)
     assert isinstance(error.value, StartError)
 
 
-async def test_who_waits_for_the_coordinator_says_so_once_and_when_it_is_there() -> None:
+async def test_waiting_for_the_coordinator_is_logged_once_and_at_its_end() -> None:
     async with serving(1, retry_interval_s=0.001) as (registration, (one,)):
         one.error = NotLeader("not yet", leader="")
         with capture_logs() as lines:

@@ -1,4 +1,4 @@
-"""What the checks of data directories have in common."""
+"""The common part of the checks of data directories."""
 
 from pathlib import Path
 from typing import ClassVar
@@ -11,13 +11,13 @@ from kera.server.verifying import check_identity, unused
 
 
 class Identity(data_dir.MemberIdentity):
-    """Of some daemon."""
+    """The identity of a daemon."""
 
     role: ClassVar[str] = "daemon"
 
 
 class Directory(data_dir.DataDirectory):
-    """Of some daemon."""
+    """The data directory of a daemon."""
 
     identity: ClassVar[type[data_dir.MemberIdentity]] = Identity
 
@@ -30,7 +30,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_nobody_can_start_in_a_directory_that_is_looked_at(path: Path) -> None:
+def test_no_daemon_starts_in_a_directory_during_its_check(path: Path) -> None:
     with unused(path) as free:
         assert free
         with pytest.raises(StartError):

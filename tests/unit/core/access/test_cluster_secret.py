@@ -1,4 +1,4 @@
-"""The secret of a cluster: what a file may have, and how another one comes in."""
+"""The secret of a cluster: valid files, and how a new secret replaces the old one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def now() -> Now:
 
 
 class Daemon:
-    """One with a file for the secret, that is read whenever somebody looks."""
+    """A daemon with a file for the secret, which each look reads again."""
 
     def __init__(self, path: Path, now: Now, *secrets: str) -> None:
         self.path = path
@@ -43,7 +43,7 @@ class Daemon:
         self.now.s += LOOK_EVERY_S
 
     async def known_to(self, other: Daemon) -> Identity:
-        """As whom the other one knows it, who has called it."""
+        """Call the other daemon, and return the identity that it gives this one."""
         found: list[Identity] = []
 
         async def ask(request: messages.AuthenticateRequest) -> messages.AuthenticateResponse:
@@ -59,7 +59,7 @@ class Daemon:
         return found[-1]
 
 
-async def test_another_secret_comes_in_without_an_interruption(tmp_path: Path, now: Now) -> None:
+async def test_daemons_change_the_secret_without_an_interruption(tmp_path: Path, now: Now) -> None:
     one, other = (Daemon(tmp_path / name, now, OLD) for name in ("one", "other"))
 
     async def all_know_each_other() -> None:
@@ -67,12 +67,12 @@ async def test_another_secret_comes_in_without_an_interruption(tmp_path: Path, n
             assert (await caller.known_to(called)).is_daemon
 
     await all_know_each_other()
-    for each in (one, other):  # at one after the other
+    for each in (one, other):  # one daemon after the other
         each.put(NEW, OLD)
         await all_know_each_other()
     one.asked = 0
     await all_know_each_other()
-    assert one.asked == 2  # the new one is shown, and taken at once
+    assert one.asked == 2  # it shows the new secret, which is taken at once
     for each in (one, other):
         each.put(NEW)
         await all_know_each_other()
@@ -82,7 +82,7 @@ async def test_another_secret_comes_in_without_an_interruption(tmp_path: Path, n
             await caller.known_to(called)
 
 
-async def test_who_was_known_by_a_secret_that_is_gone_is_known_no_more(tmp_path: Path, now: Now) -> None:
+async def test_an_identity_by_a_removed_secret_no_longer_holds(tmp_path: Path, now: Now) -> None:
     one, other = (Daemon(tmp_path / name, now, OLD) for name in ("one", "other"))
     by_old = await one.known_to(other)
     other.put(NEW, OLD)
@@ -92,7 +92,7 @@ async def test_who_was_known_by_a_secret_that_is_gone_is_known_no_more(tmp_path:
     other.put(NEW)
     assert not other.door.holds(by_old)
     assert other.door.holds(by_new)
-    other.put(NEW, OLD)  # it comes back: who had shown it before has to show it again
+    other.put(NEW, OLD)  # the old secret comes back: a caller has to show it again
     assert not other.door.holds(by_old)
     assert other.door.holds(Identity("", how="certificate", is_daemon=True))
 
@@ -112,7 +112,9 @@ async def test_who_was_known_by_a_secret_that_is_gone_is_known_no_more(tmp_path:
         ("a secret with a \x07 bell", "characters that passwords cannot have"),
     ],
 )
-def test_what_is_no_secret_is_not_taken(tmp_path: Path, now: Now, text: str, reason: str) -> None:
+def test_an_invalid_secret_is_refused_and_the_previous_one_stays_in_use(
+    tmp_path: Path, now: Now, text: str, reason: str
+) -> None:
     path = tmp_path / "secret"
     path.write_text(text)
     with pytest.raises(InvalidSettings, match=f"cluster_secret_file {path}.*{reason}") as caught:
@@ -122,14 +124,14 @@ def test_what_is_no_secret_is_not_taken(tmp_path: Path, now: Now, text: str, rea
     secret = ClusterSecret(path, now)
     path.write_text(text)
     now.s += LOOK_EVERY_S
-    assert list(secret.shown()) == [OLD]  # that from before goes on
+    assert list(secret.shown()) == [OLD]  # the previous secret stays in use
     assert reason.split(",", maxsplit=1)[0] in secret.problem
     path.write_text(NEW)
     now.s += LOOK_EVERY_S
     assert (list(secret.shown()), secret.problem, secret.look().state) == ([NEW], "", State.OK)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path, now: Now) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path, now: Now) -> None:
     path = tmp_path / "secret"
     with pytest.raises(InvalidSettings, match="cannot be read: No such file or directory"):
         ClusterSecret(path)
@@ -141,7 +143,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path, now: Now) -> None:
     assert OLD not in repr(secret)
 
 
-async def test_a_password_that_is_not_right_is_shown_once() -> None:
+async def test_a_client_does_not_retry_a_wrong_password() -> None:
     asked = []
 
     async def ask(request: messages.AuthenticateRequest) -> messages.AuthenticateResponse:

@@ -26,7 +26,7 @@ def state(guard: Guard) -> State:
     return guard.looks["jwt_keys"]().state
 
 
-async def test_keys_are_read_while_the_daemon_runs_and_its_health_says_how_that_goes(tmp_path: Path) -> None:
+async def test_a_daemon_reads_keys_while_it_runs_and_its_health_shows_problems(tmp_path: Path) -> None:
     path, runtime = tmp_path / "keys.json", Runtime()
     guard = guard_of(settings(jwt_keys=str(path)), runtime)
     assert isinstance(guard, Guard)
@@ -51,12 +51,12 @@ async def test_keys_are_read_while_the_daemon_runs_and_its_health_says_how_that_
         assert not ended.is_set()
         soon = signed(claims_of("alice", runtime.clock.now_us() / 1e6, exp=runtime.clock.now_us() / 1e6 - 59))
         guard.admit(peer, Evidence(token=soon))
-        await ended.wait()  # a minute, by which clocks may be off, after the token has expired
+        await ended.wait()  # a minute after the token has expired, as clocks may be off by that
         with pytest.raises(AuthenticationFailed, match="the token expired 6"):
             guard.admit(peer, Evidence(token=soon))
 
 
-def test_without_an_issuer_other_tokens_are_refused() -> None:
+def test_a_daemon_without_an_issuer_refuses_tokens_of_others() -> None:
     guard = guard_of(DaemonAccessSettings(security=True), Runtime())
     assert isinstance(guard, Guard)
     assert not guard.looks
@@ -74,7 +74,7 @@ def test_without_an_issuer_other_tokens_are_refused() -> None:
         ({"jwt_keys": "~nobody-here/keys"}, "jwt_keys: .* no user nobody-here"),
     ],
 )
-def test_what_is_not_complete_or_not_safe_is_refused_at_the_start(changes: dict[str, Any], why: str) -> None:
+def test_incomplete_or_unsafe_settings_are_refused_at_the_start(changes: dict[str, Any], why: str) -> None:
     with pytest.raises(InvalidSettings, match=why):
         guard_of(settings(**changes), Runtime())
 

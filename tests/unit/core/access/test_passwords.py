@@ -32,7 +32,7 @@ def logins(now: Now) -> Logins:
     return Logins(lambda name: [known[name]] if name in known else [], now)
 
 
-def test_who_knows_the_password_is_known(logins: Logins) -> None:
+def test_a_login_with_the_password_succeeds(logins: Logins) -> None:
     login = Login("alice", PASSWORD)
     exchange_id, answer = logins.begin(login.first(), PEER)
     user, final, _ = logins.end(exchange_id, login.final(answer), PEER)
@@ -41,25 +41,27 @@ def test_who_knows_the_password_is_known(logins: Logins) -> None:
 
 
 @pytest.mark.parametrize(("user", "password"), [("alice", "wrong horse"), ("bob", PASSWORD)])
-def test_who_does_not_learns_not_which_of_the_two_is_wrong(logins: Logins, user: str, password: str) -> None:
+def test_a_failed_login_does_not_tell_whether_the_user_or_the_password_is_wrong(
+    logins: Logins, user: str, password: str
+) -> None:
     login = Login(user, password)
     exchange_id, answer = logins.begin(login.first(), PEER)
     with pytest.raises(AuthenticationFailed, match="the user name or the password is not right"):
         logins.end(exchange_id, login.final(answer), PEER)
 
 
-def test_a_user_that_is_not_there_has_the_same_salt_each_time(logins: Logins) -> None:
+def test_an_unknown_user_has_the_same_salt_each_time(logins: Logins) -> None:
     salts = {logins.begin(Login("bob", PASSWORD).first(), PEER)[1].split(b",")[1] for _ in range(3)}
     assert len(salts) == 1
 
 
-def test_a_user_that_is_not_there_has_the_same_salt_at_all_daemons(now: Now) -> None:
+def test_an_unknown_user_has_the_same_salt_at_all_daemons(now: Now) -> None:
     daemons = [Logins(lambda _: [], now, decoys=lambda: b"of the cluster") for _ in range(2)]
     salts = {logins.begin(Login("bob", PASSWORD).first(), PEER)[1].split(b",")[1] for logins in daemons}
     assert len(salts) == 1
 
 
-def test_as_much_is_done_for_a_user_that_is_there_as_for_one_that_is_not(now: Now) -> None:
+def test_a_login_makes_decoys_for_known_and_unknown_users_alike(now: Now) -> None:
     verifier, made = verifier_for(PASSWORD, iterations=ITERATIONS_MIN), []
 
     def decoys() -> bytes:
@@ -72,7 +74,7 @@ def test_as_much_is_done_for_a_user_that_is_there_as_for_one_that_is_not(now: No
     assert len(made) == 2
 
 
-def test_who_begins_many_exchanges_ends_those_of_nobody_elsewhere(now: Now) -> None:
+def test_many_exchanges_of_one_host_do_not_end_those_of_another(now: Now) -> None:
     verifier = verifier_for(PASSWORD, iterations=ITERATIONS_MIN)
     logins = Logins(lambda _: [verifier], now, exchanges_max=4)
     login = Login("alice", PASSWORD)
@@ -83,7 +85,7 @@ def test_who_begins_many_exchanges_ends_those_of_nobody_elsewhere(now: Now) -> N
         logins.end(many[0], b"", PEER)
 
 
-def test_a_server_that_does_not_know_the_password_is_found_out(logins: Logins) -> None:
+def test_a_client_detects_a_server_that_does_not_know_the_password(logins: Logins) -> None:
     login = Login("alice", PASSWORD)
     exchange_id, answer = logins.begin(login.first(), PEER)
     _, final, _ = logins.end(exchange_id, login.final(answer), PEER)
@@ -91,7 +93,7 @@ def test_a_server_that_does_not_know_the_password_is_found_out(logins: Logins) -
         login.check(final[:-4] + b"AAA=")
 
 
-def test_a_server_cannot_have_a_client_compute_for_long(logins: Logins) -> None:
+def test_a_client_refuses_too_many_iterations(logins: Logins) -> None:
     login = Login("alice", PASSWORD)
     _, answer = logins.begin(login.first(), PEER)
     text = answer.decode().rpartition(",i=")[0]
@@ -99,7 +101,7 @@ def test_a_server_cannot_have_a_client_compute_for_long(logins: Logins) -> None:
         login.final(f"{text},i={ITERATIONS_MAX + 1}".encode())
 
 
-def test_an_exchange_is_good_once_for_its_peer_and_not_for_long(logins: Logins, now: Now) -> None:
+def test_an_exchange_ends_after_a_wrong_peer_or_a_timeout(logins: Logins, now: Now) -> None:
     for late, whom in ((0.0, "grpc"), (EXCHANGE_S, PEER)):
         login = Login("alice", PASSWORD)
         exchange_id, answer = logins.begin(login.first(), PEER)
@@ -110,7 +112,7 @@ def test_an_exchange_is_good_once_for_its_peer_and_not_for_long(logins: Logins, 
                 logins.end(exchange_id, final, whom)
 
 
-def test_of_too_many_exchanges_the_oldest_make_room(logins: Logins) -> None:
+def test_the_oldest_exchange_makes_room_for_new_ones(logins: Logins) -> None:
     login = Login("alice", PASSWORD)
     exchange_id, answer = logins.begin(login.first(), PEER)
     for _ in range(EXCHANGES_MAX):
@@ -119,8 +121,8 @@ def test_of_too_many_exchanges_the_oldest_make_room(logins: Logins) -> None:
         logins.end(exchange_id, login.final(answer), PEER)
 
 
-def test_whatever_is_sent_is_refused_in_words(logins: Logins) -> None:
-    """Anything else would be answered as a defect."""
+def test_a_mutated_message_is_refused_as_a_failed_authentication(logins: Logins) -> None:
+    """A server would answer any other error as a defect."""
     chance = random.Random(5)
     for round_ in range(3000):
         login = Login("alice", PASSWORD)
@@ -154,13 +156,13 @@ def _mutated(chance: random.Random, message: bytes) -> bytes:
 @pytest.mark.parametrize(
     "message", [b"", b"n,,", b"\xff" * 10, b"n,,n=alice,r=" + b"x" * 5000, b"p=tls-unique,,n=a,r=b"]
 )
-def test_what_is_no_first_message_is_refused(logins: Logins, message: bytes) -> None:
+def test_an_invalid_first_message_is_refused(logins: Logins, message: bytes) -> None:
     with pytest.raises(AuthenticationFailed):
         logins.begin(message, PEER)
 
 
 @pytest.mark.parametrize("password", ["", "short", "x" * 1025, "with\x00null byte"])
-def test_what_is_no_password_is_refused(password: str) -> None:
+def test_an_invalid_password_is_refused(password: str) -> None:
     with pytest.raises(InvalidArgument):
         verifier_for(password)
 
@@ -176,7 +178,7 @@ def test_what_is_no_password_is_refused(password: str) -> None:
         {"iterations": ITERATIONS_MAX + 1},
     ],
 )
-def test_what_no_password_could_be_checked_against_is_refused(change: dict[str, bytes | int]) -> None:
+def test_an_invalid_verifier_is_refused(change: dict[str, bytes | int]) -> None:
     verifier = verifier_for(PASSWORD, iterations=ITERATIONS_MIN)
     check_verifier(verifier)
     for name, value in change.items():
@@ -185,11 +187,11 @@ def test_what_no_password_could_be_checked_against_is_refused(change: dict[str, 
         check_verifier(verifier)
 
 
-def test_no_secret_is_in_a_verifier() -> None:
+def test_a_verifier_does_not_contain_the_password() -> None:
     assert PASSWORD.encode() not in messages.UserRecord(scram=verifier_for(PASSWORD)).SerializeToString()
 
 
-def test_any_of_several_passwords_is_taken_and_it_is_known_which(now: Now) -> None:
+def test_each_of_several_passwords_works_and_the_login_tells_which_one(now: Now) -> None:
     salt = b"0123456789abcdef"
     known = [
         verifier_for(password, iterations=ITERATIONS_MIN, salt=salt) for password in ("the new one", "the old one")

@@ -1,4 +1,4 @@
-"""host:port, both ways."""
+"""Addresses as host:port: how they are split and joined."""
 
 import re
 
@@ -23,7 +23,7 @@ from kera.core.errors import InvalidArgument
         ("localhost:0", "localhost", 0),
     ],
 )
-def test_an_address_is_host_and_port(address: str, host: str, port: int) -> None:
+def test_an_address_is_split_into_host_and_port_and_joined_again(address: str, host: str, port: int) -> None:
     assert split_address(address) == (host, port)
     assert join_address(host, port) == address
 
@@ -31,7 +31,7 @@ def test_an_address_is_host_and_port(address: str, host: str, port: int) -> None
 @pytest.mark.parametrize(
     "address", ["", "localhost", "localhost:", ":7400", "localhost:http", "localhost:-1", "h:65536", "::1:7400", "h:²"]
 )
-def test_what_is_no_address_is_refused_and_named(address: str) -> None:
+def test_an_invalid_address_is_refused_and_named(address: str) -> None:
     with pytest.raises(InvalidArgument, match=r"not an address \(host:port\)") as caught:
         split_address(address)
 
@@ -53,7 +53,7 @@ def test_what_is_no_address_is_refused_and_named(address: str) -> None:
         ("h:65536", "a port is a number from 0 to 65535"),
     ],
 )
-def test_what_is_no_address_comes_with_the_way_out(address: str, way_out: str) -> None:
+def test_the_error_about_an_address_says_how_to_correct_it(address: str, way_out: str) -> None:
     with pytest.raises(InvalidArgument, match=re.escape(way_out)):
         split_address(address)
 
@@ -69,13 +69,13 @@ def test_what_is_no_address_comes_with_the_way_out(address: str, way_out: str) -
         ("[2001:db8::1]:9", "[2001:db8::1]:9"),
     ],
 )
-def test_others_are_told_what_is_advertised_or_where_it_listens(advertised: str, told: str) -> None:
+def test_the_advertised_address_defaults_to_where_the_daemon_listens(advertised: str, told: str) -> None:
     assert advertised_address(advertised, "10.0.0.1", 7401) == told
     assert host_of(advertised) == (split_address(told)[0] if advertised else "")
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
-def test_nobody_is_told_to_go_everywhere(host: str) -> None:
+def test_a_wildcard_host_is_not_advertised(host: str) -> None:
     assert is_everywhere(host)
     with pytest.raises(InvalidArgument, match=r"advertised_address|not an address"):
         advertised_address("", host, 7401)
@@ -83,6 +83,6 @@ def test_nobody_is_told_to_go_everywhere(host: str) -> None:
 
 
 @pytest.mark.parametrize("advertised", ["0.0.0.0", "0.0.0.0:7401", "[::]:7401", "there:0", "there:http"])
-def test_what_nobody_could_go_to_is_not_advertised(advertised: str) -> None:
+def test_an_unusable_advertised_address_is_refused(advertised: str) -> None:
     with pytest.raises(InvalidArgument):
         advertised_address(advertised, "10.0.0.1", 7401)

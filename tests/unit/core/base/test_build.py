@@ -1,4 +1,4 @@
-"""Which program runs, as far as it can be known."""
+"""The version and the commit of the program that runs."""
 
 from pathlib import Path
 
@@ -35,16 +35,16 @@ def test_a_detached_head_is_the_commit(tree: Path) -> None:
 
 
 @pytest.mark.parametrize("head", ["", "ref: refs/heads/gone", "nonsense"])
-def test_what_is_no_commit_is_not_shown(tree: Path, head: str) -> None:
+def test_a_head_without_a_commit_gives_an_empty_commit(tree: Path, head: str) -> None:
     (tree / ".git" / "HEAD").write_text(head)
     assert not commit_of(tree / "core" / "build.py")
 
 
-def test_without_a_tree_there_is_none(tmp_path: Path) -> None:
+def test_a_directory_outside_a_git_tree_gives_an_empty_commit(tmp_path: Path) -> None:
     assert not commit_of(tmp_path / "build.py")
 
 
-def test_whoever_builds_an_image_can_name_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_variable_can_name_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(COMMIT_VARIABLE, COMMIT)
     this_build.cache_clear()
     try:

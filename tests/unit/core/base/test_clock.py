@@ -1,4 +1,4 @@
-"""Both clocks keep what the protocol promises; the fake one moves only when told to."""
+"""Both clocks keep the promises of the protocol; the fake one moves only when a test moves it."""
 
 import time
 
@@ -56,7 +56,7 @@ def test_a_step_moves_the_wall_clock_only() -> None:
     assert (clock.now_us(), clock.monotonic_s()) == (3_500_000, 0.0)
 
 
-def test_the_boot_time_clock_counts_the_time_that_the_host_was_suspended() -> None:
+def test_boottime_reads_the_clock_that_counts_suspended_time() -> None:
     before_s = time.clock_gettime(time.CLOCK_BOOTTIME)
 
     now_s = boottime_s()

@@ -5,7 +5,7 @@ import pytest
 from kera.core.base.crowd import Crowd, host_of
 
 
-def test_of_too_many_the_oldest_of_the_most_crowded_host_makes_room() -> None:
+def test_the_oldest_member_of_the_most_crowded_host_makes_room() -> None:
     crowd = Crowd[str](4)
     assert [crowd.add(name, host) for name, host in (("a", "x"), ("b", "y"), ("c", "y"), ("d", "y"))] == [None] * 4
     assert crowd.add("e", "x") == "b"
@@ -14,7 +14,7 @@ def test_of_too_many_the_oldest_of_the_most_crowded_host_makes_room() -> None:
     assert "b" not in crowd
 
 
-def test_who_comes_alone_stays_however_many_come_from_elsewhere() -> None:
+def test_a_single_member_of_a_host_stays_when_another_host_adds_many() -> None:
     crowd = Crowd[int](8)
     crowd.add(-1, "alone")
     for number in range(1000):
@@ -23,7 +23,7 @@ def test_who_comes_alone_stays_however_many_come_from_elsewhere() -> None:
     assert list(crowd) == [-1, *range(993, 1000)]
 
 
-def test_who_goes_leaves_nothing() -> None:
+def test_a_member_is_added_once_and_removed_once() -> None:
     crowd = Crowd[str](2)
     crowd.add("a", "x")
     assert crowd.add("a", "y") is None, "it is here already"

@@ -1,4 +1,4 @@
-"""What a child process has of its parent's connections: nothing that the parent could notice."""
+"""Connections after a fork: nothing that a child does reaches the connections of its parent."""
 
 import os
 import socket
@@ -11,7 +11,7 @@ from kera.core.errors import ClosedError
 
 
 def in_child(work: Callable[[], object]) -> int:
-    """The exit code of a child that does `work`: 0, if it goes well."""
+    """Run `work` in a child, and return its exit code: 0 after success."""
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -45,7 +45,7 @@ class Connection:
         self.pid = os.getpid()
 
 
-def test_a_child_is_told_and_its_copy_of_a_connection_leads_nowhere() -> None:
+def test_a_child_gets_the_callback_and_cannot_send_on_its_parents_connection() -> None:
     ours, other = socket.socketpair()
     connection = Connection(ours)
     leave_to_parent(connection)

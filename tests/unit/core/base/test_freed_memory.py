@@ -1,4 +1,4 @@
-"""What becomes of memory that a process frees."""
+"""A process keeps the memory that it frees."""
 
 import os
 import platform
@@ -33,5 +33,5 @@ def faults(how: str) -> int:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc that learns")
-def test_memory_of_messages_is_not_faulted_in_again() -> None:
+def test_a_process_that_keeps_freed_memory_has_few_page_faults() -> None:
     assert faults("keep") < 1000 < faults("leave")

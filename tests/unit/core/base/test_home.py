@@ -1,4 +1,4 @@
-"""`kera.core.base.home`: home directories in paths, and that one that nobody has is told wherever a path is taken."""
+"""`kera.core.base.home`: home directories in paths, and the error about an unknown one in each setting with a path."""
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -25,7 +25,7 @@ UNKNOWN = f"{NOBODYS} cannot be used: no user kera-nobody with a home directory 
 COORDINATOR = "127.0.0.1:1"
 
 
-def test_only_what_a_path_begins_with_is_a_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_start_of_a_path_is_a_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/its/home")
 
     assert expanded(Path("~/data")) == Path("/its/home/data")
@@ -33,8 +33,8 @@ def test_only_what_a_path_begins_with_is_a_home_directory(monkeypatch: pytest.Mo
     assert expanded(Path("data/~nobody/~")) == Path("data/~nobody/~")
 
 
-def test_a_user_without_a_home_directory_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "~")  # as in a container that runs with a number that no user has
+def test_the_error_says_that_the_user_has_no_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "~")  # as in a container that runs with the id of no user
 
     with pytest.raises(InvalidArgument, match=r"^~/data cannot be used: this user has no home directory$"):
         expanded(Path("~/data"))
@@ -50,7 +50,7 @@ def test_a_user_without_a_home_directory_is_told_so(monkeypatch: pytest.MonkeyPa
     ],
     ids=["coordinator", "broker", "backup", "disk of a backup"],
 )
-async def test_a_daemon_names_the_setting(
+async def test_a_daemon_names_the_setting_with_an_unknown_home(
     tmp_path: Path, start: Callable[[Path], AbstractAsyncContextManager[dict[str, Any]]], named: str
 ) -> None:
     with pytest.raises(InvalidSettings) as refused:
@@ -61,7 +61,7 @@ async def test_a_daemon_names_the_setting(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_metadata_are_not_restored_to_a_directory_of_nobody() -> None:
+def test_a_data_directory_in_an_unknown_home_is_refused() -> None:
     with pytest.raises(InvalidSettings, match=f"^data_dir: {UNKNOWN}$"):
         DataDir(NOBODYS)
 
@@ -73,13 +73,13 @@ def test_metadata_are_not_restored_to_a_directory_of_nobody() -> None:
         (TlsFiles(cert=NOBODYS, key=Path("key")), "tls_cert"),
     ],
 )
-def test_certificates_name_their_setting(files: TlsFiles, named: str) -> None:
+def test_certificates_name_the_setting_with_an_unknown_home(files: TlsFiles, named: str) -> None:
     with pytest.raises(InvalidTls, match=f"^{named}: {UNKNOWN}$"):
         Tls(files)
 
 
 @pytest.mark.parametrize("named", ["data_dir", "log_dir"])
-def test_a_local_cluster_names_what_it_was_given(named: str) -> None:
+def test_a_local_cluster_names_the_argument_with_an_unknown_home(named: str) -> None:
     arguments: dict[str, Any] = {named: NOBODYS}
     with pytest.raises(InvalidArgument, match=f"^{named}: {UNKNOWN}$"):
         LocalCluster(**arguments)

@@ -1,4 +1,4 @@
-"""Positions of an entry are ordered as its log is."""
+"""Positions of entries sort in the order of the log."""
 
 from kera.core.base.ids import EARLIEST, EntryId, Position
 
@@ -21,5 +21,5 @@ def test_earliest_comes_before_every_real_position() -> None:
     assert Position(group_id=1, segment_id=1, offset=0) > EARLIEST
 
 
-def test_an_entry_id_is_a_key() -> None:
+def test_an_entry_id_can_be_a_dictionary_key() -> None:
     assert {EntryId(1, 2, 3): "a"}[EntryId(1, 2, 3)] == "a"

@@ -1,4 +1,4 @@
-"""How late the loop is: a stop is seen, once."""
+"""The lag of the loop: a stop is reported, once."""
 
 import asyncio
 import time
@@ -8,12 +8,12 @@ from kera.core.base.loop_lag import PERIOD_S, LoopLag
 STOP_S = 0.3
 
 
-async def test_a_stop_of_the_loop_is_told_once() -> None:
+async def test_a_stop_of_the_loop_is_reported_once() -> None:
     lag = LoopLag()
     try:
         until = time.perf_counter() + STOP_S
         while time.perf_counter() < until:
-            pass  # the stop that is to be seen
+            pass  # the stop that the lag has to show
         while lag._worst_s < STOP_S - 2 * PERIOD_S:
             await asyncio.sleep(PERIOD_S)
         (family,) = lag.collect()

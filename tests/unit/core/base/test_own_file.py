@@ -40,7 +40,7 @@ PLANTED: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("what", PLANTED)
-def test_only_a_file_that_this_user_made_for_itself_is_opened(tmp_path: Path, what: str) -> None:
+def test_a_file_that_is_not_this_users_own_is_refused(tmp_path: Path, what: str) -> None:
     path = tmp_path / "planted"
     plant, reason = PLANTED[what]
     plant(path)
@@ -63,7 +63,7 @@ def test_an_own_file_is_opened(tmp_path: Path) -> None:
     os.close(fd)
 
 
-def test_a_file_of_the_user_that_is_named_is_opened_and_an_own_one_is_not(tmp_path: Path) -> None:
+def test_a_file_has_to_belong_to_the_named_user(tmp_path: Path) -> None:
     path = tmp_path / "own"
     path.touch(0o600)
 

@@ -1,4 +1,4 @@
-"""What a daemon's process asks of the operating system."""
+"""Requests of a daemon's process to the operating system."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ import pytest
 
 from kera.core.base.process import DIE_WITH_PARENT_VARIABLE, OTHERS_WRITE, node_id, own_files
 
-# The child tells its own process id and then waits to be killed; the parent waits for it to be ready and goes.
+# The child prints its process id and then waits to be killed; the parent waits for the child to be ready.
 CHILD = """
 import os, signal
 from kera.core.base.process import die_with_parent
@@ -49,7 +49,7 @@ def gone(child: psutil.Process) -> bool:
     return not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_child_that_was_asked_to_dies_with_its_parent() -> None:
+def test_a_child_with_the_variable_dies_with_its_parent() -> None:
     parent, child = start_parent("1")
     assert not gone(child)
 
@@ -62,7 +62,7 @@ def test_a_child_that_was_asked_to_dies_with_its_parent() -> None:
 
 
 @pytest.mark.parametrize("value", [None, "0", ""])
-def test_a_child_that_was_not_asked_to_outlives_its_parent(value: str | None) -> None:
+def test_a_child_without_the_variable_outlives_its_parent(value: str | None) -> None:
     parent, child = start_parent(value)
     try:
         end(parent)
@@ -74,7 +74,7 @@ def test_a_child_that_was_not_asked_to_outlives_its_parent(value: str | None) ->
         child.send_signal(signal.SIGKILL)
 
 
-def test_a_parent_that_died_before_the_kernel_was_asked_is_noticed() -> None:
+def test_a_child_ends_if_its_parent_died_before_the_request() -> None:
     program = (
         "import os, signal; from kera.core.base.process import die_with_parent; die_with_parent(os.getppid());"
         "print('asked', flush=True); die_with_parent(1 + os.getppid()); signal.pause()"
@@ -119,7 +119,7 @@ def test_a_kernel_without_a_boot_id_still_gives_a_node_id(tmp_path: Path) -> Non
     assert node_id(tmp_path / "missing").endswith("/unknown-boot")
 
 
-def test_a_daemon_takes_as_many_descriptors_as_it_may() -> None:
+def test_a_daemon_raises_its_descriptor_limit_to_the_maximum() -> None:
     program = (
         "import resource; from kera.core.base.process import descriptor_limit, raise_descriptor_limit;"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 200));"
@@ -139,7 +139,7 @@ def test_a_daemon_takes_as_many_descriptors_as_it_may() -> None:
         (0o000, 0, 0o000),
     ],
 )
-def test_the_owner_can_use_what_a_process_creates_and_others_cannot_write_to_what_a_daemon_does(
+def test_the_umask_keeps_files_usable_for_the_owner_and_closed_to_others_writes(
     umask: int, closed_to_others: int, found: int
 ) -> None:
     before = os.umask(umask)

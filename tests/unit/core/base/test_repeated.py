@@ -1,4 +1,4 @@
-"""What lasts, or comes and goes, is logged at once, seldom, and when it is over."""
+"""A lasting or recurring problem is logged at once, then seldom, and when it is over."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kera.core.base.repeated import INTERVAL_S, Repeated
 from kera.core.base.telemetry import get_logger
 
 
-def test_what_lasts_is_logged_at_once_then_once_a_minute_with_a_count_and_when_it_is_over() -> None:
+def test_a_lasting_problem_is_logged_at_once_then_once_a_minute_and_when_it_is_over() -> None:
     clock = FakeClock()
     with capture_logs() as lines:
         failing = Repeated(get_logger("test"), clock)
@@ -25,7 +25,7 @@ def test_what_lasts_is_logged_at_once_then_once_a_minute_with_a_count_and_when_i
     assert {(line["path"], line["log_level"]) for line in lines[:3]} == {("p", "error")}
 
 
-def test_what_comes_and_goes_has_no_more_lines_than_what_lasts_and_all_of_it_is_counted() -> None:
+def test_a_recurring_problem_is_logged_once_a_minute_with_a_count() -> None:
     clock = FakeClock()
     with capture_logs() as lines:
         failing = Repeated(get_logger("test"), clock)
@@ -38,7 +38,7 @@ def test_what_comes_and_goes_has_no_more_lines_than_what_lasts_and_all_of_it_is_
     assert [line.get("times") for line in lines if line["event"] == "failing"] == [None, 60, 60]
 
 
-def test_what_never_began_is_never_over() -> None:
+def test_a_problem_that_never_began_is_not_logged_as_over() -> None:
     with capture_logs() as lines:
         Repeated(get_logger("test"), FakeClock()).over("works again")
     assert lines == []

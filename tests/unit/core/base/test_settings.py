@@ -1,4 +1,4 @@
-"""Where settings come from, and what is said about wrong ones."""
+"""Settings: their sources, and the errors about wrong ones."""
 
 import importlib
 import os
@@ -72,12 +72,12 @@ def file(tmp_path: Path) -> Path:
 # --- precedence --------------------------------------------------------------------------------------------
 
 
-def test_without_anything_the_defaults_hold() -> None:
+def test_defaults_apply_without_other_sources() -> None:
     assert ExampleSettings.load() == ExampleSettings()
     assert ExampleSettings.load().linger_ms == 5
 
 
-def test_the_file_wins_over_defaults(file: Path) -> None:
+def test_the_file_wins_over_the_defaults(file: Path) -> None:
     settings = ExampleSettings.load(file)
 
     assert (settings.linger_ms, settings.name, settings.hosts) == (10, "file", [])
@@ -162,25 +162,25 @@ def test_sections_do_not_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None
         ("[example]\nlinger_sm = 1", "linger_sm: there is no such setting; did you mean 'linger_ms'"),
     ],
 )
-def test_what_is_misspelt_in_a_file_is_refused_with_what_was_meant(tmp_path: Path, text: str, said: str) -> None:
+def test_a_misspelt_name_in_a_file_is_refused_with_a_suggestion(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "kera.toml"
     path.write_text(text)
     with pytest.raises(InvalidSettings, match=said):
         ExampleSettings.load(path)
 
 
-def test_a_misspelt_variable_is_refused_with_what_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_misspelt_variable_is_refused_with_a_suggestion(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERA_EXAMPLE_LINGERMS", "1")
     with pytest.raises(InvalidSettings, match=r"KERA_EXAMPLE_LINGERMS: .*did you mean 'KERA_EXAMPLE_LINGER_MS'"):
         ExampleSettings.load()
 
 
-def test_a_misspelt_keyword_is_refused_with_what_was_meant() -> None:
+def test_a_misspelt_keyword_is_refused_with_a_suggestion() -> None:
     with pytest.raises(InvalidSettings, match="linger: there is no such setting; did you mean 'linger_ms'"):
         ExampleSettings.load(linger=5)
 
 
-def test_what_is_set_under_a_former_name_is_refused_with_the_name_of_now(
+def test_a_setting_under_a_former_name_is_refused_with_the_present_name(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for now, before in FORMER_SECTIONS.items():
@@ -193,7 +193,7 @@ def test_what_is_set_under_a_former_name_is_refused_with_the_name_of_now(
         GroupConsumerSettings.load()
 
 
-def test_all_tables_that_there_are_are_known() -> None:
+def test_the_list_of_sections_has_all_sections_of_the_settings() -> None:
     for package in PACKAGES:
         for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if "settings" in found.name:
@@ -204,19 +204,19 @@ def test_all_tables_that_there_are_are_known() -> None:
             yield each
             yield from below(each)
 
-    # One without a section is what others have in common.
+    # A class without a section is a base of others.
     used = {each.section for each in below(KeraSettings) if each.__module__.startswith("kera.") and each.section}
     assert used == set(SECTIONS)
 
 
-def test_a_wrong_flag_is_named() -> None:
+def test_the_error_names_a_wrong_flag() -> None:
     with pytest.raises(
         InvalidSettings, match=r"invalid \[example\] settings: linger_ms is -1: .*greater than or equal to 0"
     ):
         ExampleSettings.load(linger_ms=-1)
 
 
-def test_all_wrong_settings_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_all_wrong_settings_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERA_EXAMPLE_NAMES", "typing error")
 
     with pytest.raises(InvalidSettings, match=r"KERA_EXAMPLE_NAMES: .*linger_ms is 'x': .*hosts is 1: "):
@@ -224,7 +224,7 @@ def test_all_wrong_settings_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("value", [True, False])
-def test_true_is_no_number_and_no_name(value: bool) -> None:
+def test_a_boolean_or_a_fraction_is_refused_as_number_or_name(value: bool) -> None:
     for name in ("linger_ms", "name"):
         with pytest.raises(InvalidSettings, match=f"{name} is {value}: true and false are not allowed"):
             ExampleSettings.load(None, **{name: value})
@@ -232,7 +232,7 @@ def test_true_is_no_number_and_no_name(value: bool) -> None:
         ExampleSettings.load(linger_ms=1.5)
 
 
-def test_an_empty_path_is_refused_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_about_an_empty_path_names_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "kera.toml"
     path.write_text('[placed]\nlog_dirs = ["/a", ""]\n')
     monkeypatch.setenv("KERA_PLACED_DATA_DIR", "")
@@ -246,7 +246,7 @@ def test_an_empty_path_is_refused_with_its_place(tmp_path: Path, monkeypatch: py
     assert PlacedSettings.load(data_dir=".", log_dirs=["/a"], rack="").data_dir == Path()
 
 
-def test_a_size_that_is_none_is_told_with_its_place_and_with_what_is_taken(
+def test_the_error_about_an_invalid_size_names_its_source_and_valid_forms(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "kera.toml"
@@ -268,12 +268,12 @@ def test_a_size_that_is_none_is_told_with_its_place_and_with_what_is_taken(
     assert SizedSettings.load(memory_bytes="256MiB").memory_bytes == 256 << 20
 
 
-def test_an_unknown_flag_is_named() -> None:
+def test_the_error_names_an_unknown_flag() -> None:
     with pytest.raises(InvalidSettings, match="linger_s: "):
         ExampleSettings.load(linger_s=1)
 
 
-def test_an_unknown_key_of_the_file_is_named(file: Path) -> None:
+def test_the_error_names_an_unknown_key_of_the_file(file: Path) -> None:
     file.write_text("[example]\nlinger_s = 1\n")
 
     with pytest.raises(InvalidSettings, match="linger_s: "):
@@ -281,21 +281,21 @@ def test_an_unknown_key_of_the_file_is_named(file: Path) -> None:
 
 
 @pytest.mark.parametrize("variable", ["KERA_EXAMPLE_LINGER_S", "kera_example_linger_s"])
-def test_an_unknown_variable_is_named(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_an_unknown_variable(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable, "1")
 
     with pytest.raises(InvalidSettings, match=f"{variable}: there is no such setting"):
         ExampleSettings.load()
 
 
-def test_a_variable_that_should_be_json_and_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_a_setting_with_invalid_json(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERA_EXAMPLE_HOSTS", "a:1,b:2")
 
     with pytest.raises(InvalidSettings, match=r"invalid \[example\] settings: .*hosts"):
         ExampleSettings.load()
 
 
-def test_a_rule_over_several_settings_is_told_without_a_name_before_it() -> None:
+def test_the_error_about_several_settings_starts_without_a_name() -> None:
     with pytest.raises(InvalidSettings, match=r"settings: Value error, low must not be over high$"):
         StrictSettings.load(low=3)
 
@@ -310,7 +310,7 @@ def test_a_rule_over_several_settings_is_told_without_a_name_before_it() -> None
     ],
     ids=["missing", "no toml", "no text", "no table"],
 )
-def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, content: bytes | None, problem: str) -> None:
+def test_the_error_names_an_unusable_file(tmp_path: Path, content: bytes | None, problem: str) -> None:
     path = tmp_path / "kera.toml"
     if content is not None:
         path.write_bytes(content)
@@ -322,6 +322,6 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, content: bytes | No
     assert caught.value.attributes == {"path": str(path)}
 
 
-def test_settings_do_not_change() -> None:
+def test_settings_are_immutable() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         ExampleSettings.load().name = "other"  # type: ignore[misc]  # which says the same

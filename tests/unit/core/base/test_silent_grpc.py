@@ -34,7 +34,7 @@ asyncio.run(main())
 
 
 def said(first: str, **environment: str) -> str:
-    """What the program writes that imports `first` before the rest of KerA."""
+    """Run the program with `first` imported before the rest of KerA, and return its standard error."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("GRPC_")}
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(first=first)],
@@ -47,13 +47,13 @@ def said(first: str, **environment: str) -> str:
 
 
 @pytest.mark.parametrize("first", ["kera.client", "kera.core.security", "kera.client.consuming.groups.keep_alive"])
-def test_grpc_says_nothing_in_a_program_that_uses_kera(first: str) -> None:
+def test_grpc_writes_nothing_in_a_program_that_uses_kera(first: str) -> None:
     assert said(first) == ""
 
 
-def test_a_program_that_asks_grpc_for_more_gets_it() -> None:
+def test_grpc_writes_its_log_in_a_program_that_asks_for_it() -> None:
     assert "fork" in said("kera.client", GRPC_VERBOSITY="INFO", GRPC_ENABLE_FORK_SUPPORT="1")
 
 
-def test_a_program_that_imports_grpc_by_itself_keeps_what_it_says() -> None:
+def test_grpc_writes_its_log_in_a_program_that_imports_it_first() -> None:
     assert "fork" in said("grpc")

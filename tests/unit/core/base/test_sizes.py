@@ -24,7 +24,7 @@ def test_a_size_has_binary_and_decimal_units(text: str, number: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "-1", "MiB", "1 bit", "1e3", "inf", "1.", "9" * 30, "1 MiB extra"])
-def test_what_is_no_size_is_none(text: str) -> None:
+def test_an_invalid_size_gives_none(text: str) -> None:
     assert size_bytes(text) is None
 
 

@@ -1,4 +1,4 @@
-"""Spans of time are read alike wherever people write them."""
+"""Spans of time have the same forms wherever people write them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ WORDS = [
 
 
 @pytest.mark.parametrize(("text", "milliseconds"), [*WORDS, ("2w", 14 * 86_400_000), ("0s", 0)])
-def test_the_command_line_and_spark_take_the_same_words(text: str, milliseconds: int) -> None:
+def test_the_command_line_and_spark_take_the_same_spans(text: str, milliseconds: int) -> None:
     assert (span_ms(text), parse_duration_ms(text), duration_ms("epoch", text)) == (milliseconds,) * 3
 
 
 @pytest.mark.parametrize("text", ["", "5", "s", "-5s", "5y", "1h30m", "5 months", "1.h", ".5h", "9" * 13 + "s", "٣s"])
-def test_what_is_no_span_is_none(text: str) -> None:
+def test_an_invalid_span_gives_none(text: str) -> None:
     assert span_ms(text) is None

@@ -10,14 +10,14 @@ from kera.core.base.telemetry import configure_logging
 from kera.core.errors import StartError
 
 
-# Logging is a matter of the whole process, so each of these is one of its own.
+# Logging belongs to the whole process, so each test runs its own.
 def lines(script: str) -> list[str]:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == ""
     return done.stderr.splitlines()
 
 
-def test_a_line_is_json_with_its_context_where_there_is_no_terminal() -> None:
+def test_a_line_is_json_with_its_context_without_a_terminal() -> None:
     (line,) = lines(
         "from kera.core.base.telemetry import configure_logging, get_logger\n"
         "log = get_logger('kera.test')\n"  # modules ask for it before the daemon configures it
@@ -37,7 +37,7 @@ def test_a_line_is_json_with_its_context_where_there_is_no_terminal() -> None:
     }
 
 
-def test_lines_of_threads_have_the_context_as_well() -> None:
+def test_lines_of_threads_have_the_context_too() -> None:
     (line,) = lines(
         "import threading\n"
         "from kera.core.base.telemetry import configure_logging, get_logger\n"
@@ -92,7 +92,7 @@ def test_a_level_can_be_chosen(level: str) -> None:
     assert len(told) == 4 - ["debug", "info", "warning", "error"].index(level.lower())
 
 
-def test_a_level_that_does_not_exist_is_named() -> None:
+def test_the_error_names_an_unknown_level() -> None:
     with pytest.raises(StartError, match="'loud' is not one of debug, info") as caught:
         configure_logging("loud")
 
@@ -100,7 +100,7 @@ def test_a_level_that_does_not_exist_is_named() -> None:
 
 
 def logged(before: str = "") -> "subprocess.CompletedProcess[str]":
-    """A program that uses a library of ours and has not configured how it logs, but for `before`."""
+    """Run a program that uses the library and configures logging only by `before`."""
     program = f"{before}\nfrom kera.core.base.telemetry import get_logger\nget_logger('sdk').warning('retrying')"
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
 
@@ -111,6 +111,6 @@ def test_a_library_does_not_write_to_standard_output() -> None:
     assert "retrying" in done.stderr
 
 
-def test_an_application_says_how_we_log() -> None:
+def test_an_application_can_configure_how_the_library_logs() -> None:
     done = logged("import structlog; structlog.configure(logger_factory=structlog.PrintLoggerFactory())")
     assert "retrying" in done.stdout

@@ -1,4 +1,4 @@
-"""Long requests in slices: one in a round of the loop, and requesters take turns."""
+"""Long requests run in slices: one slice in a round of the loop, and requesters take turns."""
 
 import asyncio
 from collections.abc import Generator
@@ -17,7 +17,7 @@ def steps(name: str, count: int, done: list[str]) -> Generator[None, None, str]:
     return name
 
 
-async def test_one_slice_is_done_in_a_round_of_the_loop_however_many_requests_there_are() -> None:
+async def test_many_requests_get_one_slice_in_a_round_of_the_loop() -> None:
     turns, done = Turns(ALWAYS_OVER), list[str]()
     running = [asyncio.ensure_future(turns.run(steps("a", 5, done), n)) for n in range(40)]
     most = 0
@@ -29,7 +29,7 @@ async def test_one_slice_is_done_in_a_round_of_the_loop_however_many_requests_th
     assert most == 1
 
 
-async def test_one_request_gets_as_many_slices_as_all_those_of_another_requester() -> None:
+async def test_a_single_request_gets_as_many_slices_as_all_of_another_requester() -> None:
     turns, done = Turns(ALWAYS_OVER), list[str]()
     many = [asyncio.ensure_future(turns.run(steps("many", 10, done), "many")) for _ in range(40)]
     assert await turns.run(steps("one", 10, done), "one") == "one"
@@ -37,7 +37,7 @@ async def test_one_request_gets_as_many_slices_as_all_those_of_another_requester
     await asyncio.gather(*many)
 
 
-async def test_a_request_that_was_given_up_takes_no_turn() -> None:
+async def test_a_cancelled_request_takes_no_turn() -> None:
     turns, done = Turns(ALWAYS_OVER), list[str]()
     gone = [asyncio.ensure_future(turns.run(steps("gone", 10, done), "gone")) for _ in range(5)]
     await asyncio.sleep(0)
@@ -49,7 +49,7 @@ async def test_a_request_that_was_given_up_takes_no_turn() -> None:
     assert done[before:] == ["here"] * 3
 
 
-async def test_who_takes_much_longer_than_a_slice_rests_as_long() -> None:
+async def test_a_requester_that_takes_too_long_waits_while_others_run() -> None:
     worked_s = 0.0
     turns = Turns(now=lambda: worked_s + perf_counter())
     order: list[str] = []

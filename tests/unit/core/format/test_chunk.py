@@ -1,4 +1,4 @@
-"""The chunk format on one small chunk: its bytes, and every way to damage it. Arbitrary chunks: tests/property."""
+"""The chunk format on one small chunk: its bytes, and each kind of damage. Arbitrary chunks: tests/property."""
 
 import mmap
 import struct
@@ -75,7 +75,7 @@ def with_header_fields(chunk: bytes, at: int, value: bytes) -> bytearray:
 # --- the bytes ---------------------------------------------------------------------------------------------
 
 
-def test_every_field_is_where_the_picture_shows_it() -> None:
+def test_each_field_is_at_its_documented_offset() -> None:
     chunk = bytearray(encoded(codec=Codec.ZSTD, typed=True).to_bytes())
     place_chunk(chunk, 0, PLACEMENT)
 
@@ -95,8 +95,8 @@ def test_every_field_is_where_the_picture_shows_it() -> None:
     assert bytes(chunk[128:]) == PAYLOAD.ljust(64, b"\0")
 
 
-def test_the_format_is_the_one_of_version_1() -> None:
-    # A difference here means that chunks on disk and of other versions cannot be read any more.
+def test_the_bytes_of_format_version_1_do_not_change() -> None:
+    # A difference here makes chunks on disk and of other versions unreadable.
     header = """
         4b455241 01 00 8000  2c000000 03000000  0807060504030201  0b000000 0c000000
         0d00000000000000  0e000000 00000000  0f00000000000000
@@ -107,10 +107,10 @@ def test_the_format_is_the_one_of_version_1() -> None:
     assert placed()[:HEADER_BYTES] == bytes.fromhex(header) + bytes.fromhex(placement)
 
 
-def test_the_parts_of_an_encoded_chunk_are_the_chunk() -> None:
+def test_the_parts_of_an_encoded_chunk_make_up_the_chunk() -> None:
     chunk = encoded()
 
-    assert bytes(memoryview(chunk.payload)) == PAYLOAD  # as it was given: for a scatter/gather write, without a copy
+    assert bytes(memoryview(chunk.payload)) == PAYLOAD  # unchanged: for a scatter/gather write, without a copy
     assert chunk.header + bytes(memoryview(chunk.payload)) + chunk.padding == chunk.to_bytes()
     assert chunk.chunk_bytes == len(chunk.to_bytes()) == read_header(chunk.to_bytes()).chunk_bytes
 
@@ -126,7 +126,7 @@ def test_a_payload_is_padded_to_64_bytes(payload_bytes: int, on_disk: int) -> No
 
 def test_a_payload_over_the_limit_is_refused_by_the_producer() -> None:
     with (
-        mmap.mmap(-1, PAYLOAD_BYTES_MAX + 1) as pages,  # of which none is there before it is read
+        mmap.mmap(-1, PAYLOAD_BYTES_MAX + 1) as pages,  # no page takes memory before a read
         memoryview(pages) as payload,
         pytest.raises(InvalidArgument, match="over the limit") as caught,
     ):
@@ -174,7 +174,7 @@ def test_a_chunk_cut_short_anywhere_is_detected(chunk: bytes) -> None:
             verify_chunk(chunk[:length])
 
 
-def test_checking_a_placed_chunk_in_one_pass_says_what_the_separate_checks_say() -> None:
+def test_the_one_pass_check_of_a_placed_chunk_agrees_with_the_separate_checks() -> None:
     chunk = memoryview(bytes(64) + placed() + UNPLACED)
 
     end, checksum = verify_placed(chunk, 64, 7)
@@ -186,7 +186,7 @@ def test_checking_a_placed_chunk_in_one_pass_says_what_the_separate_checks_say()
     assert caught.value.attributes == {"offset": end}
 
 
-def test_any_damage_of_a_placed_chunk_is_detected_in_one_pass_and_told_as_otherwise() -> None:
+def test_the_one_pass_check_reports_any_damage_like_verify_chunk() -> None:
     chunk = placed()
     versions = [chunk[:length] for length in range(len(chunk))]
     for bit in range(8 * len(chunk)):
@@ -203,14 +203,14 @@ def test_any_damage_of_a_placed_chunk_is_detected_in_one_pass_and_told_as_otherw
 
 
 @BOTH
-def test_bytes_of_the_payload_that_changed_places_are_detected(chunk: bytes) -> None:
+def test_swapped_bytes_of_the_payload_are_detected(chunk: bytes) -> None:
     damaged = chunk[:128] + chunk[129:130] + chunk[128:129] + chunk[130:]
 
     with pytest.raises(CorruptChunk):
         verify_chunk(damaged)
 
 
-def test_the_error_names_the_offset_and_what_the_chunk_was() -> None:
+def test_the_error_names_the_offset_and_the_chunk() -> None:
     area = bytearray(64) + UNPLACED
     area[-1] ^= 1
 
@@ -232,14 +232,14 @@ def test_a_chunk_of_another_version_is_refused_and_its_version_is_named() -> Non
     assert caught.value.attributes["version"] == 3
 
 
-def test_a_header_that_says_to_have_another_length_is_refused_and_both_lengths_are_named() -> None:
+def test_the_error_about_a_wrong_header_length_names_both_lengths() -> None:
     with pytest.raises(CorruptChunk, match="has header_bytes 64, format version 1 has 128") as caught:
         verify_header(with_header_fields(UNPLACED, 6, b"\x40\0"))
 
     assert caught.value.attributes["header_bytes"] == 64
 
 
-def test_a_header_that_a_producer_may_write_is_taken() -> None:
+def test_a_valid_header_of_a_producer_is_accepted() -> None:
     check_sent(verify_header(UNPLACED))
 
 
@@ -259,7 +259,7 @@ def test_a_header_that_a_producer_may_write_is_taken() -> None:
         ({"placement_crc32c": 7}, "group_id"),
     ],
 )
-def test_a_field_that_no_chunk_can_have_is_named(fields: dict[str, int], field: str) -> None:
+def test_the_error_about_an_invalid_field_names_it(fields: dict[str, int], field: str) -> None:
     with pytest.raises(InvalidArgument) as refused:
         check_sent(verify_header(UNPLACED)._replace(**fields))  # type: ignore[arg-type]
     assert refused.value.attributes["field"] == field
@@ -271,17 +271,17 @@ def test_a_header_of_another_length_is_refused() -> None:
 
 
 @pytest.mark.parametrize("payload_bytes", [len(PAYLOAD) + 64, 1 << 30, (1 << 30) + 1, (1 << 32) - 1])
-def test_a_length_beyond_the_bytes_that_are_there_is_refused(payload_bytes: int) -> None:
+def test_a_length_beyond_the_present_bytes_is_refused(payload_bytes: int) -> None:
     liar = with_header_fields(UNPLACED, 8, struct.pack("<I", payload_bytes))
 
-    verify_header(liar)  # it is only the length that is wrong
+    verify_header(liar)  # only the length is wrong
     with pytest.raises(CorruptChunk, match="cut short"):
         verify_chunk(liar)
     with pytest.raises(CorruptChunk):
         list(iterate_chunks(liar))
 
 
-def test_a_placement_that_is_cleared_only_in_part_is_detected() -> None:
+def test_a_partly_cleared_placement_is_detected() -> None:
     chunk = bytearray(placed())
     chunk[88:124] = bytes(36)
 
@@ -335,7 +335,7 @@ def test_iterating_does_not_look_beyond_the_end() -> None:
 
 
 @pytest.mark.parametrize("rest", [b"K", UNPLACED[:127], UNPLACED[:128], UNPLACED[:-1], bytes(64), bytes(192)])
-def test_iterating_over_what_is_no_whole_chunk_is_refused_and_its_offset_is_named(rest: bytes) -> None:
+def test_iterating_over_an_incomplete_chunk_fails_with_its_offset(rest: bytes) -> None:
     found = iterate_chunks(UNPLACED + rest)
 
     assert next(found)[1] == 0
@@ -367,7 +367,7 @@ def test_a_batch_keeps_the_memory_that_it_refers_to() -> None:
 
 
 @pytest.mark.parametrize("codec", [Codec.LZ4, Codec.ZSTD])
-def test_compression_makes_what_repeats_smaller(codec: Codec) -> None:
+def test_compression_makes_repeated_text_smaller(codec: Codec) -> None:
     batch = pa.record_batch({"text": ["the same again and again"] * 1000})
 
     payload = encode_payload(batch, codec)
@@ -388,7 +388,7 @@ def test_compression_makes_what_repeats_smaller(codec: Codec) -> None:
     ],
     ids=["nothing", "zeros", "end mark", "ones", "a schema", "a batch cut short"],
 )
-def test_what_is_no_batch_is_refused(payload: bytes) -> None:
+def test_a_payload_without_a_valid_batch_is_refused(payload: bytes) -> None:
     with pytest.raises(CorruptChunk, match="not an Arrow record batch"):
         decode_payload(payload, BATCH.schema)
 
@@ -398,7 +398,7 @@ def test_a_batch_of_another_schema_is_refused() -> None:
         decode_payload(encode_payload(BATCH), pa.schema([("other", pa.list_(pa.string())), ("more", pa.int8())]))
 
 
-def test_a_batch_with_a_dictionary_elsewhere_is_refused() -> None:
+def test_a_batch_without_its_dictionary_is_refused() -> None:
     batch = pa.record_batch({"text": pa.array(["a", "b"]).dictionary_encode()})
 
     with pytest.raises(CorruptChunk):
@@ -406,7 +406,7 @@ def test_a_batch_with_a_dictionary_elsewhere_is_refused() -> None:
 
 
 def test_a_column_that_reaches_out_of_its_buffer_is_refused() -> None:
-    # The last offset says where the text ends; a reader that believes it reads foreign memory.
+    # The last offset is the end of the text; a reader that trusts it reads foreign memory.
     batch = pa.record_batch({"text": ["a" * 10, "b" * 10]})
     payload = bytearray(encode_payload(batch))
     offsets = struct.pack("<3i", 0, 10, 20)

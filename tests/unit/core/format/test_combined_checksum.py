@@ -1,4 +1,4 @@
-"""The checksum of chunks that is made of theirs: that of their bytes, unless these have changed since."""
+"""The combined checksum of chunks: equal to the checksum of their bytes, unless the bytes have changed since."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ SIZES = (0, 1, 63, 64, 65, 896, 5_000, 70_000, 300_000)
 
 
 def chunks(*sizes: int) -> tuple[bytearray, array[int]]:
-    """Chunks with payloads of these sizes, and where each ends."""
+    """Chunks with payloads of these sizes, and the end of each."""
     each = [placed(Random(number).randbytes(size), number) for number, size in enumerate(sizes)]
     return bytearray(b"".join(each)), array("I", accumulate(map(len, each)))
 
 
 @pytest.mark.parametrize("sizes", [(), *((size,) for size in SIZES), SIZES, SIZES[::-1], (896,) * 40])
 @pytest.mark.parametrize("before", [0, 0xDEADBEEF])
-def test_it_is_that_of_the_bytes(sizes: tuple[int, ...], before: int) -> None:
+def test_the_combined_checksum_is_the_checksum_of_the_bytes(sizes: tuple[int, ...], before: int) -> None:
     data, ends = chunks(*sizes)
 
     assert combined_checksum(data, 0, ends, before) == crc32c(data, before)
 
 
-def test_it_can_be_taken_on_chunk_by_chunk() -> None:
+def test_the_combined_checksum_continues_chunk_by_chunk() -> None:
     data, ends = chunks(*SIZES)
     checksum = start = 0
     for end in ends:
@@ -40,7 +40,7 @@ def test_it_can_be_taken_on_chunk_by_chunk() -> None:
         assert checksum == crc32c(data[:end])
 
 
-def test_it_does_not_become_that_of_bytes_that_have_changed() -> None:
+def test_the_combined_checksum_differs_from_that_of_changed_bytes() -> None:
     data, ends = chunks(64, 896, 0)
     middle = range(ends[0], ends[1])
     for at in (*middle, len(data) - 128, len(data) - 1):
@@ -53,7 +53,7 @@ def test_it_does_not_become_that_of_bytes_that_have_changed() -> None:
 @pytest.mark.parametrize(
     ("start", "ends"), [(0, [127]), (0, [192, 1000]), (192, [192]), (0, [2000]), (-128, [192]), (256, [192])]
 )
-def test_ends_that_are_none_of_chunks_are_refused(start: int, ends: list[int]) -> None:
+def test_invalid_ends_of_chunks_are_refused(start: int, ends: list[int]) -> None:
     data, _ = chunks(64, 64)
 
     with pytest.raises(ValueError, match=f"no chunks end there: from {start} on in {len(data)} bytes"):

@@ -1,4 +1,4 @@
-"""Headers in a table are the headers, one by one."""
+"""A table of headers has the same content as the single headers."""
 
 import pytest
 
@@ -22,7 +22,7 @@ CHUNKS = [placed(number, ADDRESS, first_record=7 * number, size=192 + 64 * numbe
 BUFFER = b"".join(each[:HEADER_BYTES] for each in CHUNKS)
 
 
-def test_a_table_has_what_each_header_says() -> None:
+def test_a_table_has_the_fields_of_each_header() -> None:
     headers = [verify_header(each) for each in CHUNKS]
     found = verify_headers(memoryview(BUFFER))
 
@@ -36,7 +36,7 @@ def test_an_empty_buffer_is_an_empty_table() -> None:
     assert as_headers(verify_headers(memoryview(b""))) == as_headers(table()) == []
 
 
-def test_what_has_no_placement_passes_as_it_does_alone() -> None:
+def test_a_header_without_a_placement_passes_in_a_table_too() -> None:
     data = bytearray(BUFFER)
     data[HEADER_BYTES + 88 : 2 * HEADER_BYTES] = bytes(40)
 
@@ -44,7 +44,7 @@ def test_what_has_no_placement_passes_as_it_does_alone() -> None:
 
 
 @pytest.mark.parametrize("bit", range(0, 8 * HEADER_BYTES, 3))
-def test_a_flipped_bit_is_found_where_it_is_and_told_as_of_one_header(bit: int) -> None:
+def test_a_flipped_bit_in_a_table_gives_the_error_of_the_single_header(bit: int) -> None:
     data = bytearray(BUFFER)
     data[2 * HEADER_BYTES + bit // 8] ^= 1 << bit % 8
     with pytest.raises(CorruptChunk) as alone:
@@ -56,13 +56,13 @@ def test_a_flipped_bit_is_found_where_it_is_and_told_as_of_one_header(bit: int) 
     assert caught.value.attributes["offset"] == 2 * HEADER_BYTES
 
 
-def test_a_header_that_is_cut_short_is_told() -> None:
+def test_a_header_that_is_cut_short_is_refused_with_its_offset() -> None:
     with pytest.raises(CorruptChunk) as caught:
         verify_headers(memoryview(BUFFER)[:-1])
     assert caught.value.attributes["offset"] == 3 * HEADER_BYTES
 
 
-def test_a_table_is_parted_where_fields_change() -> None:
+def test_a_table_is_split_where_fields_change() -> None:
     data = bytearray(CHUNKS[0][:HEADER_BYTES] * 5)
     for row, (group, segment) in enumerate([(1, 1), (1, 1), (1, 2), (2, 2), (2, 2)]):
         place_chunk(data, row * HEADER_BYTES, Placement(group, segment, 0, row, 9))

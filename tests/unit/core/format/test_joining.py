@@ -1,4 +1,4 @@
-"""Small chunks that follow each other as one batch: which are joined, and that nothing of them is lost or held."""
+"""Joining small consecutive chunks into one batch: which chunks join, and that no bytes are lost or held."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def rows(*values: bytes | None, schema: pa.Schema = DEFAULT_SCHEMA) -> pa.Record
 def chunk_of(
     batch: pa.RecordBatch, first_record: int, *, place: tuple[int, int, int] = (9, 2, 1), **other: Any
 ) -> bytes:
-    """A placed chunk; `other`: what is out of the ordinary of it."""
+    """A placed chunk; `other` has its unusual fields."""
     codec, version = other.pop("codec", Codec.NONE), other.pop("version", LEAN_VERSION)
     payload = encode_lean(batch, codec) if version == LEAN_VERSION else encode_payload(batch)
     fields: dict[str, Any] = {
@@ -78,7 +78,7 @@ def joined(chunks: bytes, *, at: int = 0, schema: pa.Schema = DEFAULT_SCHEMA, **
 
 
 def count(found: Joined | None) -> int:
-    """Of the chunks that were joined."""
+    """The number of joined chunks."""
     return 0 if found is None else len(found.headers) // HEADER_BYTES
 
 
@@ -86,7 +86,7 @@ SMALL = [rows(b"a"), rows(b"bb", None), rows(None), rows(b"", b"c" * 300)]
 GOOD = run_of(SMALL)
 
 
-def test_the_records_are_those_of_all_chunks_in_their_order() -> None:
+def test_the_batch_has_the_records_of_all_chunks_in_order() -> None:
     found = joined(b"".join(GOOD))
     assert found is not None
     found.batch.validate(full=True)
@@ -95,7 +95,7 @@ def test_the_records_are_those_of_all_chunks_in_their_order() -> None:
     assert found.end == sum(map(len, GOOD))
 
 
-def test_its_header_says_what_one_chunk_of_them_all_would() -> None:
+def test_the_joined_header_is_that_of_one_chunk_with_all_records() -> None:
     data = b"".join(GOOD)
     found = joined(data, at=len(GOOD[0]))
     assert found is not None
@@ -130,7 +130,7 @@ def test_a_run_ends_before_a_chunk_of_another_kind(which: str) -> None:
 
 
 @pytest.mark.parametrize("at", [2, 8, 12, 28, 50, 90, 104, 126, HEADER_BYTES + 3, -1])
-def test_a_run_ends_before_a_chunk_that_is_damaged(at: int) -> None:
+def test_a_run_ends_before_a_damaged_chunk(at: int) -> None:
     damaged = bytearray(GOOD[2])
     damaged[at] ^= 1
     assert count(joined(b"".join([*GOOD[:2], damaged, GOOD[3]]))) == 2
@@ -157,8 +157,8 @@ def test_a_run_ends_when_it_is_large_enough() -> None:
     assert count(joined(b"".join(run_of([without_bytes] * 3)))) == -(-JOINED_RECORDS_MAX // 40_000)
 
 
-def test_what_few_bytes_become_is_bounded() -> None:
-    """Each chunk is some bytes, and 8 MB of values when these are written out."""
+def test_the_written_out_size_of_a_batch_is_limited() -> None:
+    """Each chunk has some bytes, and 8 MB of values when these are written out."""
     schema = pa.schema([("many", pa.list_(pa.int64(), 100_000))])
     batch = pa.record_batch([pa.FixedSizeListArray.from_arrays(pa.array([5] * 1_000_000), 100_000)], schema=schema)
     data = b"".join(run_of([batch] * 10))
@@ -168,7 +168,7 @@ def test_what_few_bytes_become_is_bounded() -> None:
     assert joined(data, schema=schema, bytes_max=1_000_000) is None
 
 
-def test_values_that_the_schema_does_not_allow_are_not_joined() -> None:
+def test_a_chunk_with_values_invalid_for_the_schema_is_not_joined() -> None:
     day = pa.schema([("time", pa.time32("s"))])
     wrong = pa.RecordBatch.from_arrays([pa.array([86_400], pa.int32()).view(pa.time32("s"))], schema=day)
     right = pa.RecordBatch.from_arrays([pa.array([5], pa.int32()).view(pa.time32("s"))], schema=day)
@@ -177,7 +177,7 @@ def test_values_that_the_schema_does_not_allow_are_not_joined() -> None:
     assert count(joined(data, schema=day, trusted=True)) == 5
 
 
-def test_checksums_are_looked_at_only_if_they_are_to_be() -> None:
+def test_checksums_are_verified_only_on_request() -> None:
     damaged = bytearray(GOOD[0])
     damaged[84] ^= 1
     data = bytes(damaged) + b"".join(GOOD[1:])
@@ -185,7 +185,7 @@ def test_checksums_are_looked_at_only_if_they_are_to_be() -> None:
     assert count(joined(data, verify=False)) == len(GOOD)
 
 
-def test_only_what_others_follow_is_worth_a_try() -> None:
+def test_only_a_small_lean_chunk_with_a_successor_is_tried() -> None:
     data = memoryview(b"".join(GOOD))
     last = len(data) - len(GOOD[-1])
     assert (joined_schema(data, 0), joined_schema(data, last)) == (SCHEMA_ID, 0)
@@ -195,7 +195,7 @@ def test_only_what_others_follow_is_worth_a_try() -> None:
 
 
 @needs_native
-def test_the_chunks_are_not_held_and_the_copy_goes_with_its_last_column() -> None:
+def test_a_joined_batch_does_not_hold_the_chunks() -> None:
     data = bytes(bytearray(b"".join(GOOD)))
     references = sys.getrefcount(data)
     found = joined(data)

@@ -1,4 +1,4 @@
-"""The hashes of Kafka's clients, against their published vectors."""
+"""The key hashes of Kafka's clients, against published vectors."""
 
 import zlib
 from array import array
@@ -22,15 +22,15 @@ MURMUR2 = {
 
 
 @pytest.mark.parametrize(("key", "expected"), MURMUR2.items())
-def test_murmur2_is_that_of_kafka_s_client_in_java(key: bytes, expected: int) -> None:
+def test_murmur2_agrees_with_kafkas_java_client(key: bytes, expected: int) -> None:
     assert murmur2(key) == expected & 0xFFFFFFFF
 
 
-def test_crc32_is_that_of_zlib() -> None:
+def test_crc32_has_its_check_value() -> None:
     assert crc32(b"123456789") == 0xCBF43926
 
 
-def test_each_piece_of_a_column_has_the_hash_of_the_piece() -> None:
+def test_the_hashes_of_a_column_are_those_of_its_keys() -> None:
     keys = [*MURMUR2, b"\xff" * 3, b"\x80\xff\0", b"x" * 1000]
     bounds = array("i", [0])
     for key in keys:

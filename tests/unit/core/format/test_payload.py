@@ -1,4 +1,4 @@
-"""Payloads of both versions of the format, at a broker's door and where they are opened."""
+"""Payloads of both versions of the format: the check by a broker, and opening them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def chunk(version: int, codec: Codec = Codec.NONE, records: int = BATCH.num_rows
 
 @VERSIONS
 @pytest.mark.parametrize("codec", list(Codec))
-def test_a_chunk_of_either_version_is_taken_and_opened(version: int, codec: Codec) -> None:
+def test_a_chunk_of_either_version_passes_the_check_and_opens(version: int, codec: Codec) -> None:
     data = chunk(version, codec)
     header = verify_chunk(data)
     assert header.version == version
@@ -61,7 +61,7 @@ def test_a_chunk_of_either_version_is_taken_and_opened(version: int, codec: Code
 
 @VERSIONS
 @pytest.mark.parametrize("records", [4, 6, 1 << 31])
-def test_another_number_of_records_is_refused(version: int, records: int) -> None:
+def test_a_wrong_number_of_records_is_refused(version: int, records: int) -> None:
     data = chunk(version, records=records)
     header = verify_chunk(data)
     with pytest.raises(CorruptChunk, match="sequence 7") as caught:
@@ -71,12 +71,12 @@ def test_another_number_of_records_is_refused(version: int, records: int) -> Non
         open_payload(bytes(data[HEADER_BYTES:][: header.payload_bytes]), DEFAULT_SCHEMA, header)
 
 
-def test_a_schema_with_a_type_that_is_not_lean_has_no_such_payload() -> None:
+def test_a_batch_of_a_type_that_is_not_lean_has_no_lean_payload() -> None:
     batch = pa.RecordBatch.from_arrays([pa.array(["a"], pa.string_view())], ["a"])
     assert encode_lean(batch, Codec.NONE) is None
 
 
-def test_a_codec_that_nobody_knows_is_refused() -> None:
+def test_an_unknown_codec_is_refused() -> None:
     data = chunk(LEAN_VERSION)
     header = verify_chunk(data)._replace(codec=3)
     with pytest.raises(CorruptChunk, match="codec 3, which this program does not know"):

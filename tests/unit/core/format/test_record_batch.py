@@ -1,4 +1,4 @@
-"""What a payload says of itself, whatever its bytes are."""
+"""The shape of a payload, for valid and for arbitrary bytes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def check(data: memoryview) -> None:
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("rows", [0, 1, 1000])
-def test_a_payload_says_how_many_records_it_has_and_whether_it_is_compressed(rows: int, codec: Codec) -> None:
+def test_the_shape_has_the_number_of_records_and_the_compression(rows: int, codec: Codec) -> None:
     found = shape_of(payload(rows, codec))
     assert (found.records, found.compressed) == (rows, codec is not Codec.NONE)
     assert found.body_at + found.body_bytes == len(payload(rows, codec))
@@ -74,7 +74,7 @@ def test_a_batch_without_buffers_has_a_shape(schema: pa.Schema) -> None:
 
 
 @pytest.mark.parametrize("codec", [Codec.LZ4, Codec.ZSTD])
-def test_what_a_payload_would_become_is_known_before_it_does(codec: Codec) -> None:
+def test_the_decompressed_size_is_known_and_limited_before_decompression(codec: Codec) -> None:
     data = payload(1000, codec, value=bytes(1000))
     assert 1_000_000 <= decompressed_bytes(data, shape_of(data)) <= 1_100_000 > len(data)
     check_size(data, shape_of(data), 1_100_000)
@@ -83,26 +83,26 @@ def test_what_a_payload_would_become_is_known_before_it_does(codec: Codec) -> No
     assert refused.value.attributes["limit"] == 1_000_000
 
 
-def test_a_header_that_says_what_the_batch_has_is_right() -> None:
+def test_a_header_that_agrees_with_the_batch_passes() -> None:
     for codec in CODECS:
         check(chunk(payload(3, codec), 3, codec))
 
 
 @pytest.mark.parametrize("records", [1, 2, 4, (1 << 32) - 1])
-def test_a_header_that_says_another_number_of_records_is_refused(records: int) -> None:
+def test_a_header_with_a_wrong_number_of_records_is_refused(records: int) -> None:
     with pytest.raises(CorruptChunk) as refused:
         check(chunk(payload(3), records))
     assert (refused.value.attributes["record_count"], refused.value.attributes["rows"]) == (records, 3)
 
 
 @pytest.mark.parametrize(("said", "done"), [(Codec.NONE, Codec.ZSTD), (Codec.LZ4, Codec.NONE)])
-def test_a_header_that_says_something_else_of_compression_is_refused(said: Codec, done: Codec) -> None:
+def test_a_header_with_a_wrong_codec_is_refused(said: Codec, done: Codec) -> None:
     with pytest.raises(CorruptChunk, match="codec"):
         check(chunk(payload(3, done), 3, said))
 
 
 @pytest.mark.parametrize("data", [b"\0", bytes(64), b"x" * 200, DEFAULT_SCHEMA.serialize().to_pybytes()])
-def test_what_is_no_record_batch_is_refused(data: bytes) -> None:
+def test_a_payload_without_a_record_batch_is_refused(data: bytes) -> None:
     with pytest.raises(CorruptChunk, match="not an Arrow record batch"):
         check(chunk(memoryview(data), 1))
 
@@ -116,7 +116,7 @@ def test_a_batch_that_lists_too_many_buffers_is_refused() -> None:
 
 
 @pytest.mark.parametrize("fields", [1, 64, 65, 300])
-def test_the_values_of_all_fields_count(fields: int) -> None:
+def test_the_number_of_values_counts_all_fields(fields: int) -> None:
     columns = {f"c{at}": [True] * 10 for at in range(fields - 1)} | {"list": [[1, 2]] * 10}
     data = bytearray(pa.RecordBatch.from_pydict(columns).serialize())
     found = shape_of(memoryview(data))
@@ -130,7 +130,7 @@ def test_the_values_of_all_fields_count(fields: int) -> None:
 
 
 @given(st.sampled_from(CODECS), st.data())
-def test_whatever_the_bytes_are_there_is_a_shape_or_an_error_with_a_name(codec: Codec, draw: st.DataObject) -> None:
+def test_arbitrary_bytes_give_a_shape_or_corrupt_chunk(codec: Codec, draw: st.DataObject) -> None:
     data = bytearray(payload(3, codec))
     for _ in range(draw.draw(st.integers(1, 4))):
         at = draw.draw(st.integers(0, min(len(data), 700) - 1))
@@ -147,7 +147,7 @@ def test_whatever_the_bytes_are_there_is_a_shape_or_an_error_with_a_name(codec: 
         pass
 
 
-def test_a_check_looks_at_the_chunk_that_it_is_told_of() -> None:
+def test_a_check_looks_at_the_chunk_at_the_given_offset() -> None:
     first, second = chunk(payload(3), 3), chunk(payload(5), 4)
     both = memoryview(bytes(first) + bytes(second))
     check_payload(both, 0, verify_header(both, 0))

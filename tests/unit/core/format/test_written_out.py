@@ -1,4 +1,4 @@
-"""Chunks of a few kilobytes whose values are gigabytes when each is written out, and those that only look like it."""
+"""Chunks of a few kilobytes with gigabytes of values when each is written out, and chunks that only look like them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GIB = 1 << 30
 
 @pytest.mark.parametrize("name", GROWING)
 @pytest.mark.parametrize("codec", list(Codec))
-def test_what_would_become_gigabytes_is_refused_before_it_does(name: str, codec: Codec) -> None:
+def test_a_payload_that_would_become_gigabytes_is_refused_without_allocation(name: str, codec: Codec) -> None:
     batch = growing(name)
     payload = encode_payload(batch, codec)
     assert payload.size < 2 << 20
@@ -38,7 +38,7 @@ def test_what_would_become_gigabytes_is_refused_before_it_does(name: str, codec:
 
 
 @pytest.mark.parametrize("name", IN_METADATA)
-def test_a_broker_refuses_what_the_metadata_tell(name: str) -> None:
+def test_a_broker_refuses_a_chunk_with_too_many_values_in_its_metadata(name: str) -> None:
     batch = growing(name)
     chunk = encode_chunk(
         encode_payload(batch), record_count=batch.num_rows, stream_id=1, streamlet_id=0, schema_id=1, producer_id=1,
@@ -70,7 +70,7 @@ sys.exit(3)
 
 @pytest.mark.parametrize("name", ["list of nulls", "views", "runs"])
 @pytest.mark.timeout(60)
-def test_a_reader_with_little_memory_lives(name: str) -> None:
+def test_a_reader_with_little_memory_refuses_growing_chunks(name: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _READ, name, str(3 * GIB)], capture_output=True, text=True, check=False
     )
@@ -80,14 +80,14 @@ def test_a_reader_with_little_memory_lives(name: str) -> None:
 
 @pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize("codec", list(Codec))
-def test_what_is_as_large_as_it_looks_is_read(name: str, codec: Codec) -> None:
+def test_a_batch_that_does_not_grow_is_read(name: str, codec: Codec) -> None:
     batch = OTHERS[name]()
     assert decode_payload(encode_payload(batch, codec), batch.schema).equals(batch)
     assert is_readable(batch, compressed=codec is not Codec.NONE)
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_the_size_is_that_of_the_values(name: str) -> None:
+def test_the_written_out_size_is_the_sum_of_the_values(name: str) -> None:
     batch = OTHERS[name]()
     batch = pa.ipc.read_record_batch(batch.serialize(), batch.schema)
     if not shared_columns(batch.schema) or not batch.num_rows:
@@ -100,7 +100,7 @@ def test_the_size_is_that_of_the_values(name: str) -> None:
     assert refused.value.attributes["limit"] == total - 1
 
 
-def test_many_lists_of_nothing_are_refused_as_they_take_a_reader_seconds() -> None:
+def test_many_empty_lists_are_refused() -> None:
     inner = pa.ListViewArray.from_arrays(
         pa.array([0] * 1000, pa.int32()), pa.array([0] * 1000, pa.int32()), pa.nulls(0)
     )
@@ -128,7 +128,7 @@ def _size(value: object, kind: pa.DataType) -> int:
 
 @pytest.mark.parametrize("mode", ["dense", "sparse"])
 def test_a_union_of_nothing_within_nulls_is_read(mode: str) -> None:
-    """Its buffers are absent; to ask Arrow for them ended the process."""
+    """The buffers of the union are absent; a request to Arrow for them ended the process."""
     union = pa.union([pa.field("a", pa.int32()), pa.field("b", pa.string_view())], mode)
     for kind in (pa.list_(union), pa.map_(pa.string(), union), pa.list_view(union)):
         batch = pa.record_batch({"c": pa.nulls(3, kind), "d": pa.nulls(3, pa.string_view())})
@@ -137,7 +137,7 @@ def test_a_union_of_nothing_within_nulls_is_read(mode: str) -> None:
         )
 
 
-def test_only_some_schemas_are_looked_at() -> None:
+def test_only_schemas_whose_values_may_grow_are_checked() -> None:
     assert shared_columns(DEFAULT_SCHEMA) == ()
     assert not may_grow(DEFAULT_SCHEMA)
     within = pa.struct([("a", pa.list_(pa.string_view()))])
@@ -149,7 +149,7 @@ def test_only_some_schemas_are_looked_at() -> None:
 
 
 @given(st.sampled_from(sorted(OTHERS)), st.integers(0, 1 << 32))
-def test_whatever_the_numbers_are_the_outcome_has_a_name(name: str, seed: int) -> None:
+def test_arbitrary_numbers_in_buffers_raise_corrupt_chunk_only(name: str, seed: int) -> None:
     batch, random_ = OTHERS[name](), random.Random(seed)
     data = bytearray(batch.serialize().to_pybytes())
     body_at = shape_of(memoryview(data)).body_at
@@ -162,7 +162,7 @@ def test_whatever_the_numbers_are_the_outcome_has_a_name(name: str, seed: int) -
         check_written_out(found, DECOMPRESSED_BYTES_MAX)
 
 
-def test_views_of_nulls_count_as_arrow_copies_them_when_it_casts() -> None:
+def test_views_below_nulls_count_with_their_full_size() -> None:
     batch = growing("views")
     _, views, *data = batch.column(0).buffers()
     rows = batch.num_rows

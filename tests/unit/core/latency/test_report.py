@@ -27,7 +27,7 @@ def report_of(**fields: Any) -> latency_pb2.LatencyReport:
 
 
 @given(st.lists(st.integers(0, TIME_US_MAX), min_size=1, max_size=50), st.sampled_from(Hop), st.text(max_size=20))
-def test_what_goes_out_comes_in(times: list[int], hop: Hop, group: str) -> None:
+def test_a_report_survives_the_wire(times: list[int], hop: Hop, group: str) -> None:
     of = Of(1 << 60, 3, hop, group if hop.of_reader else "")
     sample = Sample()
     for us in times:
@@ -44,7 +44,7 @@ def test_what_goes_out_comes_in(times: list[int], hop: Hop, group: str) -> None:
     )
 
 
-def test_one_that_only_names_streams_has_no_samples() -> None:
+def test_a_report_of_stream_names_only_has_no_samples() -> None:
     report = latency_pb2.LatencyReport()
     for stream_id in (5, 5, 9):
         report.samples.add(stream_id=stream_id)
@@ -68,13 +68,13 @@ def test_one_that_only_names_streams_has_no_samples() -> None:
         ({"hop": 4, "consumer_group": "ä" * GROUP_BYTES_MAX}, "a consumer group of more than 1024 bytes"),
     ],
 )
-def test_what_cannot_be_right_is_refused(fields: dict[str, Any], says: str) -> None:
+def test_an_inconsistent_sample_is_refused(fields: dict[str, Any], says: str) -> None:
     checked(report_of())
     with pytest.raises(InvalidArgument, match=says):
         checked(report_of(**fields))
 
 
-def test_there_are_bounds() -> None:
+def test_a_report_has_limits() -> None:
     report = latency_pb2.LatencyReport(samples=[latency_pb2.HopSample(stream_id=1)] * SAMPLES_MAX)
     assert checked(report) == []
     report.samples.add(stream_id=1)
@@ -90,10 +90,10 @@ def test_there_are_bounds() -> None:
 
 
 class TestClockOffset:
-    def test_nothing_is_known(self) -> None:
+    def test_a_new_offset_is_unknown(self) -> None:
         assert PeerClockOffset().best is None
 
-    def test_the_least_round_trip_counts(self) -> None:
+    def test_the_shortest_round_trip_gives_the_offset(self) -> None:
         offset = PeerClockOffset()
         offset.answered(1_000, 1_100, 6_080)
         assert offset.best == Offset(5_030, 50)
@@ -102,7 +102,7 @@ class TestClockOffset:
         offset.answered(3_000, 4_000, 8_900)
         assert offset.best == Offset(5_000, 6)
 
-    def test_it_drifts(self) -> None:
+    def test_old_answers_are_forgotten_so_that_the_offset_follows_a_drift(self) -> None:
         offset = PeerClockOffset()
         offset.answered(0, 2, 101)
         for number in range(ANSWERS):
@@ -114,10 +114,10 @@ class TestClockOffset:
         st.integers(-(10**12), 10**12),
         st.sampled_from([0, 5_000_000, -5_000_000]),
     )
-    def test_it_is_never_off_by_more_than_it_says(
+    def test_the_offset_is_right_within_its_error(
         self, answers: list[tuple[int, float]], ahead_us: int, jump_us: int
     ) -> None:
-        """Also when a clock is set, from the next answer on."""
+        """Holds also after a clock is set, from the next answer on."""
         offset, now_us = PeerClockOffset(), 0
         for number, (round_trip_us, share) in enumerate(answers):
             if number == len(answers) // 2:

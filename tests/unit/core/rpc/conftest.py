@@ -1,7 +1,7 @@
 """Every test of a transport runs on uvloop, as the daemons do, and on asyncio's own loop, as a user's program may.
 
-A test that waits in vain fails after `TEST_S`. pytest-timeout alone would not do: uvloop takes the exception that its
-signal raises for one of a callback, reports it, and waits on.
+A test that waits too long fails after `TEST_S`. pytest-timeout alone is not enough: its signal raises an exception
+that uvloop takes for one of a callback and reports; then uvloop waits on.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ def pytest_asyncio_loop_factories(
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Of the conformance tests on asyncio's own loop, those over TCP are quick: the others repeat them."""
+    """On asyncio's own loop, run the conformance tests by default over TCP only: other transports repeat them."""
     repeats = item.name.partition("[")[2].startswith(("asyncio-unix", "asyncio-grpc"))
     if repeats and item.path.is_relative_to(HERE / "conformance"):
         item.add_marker(pytest.mark.slow)
@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.is_relative_to(HERE) and isinstance(item, pytest.Function):
             if inspect.iscoroutinefunction(item.obj):
                 item.obj = bounded(item.obj)
-            # For what hangs outside of a test's coroutine: ends the process, after it has shown where it was.
+            # For code that hangs outside of a test's coroutine: ends the process after it has printed all stacks.
             item.add_marker(pytest.mark.timeout(3 * TEST_S, method="thread"))
 
 
@@ -60,7 +60,7 @@ def bounded(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Cor
 
 @pytest.fixture
 def short_path() -> Iterator[Path]:
-    """A directory whose name leaves room for a socket's: the kernel takes 107 bytes, and tmp_path may be longer."""
+    """A directory with a short path for sockets: the kernel takes 107 bytes, and tmp_path may be longer."""
     path = Path(tempfile.mkdtemp(prefix="kera-"))
     yield path
     shutil.rmtree(path)
@@ -68,7 +68,7 @@ def short_path() -> Iterator[Path]:
 
 @pytest.fixture
 async def closing() -> AsyncIterator[Closing]:
-    """Takes a server or a channel, and closes it after the test, however that ends."""
+    """Takes a server or a channel, and closes it after the test, also after a failure."""
     closing = Closing()
     yield closing
     await closing.close()
@@ -76,7 +76,7 @@ async def closing() -> AsyncIterator[Closing]:
 
 @pytest.fixture(scope="session")
 def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
-    """Of both ends, each of which asks the other for its certificate."""
+    """TLS for both ends; each asks the other for its certificate."""
     authority, _ = Authority.open_or_make(tmp_path_factory.mktemp("certificates"))
     one = authority.issue(HOST)
     return Tls(TlsFiles(one.cert, one.key, authority.path, "required"))
@@ -84,7 +84,7 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
 
 @pytest.fixture(params=["grpc", "grpc_tls", "tcp", "tcp_tls", "unix"])
 async def wire(request: pytest.FixtureRequest, short_path: Path, tls: Tls) -> AsyncIterator[Wire]:
-    """One of the transports; what is opened with it ends with the test."""
+    """One of the transports; its servers and channels end with the test."""
     kinds: dict[str, Callable[[], Wire]] = {
         "grpc": Grpc,
         "grpc_tls": lambda: Grpc(tls),
@@ -98,13 +98,13 @@ async def wire(request: pytest.FixtureRequest, short_path: Path, tls: Tls) -> As
 
 
 def is_grpcs_own(context: dict[str, Any]) -> bool:
-    """gRPC has one queue of events per process, and so tells this test's loop of a loop that ended with another."""
+    """gRPC has one queue of events per process, and reports to this test's loop a loop that ended with another test."""
     return "PollerCompletionQueue" in context["message"]
 
 
 @pytest.fixture(autouse=True)
 async def _no_lost_exceptions() -> AsyncIterator[None]:
-    """What the loop would only log (a callback that failed, a task that nobody awaited) fails the test."""
+    """Fail the test for errors that the loop would only log: a failed callback, a task that was never awaited."""
     told: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: told.append(context))
     yield

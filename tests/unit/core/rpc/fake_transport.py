@@ -8,11 +8,11 @@ from kera.core.rpc.frames import FrameProtocol
 
 
 class FakeTransport(asyncio.Transport):
-    """Remembers what the protocol does with it."""
+    """Remembers the calls of the protocol."""
 
     def __init__(self) -> None:
         super().__init__({"peername": ("127.0.0.1", 1234), "socket": self})
-        self.family = 0  # of the socket that it pretends to have
+        self.family = 0  # the family of the pretended socket
         self.written = bytearray()
         self.reading = True
         self.closed = False
@@ -46,13 +46,13 @@ class FakeTransport(asyncio.Transport):
         pass
 
     def setsockopt(self, *_: int) -> None:
-        """The socket's."""
+        """Like the socket's method."""
 
 
 def feed(protocol: FrameProtocol, data: bytes, splits: Iterable[int] = ()) -> int:
-    """Have `data` arrive in pieces that end at `splits`, as a loop would; returns how much of it was taken.
+    """Have `data` arrive in pieces that end at `splits`, as a loop would; returns the number of bytes taken.
 
-    A loop offers what the kernel has, and the protocol's buffer may take less of it; it stops at the protocol's wish.
+    A loop offers the kernel's bytes, and the protocol's buffer may take fewer; the loop stops when the protocol asks.
     """
     transport: Any = protocol._transport
     at = 0

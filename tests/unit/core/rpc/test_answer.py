@@ -1,4 +1,4 @@
-"""An answer tells one callee within the call that sets it."""
+"""An answer calls its callback within the call that sets it."""
 
 import asyncio
 from typing import Any
@@ -13,7 +13,7 @@ async def answer() -> Answer[int]:
     return Answer(loop=asyncio.get_running_loop())
 
 
-async def test_a_result_is_told_at_once(answer: Answer[int]) -> None:
+async def test_the_callback_gets_a_result_at_once(answer: Answer[int]) -> None:
     told: list[int] = []
     answer.when_done(lambda done: told.append(done.result()))
     answer.set_result(7)
@@ -22,7 +22,7 @@ async def test_a_result_is_told_at_once(answer: Answer[int]) -> None:
     assert told == [7]
 
 
-async def test_an_error_is_told_at_once(answer: Answer[int]) -> None:
+async def test_the_callback_gets_an_error_at_once(answer: Answer[int]) -> None:
     told: list[Any] = []
     answer.when_done(lambda done: told.append(done.exception()))
     error = ValueError("no")
@@ -30,7 +30,7 @@ async def test_an_error_is_told_at_once(answer: Answer[int]) -> None:
     assert told == [error]
 
 
-async def test_what_is_done_already_is_told_in_the_next_round(answer: Answer[int]) -> None:
+async def test_a_callback_of_a_finished_answer_runs_in_the_next_round(answer: Answer[int]) -> None:
     told: list[int] = []
     answer.set_result(7)
     answer.when_done(lambda done: told.append(done.result()))
@@ -39,7 +39,7 @@ async def test_what_is_done_already_is_told_in_the_next_round(answer: Answer[int
     assert told == [7]
 
 
-async def test_who_cancels_is_not_called_within_that(answer: Answer[int]) -> None:
+async def test_a_cancelled_answer_calls_its_callback_in_the_next_round(answer: Answer[int]) -> None:
     told: list[bool] = []
     answer.when_done(lambda done: told.append(done.cancelled()))
     assert answer.cancel()
@@ -49,7 +49,7 @@ async def test_who_cancels_is_not_called_within_that(answer: Answer[int]) -> Non
     assert not answer.cancel()
 
 
-async def test_others_may_wait_as_well(answer: Answer[int]) -> None:
+async def test_tasks_can_await_an_answer_that_has_a_callback(answer: Answer[int]) -> None:
     told: list[int] = []
     answer.when_done(lambda done: told.append(done.result()))
     waiting = [asyncio.ensure_future(asyncio.wait_for(asyncio.shield(answer), 5)) for _ in range(2)]
@@ -59,7 +59,7 @@ async def test_others_may_wait_as_well(answer: Answer[int]) -> None:
     assert told == [7]
 
 
-async def test_a_callee_that_fails_is_reported_and_nothing_else(answer: Answer[int]) -> None:
+async def test_a_failing_callback_is_reported_and_the_answer_keeps_its_result(answer: Answer[int]) -> None:
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
 

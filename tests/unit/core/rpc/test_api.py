@@ -1,4 +1,4 @@
-"""The tables of methods say what ``proto/kera/v1`` says."""
+"""The tables of methods agree with ``proto/kera/v1``."""
 
 from typing import Any
 
@@ -116,7 +116,7 @@ def test_the_numbers_in_frames_never_change() -> None:
 
 
 @pytest.mark.parametrize("method", ALL, ids=lambda method: method.name)
-def test_a_method_is_declared_as_the_table_says(method: Method[Any, Any]) -> None:
+def test_the_table_agrees_with_the_declaration_of_each_method(method: Method[Any, Any]) -> None:
     descriptor = declared(method)
 
     assert descriptor.input_type is method.request.DESCRIPTOR
@@ -125,7 +125,7 @@ def test_a_method_is_declared_as_the_table_says(method: Method[Any, Any]) -> Non
 
 
 @pytest.mark.parametrize("method", ALL, ids=lambda method: method.name)
-def test_exactly_the_bulk_methods_have_what_bulk_streams_need(method: Method[Any, Any]) -> None:
+def test_exactly_the_bulk_methods_have_the_fields_of_bulk_streams(method: Method[Any, Any]) -> None:
     request, response = method.request.DESCRIPTOR.fields_by_name, method.response.DESCRIPTOR.fields_by_name
 
     assert ("chunks" in request or "chunks" in response) is method.bulk

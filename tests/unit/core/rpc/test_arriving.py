@@ -1,4 +1,4 @@
-"""Memory of large requests that arrive: one bound for all connections, and everybody's turn comes."""
+"""Memory of large requests that arrive: one limit for all connections, which take turns."""
 
 import asyncio
 
@@ -47,7 +47,7 @@ class Connection:
             self._arriving.release(self)
 
 
-def test_requests_wait_their_turn_when_there_is_no_room() -> None:
+def test_requests_wait_in_order_for_free_memory() -> None:
     arriving = Arriving(100)
     first, second, third, fourth = (Connection(arriving) for _ in range(4))
     assert first.begin(60)
@@ -60,7 +60,7 @@ def test_requests_wait_their_turn_when_there_is_no_room() -> None:
     assert (third.was_given, fourth.was_given, arriving.bytes) == (1, 1, 60)
 
 
-def test_memory_is_kept_for_the_next_request_until_others_want_it() -> None:
+def test_a_connection_keeps_its_memory_until_others_need_it() -> None:
     arriving = Arriving(100)
     first, second = Connection(arriving), Connection(arriving)
     assert first.begin(80)
@@ -72,7 +72,7 @@ def test_memory_is_kept_for_the_next_request_until_others_want_it() -> None:
     assert arriving.bytes == 50
 
 
-def test_one_request_is_let_in_however_large_it_is() -> None:
+def test_a_single_request_over_the_limit_is_admitted() -> None:
     arriving = Arriving(10)
     first, second = Connection(arriving), Connection(arriving)
     assert first.begin(1000)
@@ -84,8 +84,8 @@ def test_one_request_is_let_in_however_large_it_is() -> None:
     assert arriving.bytes == 0
 
 
-def test_connections_that_have_room_and_need_more_do_not_wait_for_each_other() -> None:
-    """As when a large message has come, and the chunks behind it are to come."""
+def test_connections_that_need_more_memory_do_not_deadlock() -> None:
+    """As after a large message, before the chunks behind it arrive."""
     arriving = Arriving(100)
     first, second, third = (Connection(arriving) for _ in range(3))
     assert first.begin(50)
@@ -107,8 +107,8 @@ BULK = b"x" * (4 * MIB)
 CONNECTIONS = 24
 
 
-async def test_half_requests_of_many_connections_have_one_bound(closing: Closing) -> None:
-    """What is not let in stays on the network; small requests and other connections go on, and all come to an end."""
+async def test_partial_requests_of_many_connections_have_one_limit(closing: Closing) -> None:
+    """Requests over the limit stay on the network; small requests and other connections go on, and all complete."""
     server = closing(FrameServer({ECHO: echo, UNARY: unary_echo}, arriving_bytes_max=3 * len(BULK)))
     port = await server.listen_tcp(HOST, 0)
     writers = []
@@ -137,7 +137,7 @@ async def test_half_requests_of_many_connections_have_one_bound(closing: Closing
     await eventually(lambda: server.connections == 1 and server.arriving_bytes == 0)
 
 
-async def test_a_connection_that_stops_within_a_request_is_closed_when_others_wait(closing: Closing) -> None:
+async def test_a_connection_stalled_within_a_request_is_closed_when_others_wait(closing: Closing) -> None:
     timing = Timing(sweep_s=0.05, slice_s=60.0)
     server = closing(FrameServer({ECHO: echo}, arriving_bytes_max=len(BULK), timing=timing))
     port = await server.listen_tcp(HOST, 0)

@@ -1,4 +1,4 @@
-"""The calling end of framed connections, with servers that no `FrameServer` would be."""
+"""The calling end of framed connections, with servers that a `FrameServer` would never be."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -36,7 +36,7 @@ def reply(request_id: int, text: str = "", bulk: bytes = b"", kind: FrameKind = 
 
 
 class Harness:
-    """A channel over a transport that the test plays."""
+    """A channel over a transport that the test drives."""
 
     def __init__(self, silent_s_max: float = SILENT_S_MAX) -> None:
         self.channel = FrameChannel("tcp", "here:1", silent_s_max=silent_s_max)
@@ -61,7 +61,7 @@ async def harness() -> AsyncIterator[Harness]:
 
 @pytest.fixture
 async def impatient() -> AsyncIterator[Harness]:
-    """Its connection has been silent for too long very soon."""
+    """A harness whose connection counts as silent after 20 ms."""
     harness = Harness(silent_s_max=0.02)
     yield harness
     harness.lose()
@@ -79,7 +79,7 @@ async def failure(future: "asyncio.Future[Any]") -> KeraError:
 
 @pytest.mark.parametrize("size", [1, 1000, MIB])
 @pytest.mark.parametrize("pieces", [1, 3])
-async def test_bulk_is_received_into_aligned_memory_of_its_own(harness: Harness, size: int, pieces: int) -> None:
+async def test_bulk_is_received_into_its_own_aligned_memory(harness: Harness, size: int, pieces: int) -> None:
     future = harness.submit()
     data = reply(1, "text", b"a" * size)
 
@@ -92,7 +92,7 @@ async def test_bulk_is_received_into_aligned_memory_of_its_own(harness: Harness,
     assert pa.py_buffer(bulk).address % ALIGNMENT_BYTES == 0
 
 
-async def test_the_memory_of_a_reply_is_not_used_again(harness: Harness) -> None:
+async def test_the_memory_of_a_reply_is_not_reused(harness: Harness) -> None:
     first, second = harness.submit(), harness.submit()
 
     feed(harness.channel, reply(1, bulk=b"a" * 100) + reply(2, bulk=b"b" * 100))
@@ -101,7 +101,7 @@ async def test_the_memory_of_a_reply_is_not_used_again(harness: Harness) -> None
     assert bytes((await second).bulk[0]) == b"b" * 100
 
 
-async def test_a_reply_to_a_request_that_nobody_waits_for_is_ignored(harness: Harness) -> None:
+async def test_a_reply_without_a_waiting_request_is_ignored(harness: Harness) -> None:
     given_up, future = harness.submit(), harness.submit()
     given_up.cancel()
 
@@ -111,7 +111,7 @@ async def test_a_reply_to_a_request_that_nobody_waits_for_is_ignored(harness: Ha
     assert not harness.transport.closed
 
 
-# --- servers that misbehave: nobody waits for ever ---------------------------------------------------------
+# --- servers that misbehave: no call waits forever ---------------------------------------------------------
 
 
 def damaged_head(frame: bytes) -> bytes:
@@ -133,7 +133,7 @@ def damaged_head(frame: bytes) -> bytes:
     ],
     ids=["http", "a request", "no message", "no message, with bulk", "no error", "a refusal"],
 )
-async def test_what_is_no_reply_ends_the_connection_and_makes_all_uncertain(
+async def test_an_invalid_reply_ends_the_connection_and_makes_all_calls_uncertain(
     harness: Harness, answer: bytes, text: str
 ) -> None:
     futures = [harness.submit(), harness.submit()]
@@ -150,7 +150,7 @@ async def test_what_is_no_reply_ends_the_connection_and_makes_all_uncertain(
         assert text in error.message
 
 
-async def test_a_reply_over_the_limit_ends_the_connection_and_says_why(harness: Harness) -> None:
+async def test_a_reply_over_the_limit_ends_the_connection_with_the_reason(harness: Harness) -> None:
     harness.channel.bulk_bytes_max = MIB
     future = harness.submit()
 
@@ -160,7 +160,7 @@ async def test_a_reply_over_the_limit_ends_the_connection_and_says_why(harness: 
     assert "over the limits" in (await failure(future)).message
 
 
-async def test_a_connection_lost_within_a_reply_makes_it_uncertain(harness: Harness) -> None:
+async def test_a_connection_lost_within_a_reply_makes_the_call_uncertain(harness: Harness) -> None:
     for cut in (0, 1, 31, 32, 40, MIB):
         harness = Harness()
         future = harness.submit()
@@ -180,7 +180,7 @@ async def test_nothing_is_sent_on_a_connection_that_is_being_closed(harness: Har
     assert harness.transport.written == b""
 
 
-async def test_a_bulk_that_arrives_after_its_time_was_up_is_read_to_its_end(harness: Harness) -> None:
+async def test_a_bulk_that_arrives_after_the_timeout_is_read_to_its_end(harness: Harness) -> None:
     late, future = harness.submit(timeout_s=0.01), harness.submit()
     data = reply(1, bulk=b"a" * MIB) + reply(2, "here")
     feed(harness.channel, data[: MIB // 2])
@@ -210,14 +210,14 @@ async def test_a_path_without_a_server_is_unavailable(short_path: Any) -> None:
         await FrameChannel.connect_unix(str(short_path / "nobody"), timeout_s=TIMEOUT_S)
 
 
-async def test_connecting_takes_a_bounded_time() -> None:
+async def test_connecting_has_a_timeout() -> None:
     with silent_listener() as listener:
         address = f"{HOST}:{listener.getsockname()[1]}"
         with pytest.raises(Unavailable, match=rf"cannot connect to {address} within 0\.05 s"):
             await FrameChannel.connect_tcp(address, timeout_s=0.05)
 
 
-async def test_an_address_that_is_none_is_refused() -> None:
+async def test_an_invalid_address_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="'nowhere' is not an address"):
         await FrameChannel.connect_tcp("nowhere", timeout_s=TIMEOUT_S)
 
@@ -238,7 +238,7 @@ async def test_closing_waits_until_the_connection_is_gone(closing: Closing) -> N
     await eventually(lost.is_set)
 
 
-async def test_methods_of_one_channel_share_its_ids(harness: Harness) -> None:
+async def test_methods_of_one_channel_share_its_request_ids(harness: Harness) -> None:
     other: Method[Any, Any] = Method(ECHO.service, "Other", 77, ECHO.request, ECHO.response, bulk=True)
     first = harness.submit()
     second = harness.channel.submit(other, numbered(2), timeout_s=TIMEOUT_S)
@@ -252,7 +252,7 @@ async def test_methods_of_one_channel_share_its_ids(harness: Harness) -> None:
 # --- silence -----------------------------------------------------------------------------------------------
 
 
-async def test_a_connection_over_which_nothing_came_is_given_up_with_the_first_request_whose_time_is_up(
+async def test_a_silent_connection_is_closed_at_the_first_timeout(
     impatient: Harness,
 ) -> None:
     late, other = impatient.submit(timeout_s=0.02), impatient.submit()
@@ -267,7 +267,7 @@ async def test_a_connection_over_which_nothing_came_is_given_up_with_the_first_r
     assert isinstance(await failure(impatient.submit()), Unavailable)
 
 
-async def test_a_request_without_an_answer_is_no_reason_to_give_up_a_connection_over_which_others_have_theirs(
+async def test_a_timeout_does_not_close_a_connection_that_answers_others(
     impatient: Harness,
 ) -> None:
     late, answered = impatient.submit(timeout_s=0.05), impatient.submit()
@@ -279,7 +279,7 @@ async def test_a_request_without_an_answer_is_no_reason_to_give_up_a_connection_
     assert not impatient.transport.closed
 
 
-async def test_a_connection_that_stops_in_the_middle_of_an_answer_is_given_up(
+async def test_a_connection_that_stops_within_an_answer_is_closed(
     impatient: Harness,
 ) -> None:
     late, other = impatient.submit(timeout_s=0.02), impatient.submit()
@@ -292,6 +292,6 @@ async def test_a_connection_that_stops_in_the_middle_of_an_answer_is_given_up(
     assert "silent" in (await failure(other)).message
 
 
-async def test_a_request_that_hardly_had_time_is_no_reason_to_give_up_its_connection(harness: Harness) -> None:
+async def test_a_short_timeout_does_not_close_the_connection(harness: Harness) -> None:
     assert isinstance(await failure(harness.submit(timeout_s=0.01)), Uncertain)
     assert not harness.transport.closed

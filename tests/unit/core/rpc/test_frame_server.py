@@ -1,4 +1,4 @@
-"""The serving end of framed connections, with peers that no channel would be."""
+"""The serving end of framed connections, with peers that a channel would never be."""
 
 import asyncio
 import contextlib
@@ -54,7 +54,7 @@ def request(number: int, bulk: bytes = b"") -> bytes:
 
 
 class RawClient:
-    """A socket of which the test decides each byte."""
+    """A socket; the test decides each byte."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -84,7 +84,7 @@ class RawClient:
 
 
 UNHURRIED = Timing(slice_s=60.0)
-"""A machine that is busy makes no frame a slow one."""
+"""So long that a busy machine does not make a frame a slow one."""
 
 
 class Harness:
@@ -122,13 +122,13 @@ async def harness() -> AsyncIterator[Harness]:
 
 
 class CountingTransport(FakeTransport):
-    """Counts what would be system calls."""
+    """Counts writes: each would be a system call."""
 
     def __init__(self, lost: Callable[[Exception | None], None]) -> None:
         super().__init__()
         self._lost = lost
         self.writes: list[list[int]] = []
-        """For each, which requests were answered."""
+        """The answered requests of each write."""
 
     def write(self, data: Any) -> None:
         self.writelines([data])
@@ -157,7 +157,7 @@ async def connected(
     return connection, transport
 
 
-async def test_replies_to_requests_that_came_together_go_together(harness: Harness) -> None:
+async def test_replies_to_requests_that_arrived_together_leave_together(harness: Harness) -> None:
     connection, transport = await connected(harness, {ECHO: lambda _: Reply(EchoResponse())})
 
     feed(connection, request(1) + request(2) + request(3) + request(4)[:-1])
@@ -167,7 +167,7 @@ async def test_replies_to_requests_that_came_together_go_together(harness: Harne
     assert transport.writes == [[1, 2, 3], [4]]
 
 
-async def test_what_is_gathered_is_bounded(harness: Harness) -> None:
+async def test_gathered_replies_have_a_size_limit(harness: Harness) -> None:
     text = "x" * (GATHERED_BYTES_MAX // 2)
     connection, transport = await connected(harness, {ECHO: lambda _: Reply(answer(text))})
 
@@ -176,7 +176,7 @@ async def test_what_is_gathered_is_bounded(harness: Harness) -> None:
     assert transport.writes == [[1, 2], [3, 4], [5]]
 
 
-async def test_a_reply_with_bulk_waits_for_nobody_and_overtakes_nobody(harness: Harness) -> None:
+async def test_a_reply_with_bulk_keeps_its_order(harness: Harness) -> None:
     def handler(call: Call[EchoRequest]) -> Reply[EchoResponse]:
         return Reply(EchoResponse(), [memoryview(bytes(call.bulk))] if call.bulk else [])
 
@@ -188,7 +188,7 @@ async def test_a_reply_with_bulk_waits_for_nobody_and_overtakes_nobody(harness: 
     assert transport.writes[-1] == [3]
 
 
-async def test_replies_that_become_ready_together_go_together_and_the_last_one_at_once(harness: Harness) -> None:
+async def test_deferred_replies_ready_together_leave_together_and_at_once(harness: Harness) -> None:
     waiting: list[asyncio.Future[Any]] = []
 
     def defer(_: Call[EchoRequest]) -> asyncio.Future[Any]:
@@ -204,12 +204,12 @@ async def test_replies_that_become_ready_together_go_together_and_the_last_one_a
     assert transport.writes == [[1, 2, 3]]
     for future in waiting[3:]:
         future.set_result(Reply(EchoResponse()))
-    await asyncio.sleep(0)  # one turn: there is nobody left to wait for
+    await asyncio.sleep(0)  # one turn: no other reply is left to wait for
 
     assert transport.writes == [[1, 2, 3], [4, 5]]
 
 
-async def test_what_was_gathered_before_a_frame_that_is_none_is_sent_before_the_error(harness: Harness) -> None:
+async def test_gathered_replies_leave_before_the_error_of_an_invalid_frame(harness: Harness) -> None:
     connection, transport = await connected(harness, {ECHO: lambda _: Reply(EchoResponse())})
 
     feed(connection, request(1) + b"x" * HEADER_BYTES)
@@ -222,10 +222,10 @@ async def test_what_was_gathered_before_a_frame_that_is_none_is_sent_before_the_
 
 
 IN_KERNEL_BYTES = 8 * MIB
-"""What the two ends of a socket hold by themselves, at most."""
+"""An upper bound for the bytes in the two ends of a socket."""
 
 
-async def test_a_client_that_does_not_take_its_replies_is_not_read_any_more(harness: Harness) -> None:
+async def test_the_server_stops_reading_from_a_client_that_takes_no_replies(harness: Harness) -> None:
     handled = 0
     reply_bytes = 256 * KIB
     block = memoryview(bytes(reply_bytes))
@@ -247,14 +247,14 @@ async def test_a_client_that_does_not_take_its_replies_is_not_read_any_more(harn
     assert handled * reply_bytes <= unsent + IN_KERNEL_BYTES
     assert handled < total / 2
 
-    for number in range(total):  # and it goes on when the client does
+    for number in range(total):  # the server goes on when the client does
         header, head, bulk = await client.receive()
         assert (header.kind, header.request_id, len(bulk)) == (FrameKind.REPLY, number, reply_bytes)
         assert text_of(EchoResponse.FromString(head)) == str(number)
     assert handled == total
 
 
-async def test_deferred_replies_that_are_not_taken_are_bounded_by_the_requests_in_flight(harness: Harness) -> None:
+async def test_untaken_deferred_replies_are_limited_by_the_requests_in_flight(harness: Harness) -> None:
     handled = 0
     reply_bytes = 64 * KIB
     block = memoryview(bytes(reply_bytes))
@@ -272,7 +272,7 @@ async def test_deferred_replies_that_are_not_taken_are_bounded_by_the_requests_i
     total = 3 * REQUESTS_IN_FLIGHT_MAX
     sending = asyncio.ensure_future(client.send(b"".join(request(number) for number in range(total))))
 
-    # Some were answered while there was room; after that, those that had been taken already.
+    # Some were answered while there was room; after that, only the requests that had been taken already.
     assert await settled(lambda: handled) * reply_bytes <= (
         IN_KERNEL_BYTES + SEND_BUFFER_BYTES_MAX + REQUESTS_IN_FLIGHT_MAX * reply_bytes
     )
@@ -282,8 +282,8 @@ async def test_deferred_replies_that_are_not_taken_are_bounded_by_the_requests_i
     await sending
 
 
-async def test_memory_of_a_reply_is_let_go_of_only_when_it_was_sent(harness: Harness) -> None:
-    # The owner uses it for something else then, and the client would get that.
+async def test_the_memory_of_a_reply_is_released_only_after_sending(harness: Harness) -> None:
+    # The owner then reuses the memory, and the client would get the new content.
     let_go: list[bool] = []
     memory = bytearray(b"a" * 16 * MIB)
 
@@ -303,12 +303,12 @@ async def test_memory_of_a_reply_is_let_go_of_only_when_it_was_sent(harness: Har
     await eventually(lambda: harness.server.unsent_bytes > 0)
     header = decode_header(memoryview(await client.reader.readexactly(HEADER_BYTES)), 0, BULK_BYTES_MAX)
     if type(asyncio.get_running_loop()).__module__.startswith("uvloop"):
-        assert not let_go  # asyncio's own transport joins what it is given, and so may let go at once
+        assert not let_go  # asyncio's own transport joins the pieces, and so may let go at once
     assert await client.reader.readexactly(header.bulk_bytes) == b"a" * 15 * MIB
     await eventually(lambda: let_go)
 
 
-async def test_requests_that_wait_stop_the_reading_exactly_at_the_limit(harness: Harness) -> None:
+async def test_waiting_requests_stop_the_reading_exactly_at_the_limit(harness: Harness) -> None:
     waiting: list[asyncio.Future[Any]] = []
 
     def wait(_call: Call[EchoRequest]) -> Any:
@@ -338,7 +338,7 @@ async def test_requests_that_wait_stop_the_reading_exactly_at_the_limit(harness:
     ],
     ids=["http", "oversize", "no request"],
 )
-async def test_what_is_no_request_ends_the_connection_and_both_ends_learn_why(
+async def test_an_invalid_frame_ends_the_connection_and_both_ends_learn_why(
     harness: Harness, data: bytes, text: str
 ) -> None:
     await harness.serve({ECHO: echo}, bulk_bytes_max=MIB)
@@ -360,11 +360,11 @@ async def test_what_is_no_request_ends_the_connection_and_both_ends_learn_why(
     assert text in line["reason"]
     assert line["peer"].startswith(f"{HOST}:")
 
-    await other.send(request(2))  # others are served on
+    await other.send(request(2))  # the server still serves others
     assert (await other.receive())[0].request_id == 2
 
 
-async def test_a_request_that_is_no_message_is_answered_and_ends_nothing(harness: Harness) -> None:
+async def test_a_request_with_an_invalid_message_gets_an_error_and_the_connection_stays(harness: Harness) -> None:
     await harness.serve({ECHO: echo})
     client = await harness.connect()
     bad = bytearray(request(1))
@@ -378,7 +378,7 @@ async def test_a_request_that_is_no_message_is_answered_and_ends_nothing(harness
     assert (await client.receive())[0].request_id == 2
 
 
-async def test_chunks_for_a_method_that_takes_none_are_the_callers_error_and_no_defect(harness: Harness) -> None:
+async def test_chunks_for_a_method_without_chunks_are_a_protocol_error(harness: Harness) -> None:
     await harness.serve({UNARY: lambda _: Reply(UnaryResponse())})
     client = await harness.connect()
     with capture_logs() as logs:
@@ -394,7 +394,7 @@ async def test_chunks_for_a_method_that_takes_none_are_the_callers_error_and_no_
 
 
 @pytest.mark.parametrize("bulk_bytes", [0, 10, MIB])
-async def test_a_request_of_which_a_part_came_is_not_handled(harness: Harness, bulk_bytes: int) -> None:
+async def test_a_partial_request_is_not_handled(harness: Harness, bulk_bytes: int) -> None:
     handled: list[int] = []
 
     def handle(call: Call[EchoRequest]) -> Reply[EchoResponse]:
@@ -415,8 +415,8 @@ async def test_a_request_of_which_a_part_came_is_not_handled(harness: Harness, b
     assert handled == [2]
 
 
-async def test_a_handler_sees_the_very_bytes_until_it_returns(harness: Harness) -> None:
-    # The buffer is used again for the next request, so what a handler keeps without a copy would change.
+async def test_a_handler_sees_its_bytes_in_one_reused_buffer(harness: Harness) -> None:
+    # The server reuses the buffer for the next request, so bytes that a handler keeps without a copy would change.
     kept: list[memoryview] = []
 
     def keep(call: Call[EchoRequest]) -> Reply[EchoResponse]:
@@ -430,14 +430,14 @@ async def test_a_handler_sees_the_very_bytes_until_it_returns(harness: Harness) 
         await client.send(request(number, bytes([number]) * MIB))
         assert (await client.receive())[0].kind == FrameKind.REPLY
 
-    assert kept[0].obj is kept[1].obj  # one buffer, however many requests
+    assert kept[0].obj is kept[1].obj  # one buffer for all requests
 
 
-async def test_replies_after_the_client_has_gone_are_nobodys(harness: Harness) -> None:
+async def test_replies_to_a_client_that_has_gone_are_dropped(harness: Harness) -> None:
     waiting: list[asyncio.Future[Any]] = []
 
     def wait(_call: Call[EchoRequest]) -> Any:
-        # Not cancelled with the connection, as the shield takes that.
+        # Not cancelled with the connection, because of the shield.
         waiting.append(asyncio.get_running_loop().create_future())
         return asyncio.shield(waiting[-1])
 
@@ -457,9 +457,9 @@ async def test_replies_after_the_client_has_gone_are_nobodys(harness: Harness) -
     waiting[1].exception()
 
 
-async def test_a_reply_that_was_not_begun_is_not_left_unawaited(harness: Harness) -> None:
-    # A connection may end in the very turn of the loop in which the request was handled: pytest tells of a
-    # coroutine that nobody awaits.
+async def test_a_handler_is_awaited_also_if_the_connection_ends_at_once(harness: Harness) -> None:
+    # A connection may end in the very turn of the loop that handled the request: pytest reports a
+    # coroutine that was never awaited.
     async def wait() -> Reply[EchoResponse]:
         await asyncio.Event().wait()
         return Reply(EchoResponse())
@@ -477,7 +477,7 @@ async def test_a_reply_that_was_not_begun_is_not_left_unawaited(harness: Harness
     await eventually(lambda: not connection.requests_in_flight)
 
 
-async def test_a_reply_that_has_not_left_yet_gets_some_time_when_the_server_closes(harness: Harness) -> None:
+async def test_a_closing_server_sends_its_remaining_replies(harness: Harness) -> None:
     reply_bytes = 16 * MIB  # more than fits into the sockets
     await harness.serve({ECHO: lambda _: Reply(EchoResponse(), [memoryview(bytes(reply_bytes))])})
     client = await harness.connect(receive_bytes=64 * KIB)
@@ -491,7 +491,7 @@ async def test_a_reply_that_has_not_left_yet_gets_some_time_when_the_server_clos
     await closing
 
 
-async def test_a_client_that_takes_nothing_does_not_hold_up_the_end_of_the_server(harness: Harness) -> None:
+async def test_a_client_that_takes_no_replies_does_not_delay_the_end_of_the_server(harness: Harness) -> None:
     await harness.serve({ECHO: lambda _: Reply(EchoResponse(), [memoryview(bytes(16 * MIB))])})
     client = await harness.connect(receive_bytes=64 * KIB)
     await client.send(request(1))
@@ -519,7 +519,7 @@ async def test_a_connection_that_was_being_accepted_does_not_outlive_the_server(
     assert not harness.server.connections
 
 
-async def test_who_is_refused_again_and_again_fills_no_log(harness: Harness) -> None:
+async def test_repeated_refusals_are_logged_once(harness: Harness) -> None:
     await harness.serve({ECHO: echo})
     with capture_logs() as logs:
         for _ in range(5):
@@ -533,7 +533,7 @@ async def test_who_is_refused_again_and_again_fills_no_log(harness: Harness) -> 
 # --- peers that do not go on -------------------------------------------------------------------------------
 
 
-async def test_a_frame_that_does_not_come_whole_ends_its_connection_and_no_other(harness: Harness) -> None:
+async def test_an_incomplete_frame_ends_only_its_own_connection(harness: Harness) -> None:
     await harness.serve({ECHO: echo}, Timing(slice_s=60.0, sweep_s=0.01, frame_s_max=0.05))
     for part in (request(1)[:-1], request(1, bytes(MIB))[: 200 * KIB], request(1)[:5]):
         stalled, idle, busy = await harness.connect(), await harness.connect(), await harness.connect()
@@ -547,10 +547,10 @@ async def test_a_frame_that_does_not_come_whole_ends_its_connection_and_no_other
             assert (await other.receive())[0].request_id == 2
 
 
-async def test_a_peer_that_is_slow_but_goes_on_is_served(harness: Harness) -> None:
+async def test_a_slow_peer_that_makes_progress_is_served(harness: Harness) -> None:
     await harness.serve({ECHO: echo}, Timing(slice_s=60.0, sweep_s=0.01, frame_s_max=0.2))
     client = await harness.connect()
-    for number in range(1, 6):  # each in two parts, and all of it takes longer than one may
+    for number in range(1, 6):  # each in two parts, and all of them take longer than one may
         await client.send(request(number)[:-1])
         deadline_s = asyncio.get_running_loop().time() + 0.06
         while asyncio.get_running_loop().time() < deadline_s:
@@ -559,7 +559,7 @@ async def test_a_peer_that_is_slow_but_goes_on_is_served(harness: Harness) -> No
         assert (await client.receive())[0].request_id == number
 
 
-async def test_the_time_of_a_frame_does_not_run_while_the_server_takes_nothing(harness: Harness) -> None:
+async def test_the_time_limit_of_a_frame_stops_while_the_server_reads_nothing(harness: Harness) -> None:
     futures: list[asyncio.Future[Reply[Any]]] = []
 
     def wait(_: Call[EchoRequest]) -> asyncio.Future[Reply[Any]]:
@@ -576,7 +576,7 @@ async def test_the_time_of_a_frame_does_not_run_while_the_server_takes_nothing(h
         future.set_result(Reply(EchoResponse()))
 
 
-async def test_memory_of_a_large_request_is_let_go_of_when_nothing_more_comes(harness: Harness) -> None:
+async def test_the_memory_of_a_large_request_is_released_when_the_connection_is_idle(harness: Harness) -> None:
     connection, _ = await connected(harness, {ECHO: echo})
     feed(connection, request(1, bytes(MIB)))
     connection.sweep(0.0)
@@ -587,14 +587,14 @@ async def test_memory_of_a_large_request_is_let_go_of_when_nothing_more_comes(ha
     assert connection.receive_bytes == MIB
 
 
-async def test_behind_a_frame_that_took_long_others_have_their_turn(harness: Harness) -> None:
+async def test_other_connections_get_their_turn_after_a_slow_frame(harness: Harness) -> None:
     served: list[int] = []
 
     def note(call: Call[EchoRequest]) -> Reply[EchoResponse]:
         served.append(call.message.chunk_count)
         return echo(call)
 
-    await harness.serve({ECHO: note}, Timing(slice_s=-1.0))  # each takes longer
+    await harness.serve({ECHO: note}, Timing(slice_s=-1.0))  # each frame takes longer
     greedy, other = await harness.connect(), await harness.connect()
     await greedy.send(b"".join(map(request, range(1, 201))))
     await other.send(request(1000))
@@ -605,10 +605,10 @@ async def test_behind_a_frame_that_took_long_others_have_their_turn(harness: Har
 
 
 @pytest.mark.parametrize(("pause_s", "rests"), [(0.0, True), (0.009, True), (0.011, False)])
-async def test_frames_that_come_one_by_one_count_together_unless_others_had_as_long(
+async def test_single_frames_count_together_unless_others_had_as_long(
     harness: Harness, pause_s: float, rests: bool
 ) -> None:
-    """A loop may read many of them from one connection before it looks at another one."""
+    """A loop may read many frames from one connection before it looks at another one."""
     now_s = 0.0
 
     def work(call: Call[EchoRequest]) -> Reply[EchoResponse]:
@@ -625,14 +625,14 @@ async def test_frames_that_come_one_by_one_count_together_unless_others_had_as_l
     await eventually(lambda: transport.reading)
 
 
-async def test_one_connection_too_many_has_the_idlest_closed(harness: Harness) -> None:
+async def test_a_connection_over_the_limit_closes_the_idlest_one(harness: Harness) -> None:
     await harness.serve({ECHO: echo}, connections_max=3)
     used, silent, half = await harness.connect(), await harness.connect(), await harness.connect()
     await used.send(request(1))
     assert (await used.receive())[0].request_id == 1
     await half.send(request(1)[:-1])
     await eventually(lambda: harness.server.connections == 3)
-    for gone in (silent, half):  # nothing was ever asked over them, and the older one goes first
+    for gone in (silent, half):  # neither ever sent a whole request, and the older one goes first
         new = await harness.connect()
         await new.send(request(7))
         assert (await new.receive())[0].request_id == 7
@@ -642,7 +642,7 @@ async def test_one_connection_too_many_has_the_idlest_closed(harness: Harness) -
     assert harness.server.connections == 3
 
 
-async def test_a_connection_with_requests_in_flight_stays_and_the_new_one_is_told_why_not(harness: Harness) -> None:
+async def test_a_new_connection_is_refused_when_all_have_requests_in_flight(harness: Harness) -> None:
     release = asyncio.Event()
 
     async def wait(call: Call[EchoRequest]) -> Reply[EchoResponse]:
@@ -663,7 +663,7 @@ async def test_a_connection_with_requests_in_flight_stays_and_the_new_one_is_tol
         assert (await each.receive())[0].request_id == 1
 
 
-async def test_a_client_that_takes_no_reply_for_long_is_disconnected(harness: Harness) -> None:
+async def test_a_client_that_takes_no_replies_for_long_is_disconnected(harness: Harness) -> None:
     block = memoryview(bytes(256 * KIB))
     await harness.serve({ECHO: lambda _call: Reply(EchoResponse(), [block])}, Timing(slice_s=60.0, stalled_s=0.05))
     client = await harness.connect(receive_bytes=64 * KIB)

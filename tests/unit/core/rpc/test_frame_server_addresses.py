@@ -1,4 +1,4 @@
-"""Where a frame server listens: ports and unix sockets that are taken, stale, or not ours to remove."""
+"""Addresses of a frame server: ports and unix sockets that are taken, stale, or of others."""
 
 import errno
 import os
@@ -14,7 +14,7 @@ from kera.core.rpc.frame_server import FrameServer
 from tests.unit.core.rpc.transports import HOST, TIMEOUT_S, UNARY, Closing, UnaryRequest, unary_echo
 
 
-async def test_a_port_that_is_taken_is_named(closing: Closing) -> None:
+async def test_the_error_names_a_port_in_use(closing: Closing) -> None:
     server, other = closing(FrameServer({})), closing(FrameServer({}))
     port = await server.listen_tcp(HOST, 0)
 
@@ -28,7 +28,7 @@ async def test_a_port_that_is_taken_is_named(closing: Closing) -> None:
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
-async def test_a_host_that_is_not_ours_is_named(host: str) -> None:
+async def test_the_error_names_a_host_that_is_not_ours(host: str) -> None:
     with pytest.raises(PortTaken, match=f"frames: cannot listen on {host}:0: "):
         await FrameServer({}).listen_tcp(host, 0)
 
@@ -68,7 +68,7 @@ async def test_a_unix_socket_is_for_its_owner_alone_and_removed_at_close(closing
     assert not path.exists()
 
 
-async def test_a_unix_socket_that_somebody_serves_is_not_taken_over(closing: Closing, short_path: Path) -> None:
+async def test_a_unix_socket_in_use_is_not_taken_over(closing: Closing, short_path: Path) -> None:
     path = short_path / "socket"
     server, other = closing(FrameServer({UNARY: unary_echo})), closing(FrameServer({}))
     await server.listen_unix(path)
@@ -82,7 +82,7 @@ async def test_a_unix_socket_that_somebody_serves_is_not_taken_over(closing: Clo
     assert reply.message.cluster_id == "a"
 
 
-async def test_a_unix_socket_of_a_process_that_was_killed_is_replaced(closing: Closing, short_path: Path) -> None:
+async def test_a_unix_socket_of_a_killed_process_is_replaced(closing: Closing, short_path: Path) -> None:
     path = short_path / "socket"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
@@ -94,7 +94,7 @@ async def test_a_unix_socket_of_a_process_that_was_killed_is_replaced(closing: C
     closing(await FrameChannel.connect_unix(str(path), timeout_s=TIMEOUT_S))
 
 
-async def test_a_file_that_is_no_socket_is_not_removed(short_path: Path) -> None:
+async def test_a_file_that_is_not_a_socket_is_refused_and_kept(short_path: Path) -> None:
     path = short_path / "data"
     path.write_text("dear to somebody")
 
@@ -107,7 +107,7 @@ async def test_a_file_that_is_no_socket_is_not_removed(short_path: Path) -> None
 @pytest.mark.parametrize(
     ("name", "text"), [("missing/socket", os.strerror(errno.ENOENT)), ("x" * 108, "path too long")]
 )
-async def test_a_unix_path_that_cannot_be_used_is_named(short_path: Path, name: str, text: str) -> None:
+async def test_the_error_names_an_unusable_unix_path(short_path: Path, name: str, text: str) -> None:
     path = short_path / name
 
     with pytest.raises(PathNotWritable, match=text) as caught:

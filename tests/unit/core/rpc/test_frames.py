@@ -1,4 +1,4 @@
-"""Frames: their bytes, and how they are found in a stream of bytes that comes in any pieces."""
+"""Frames: their bytes, and finding them in a stream of bytes that arrives in arbitrary pieces."""
 
 import asyncio
 import struct
@@ -38,7 +38,7 @@ class Frame(NamedTuple):
 
 
 class Recorder(FrameProtocol):
-    """Keeps what arrives, and looks whether the memory it was given is what it is said to be."""
+    """Keeps the frames, and checks that the memory of each is the announced one."""
 
     def __init__(self, hold_every: int = 0) -> None:
         super().__init__(BULK_BYTES_MAX)
@@ -79,7 +79,7 @@ def run(scenario: Any) -> Any:
 # --- the bytes ---------------------------------------------------------------------------------------------
 
 
-def test_a_frame_is_laid_out_as_the_picture_shows_it() -> None:
+def test_a_frame_has_its_documented_layout() -> None:
     message = EchoRequest(chunk_count=7)
     head = message.SerializeToString()
 
@@ -94,14 +94,14 @@ def test_a_frame_is_laid_out_as_the_picture_shows_it() -> None:
     assert frame == encode(Frame(1, ECHO.number, 0x0102030405060708, head, b"abc"))
 
 
-def test_the_format_is_the_one_of_version_1() -> None:
-    # A difference here means that programs of different versions do not understand each other any more.
+def test_the_bytes_of_frame_version_1_do_not_change() -> None:
+    # A difference here means that programs of different versions no longer understand each other.
     assert encode_error(258, 3, common_pb2.Error(code="x")) == bytes.fromhex(
         "4b46 01 03 02010000 0300000000000000 03000000 00000000 00000000 e55ded59  0a0178"
     )
 
 
-def test_a_header_reads_as_it_was_written() -> None:
+def test_a_header_is_decoded_as_it_was_written() -> None:
     (frame,) = encode_frame(FrameKind.REPLY, UNARY, 9, UnaryRequest(name="a"), [], BULK_BYTES_MAX)
 
     assert decode_header(memoryview(b"before" + frame), 6, BULK_BYTES_MAX) == FrameHeader(2, UNARY.number, 9, 3, 0)
@@ -142,13 +142,13 @@ def test_a_message_over_the_limit_is_refused_at_both_ends() -> None:
         encode_frame(FrameKind.REQUEST, UNARY, 1, UnaryRequest(name="x" * HEAD_BYTES_MAX), [], BULK_BYTES_MAX)
 
 
-def test_bulk_of_a_method_that_has_none_is_a_defect() -> None:
+def test_bulk_for_a_method_without_bulk_is_an_internal_error() -> None:
     with pytest.raises(InternalError, match="Unary has no bulk field"):
         encode_frame(FrameKind.REQUEST, UNARY, 1, UnaryRequest(), [b"a"], BULK_BYTES_MAX)
 
 
-def test_the_pieces_of_a_frame_keep_the_views_that_were_given() -> None:
-    # A transport makes a view of its own of each piece and forgets the piece: the finalizer must wait all the same.
+def test_the_pieces_of_a_frame_keep_the_given_views() -> None:
+    # A transport makes its own view of each piece and forgets the piece: the finalizer must wait all the same.
     let_go: list[int] = []
     view = memoryview(bytearray(100))
     weakref.finalize(view, let_go.append, 1)
@@ -219,7 +219,7 @@ def test_a_stream_in_single_bytes_gives_the_same_frames() -> None:
 
 
 @given(sent=FRAMES, data=st.data())
-def test_frames_that_are_held_come_later_in_order_and_once(sent: list[Frame], data: st.DataObject) -> None:
+def test_held_frames_arrive_later_in_order_and_once(sent: list[Frame], data: st.DataObject) -> None:
     stream = b"".join(map(encode, sent))
     splits = data.draw(st.lists(st.integers(0, len(stream)), max_size=10), label="splits")
     every = data.draw(st.integers(1, 3), label="hold_every")
@@ -241,7 +241,7 @@ def test_frames_that_are_held_come_later_in_order_and_once(sent: list[Frame], da
 
 
 async def test_holding_and_releasing_while_a_frame_is_handled_gives_each_frame_once() -> None:
-    # As when a reply fills the transport's buffer and the peer takes it at once.
+    # As if a reply fills the transport's buffer and the peer takes it at once.
     class Fickle(Recorder):
         def frame_received(self, *arguments: Any, **options: Any) -> None:
             super().frame_received(*arguments, **options)
@@ -256,7 +256,7 @@ async def test_holding_and_releasing_while_a_frame_is_handled_gives_each_frame_o
     assert fickle.frames == sent
 
 
-async def test_a_frame_that_arrives_whole_is_handled_where_it_is() -> None:
+async def test_a_frame_that_arrives_whole_is_handled_in_place() -> None:
     recorder = Recorder()
 
     feed(recorder, encode(Frame(1, 2, 3, b"head", bytes(STAGING_BYTES - HEADER_BYTES - 4))))
@@ -265,20 +265,20 @@ async def test_a_frame_that_arrives_whole_is_handled_where_it_is() -> None:
     assert recorder.allocated == []
 
 
-async def test_a_frame_that_fits_comes_whole_with_what_follows_it() -> None:
+async def test_frames_that_fit_are_received_together() -> None:
     recorder = Recorder()
     small = encode(Frame(1, 2, 3, b"head", bytes(STAGING_BYTES // 4)))
 
     feed(recorder, small + small[:-1])
 
     assert len(recorder.frames) == 1
-    assert len(recorder.get_buffer(-1)) == STAGING_BYTES - len(small) + 1  # not only for the one byte that is missing
+    assert len(recorder.get_buffer(-1)) == STAGING_BYTES - len(small) + 1  # not only for the missing byte
     feed(recorder, small[-1:] + small)
     assert len(recorder.frames) == 3
     assert recorder.allocated == []
 
 
-async def test_of_a_large_bulk_only_what_came_with_its_head_is_copied() -> None:
+async def test_only_the_start_of_a_large_bulk_is_copied() -> None:
     recorder = Recorder()
     frame = encode(Frame(1, 2, 3, b"head", bytes(BULK_BYTES_MAX)))
 
@@ -317,7 +317,7 @@ async def test_nothing_is_allocated_for_a_bulk_over_the_limit() -> None:
     ],
 )
 @pytest.mark.parametrize("before", [0, 2])
-async def test_garbage_ends_the_connection_and_says_why(garbage: bytes, text: str, before: int) -> None:
+async def test_garbage_ends_the_connection_with_the_reason(garbage: bytes, text: str, before: int) -> None:
     recorder = Recorder()
     good = Frame(1, 2, 3, b"head", b"bulk")
 
@@ -342,13 +342,13 @@ def test_noise_ends_the_connection_with_no_other_error(noise: bytes, data: st.Da
     run(scenario())
 
 
-async def test_a_frame_that_cannot_be_understood_ends_the_connection() -> None:
+async def test_a_protocol_error_of_the_receiver_ends_the_connection() -> None:
     class Refusing(Recorder):
         def frame_received(self, *arguments: Any, **options: Any) -> None:
             super().frame_received(*arguments, **options)
             raise ProtocolError("not understood")
 
-    for bulk_bytes in (10, 2 * STAGING_BYTES):  # in place, and in memory of its own
+    for bulk_bytes in (10, 2 * STAGING_BYTES):  # in place, and in separate memory
         recorder = Refusing()
         feed(recorder, encode(Frame(1, 2, 3, b"head", bytes(bulk_bytes))) * 2)
 
@@ -357,7 +357,7 @@ async def test_a_frame_that_cannot_be_understood_ends_the_connection() -> None:
         assert recorder.transport.closed
 
 
-async def test_frames_that_were_staged_when_the_connection_ended_are_not_handled() -> None:
+async def test_staged_frames_of_an_ended_connection_are_not_handled() -> None:
     recorder = Recorder(hold_every=1)
     feed(recorder, encode(Frame(1, 2, 3, b"", b"")) * 3)
 

@@ -1,4 +1,4 @@
-"""Frames over TLS: who is refused learns why, and so does the log; what a connection needed is let go of at its end."""
+"""Frames over TLS: a refused client and the log get the reason; a connection frees its memory at its end."""
 
 import asyncio
 import gc
@@ -41,7 +41,7 @@ REFUSED = [
 
 
 class Secured:
-    """A server that wants to see certificates, and those who come to it."""
+    """A server that asks for certificates, and its clients."""
 
     def __init__(self, directory: Path) -> None:
         self.authority, _ = Authority.open_or_make(directory / "authority")
@@ -53,7 +53,7 @@ class Secured:
         self.address = ""
 
     def tls(self, kind: str = "good") -> Tls:
-        """A client's, with a certificate of one kind; empty: with none."""
+        """TLS of a client with a certificate of this kind; empty: without a certificate."""
         if not kind:
             return Tls(TlsFiles(ca=self.authority.path))
         pair: Pair = getattr(self.issuing, kind)()
@@ -78,7 +78,9 @@ async def secured(tmp_path: Path, closing: Closing) -> Secured:
 
 
 @pytest.mark.parametrize(("kind", "told", "logged"), REFUSED, ids=[kind or "none" for kind, *_ in REFUSED])
-async def test_whose_certificate_is_not_taken_learns_why(secured: Secured, kind: str, told: str, logged: str) -> None:
+async def test_a_client_with_a_refused_certificate_learns_why(
+    secured: Secured, kind: str, told: str, logged: str
+) -> None:
     with capture_logs() as lines:
         with pytest.raises(Unavailable, match=f"cannot connect to {secured.address}: .*{told}"):
             await secured.call(secured.tls(kind))
@@ -88,11 +90,11 @@ async def test_whose_certificate_is_not_taken_learns_why(secured: Secured, kind:
 
 
 def refusals(lines: MutableSequence[Any]) -> list[str]:
-    """What the log says of them."""
+    """The reasons of refused connections in the log."""
     return [line["reason"] for line in list(lines) if line["event"] == "connection refused"]
 
 
-async def test_who_has_no_later_version_learns_it_while_it_connects(secured: Secured) -> None:
+async def test_a_client_of_tls_1_2_learns_the_reason_while_it_connects(secured: Secured) -> None:
     for kind, told in ("expired", "which has expired"), ("", "or wants a certificate: see tls_cert and tls_key"):
         tls = secured.tls(kind)
         tls.client_context().maximum_version = ssl.TLSVersion.TLSv1_2
@@ -100,7 +102,7 @@ async def test_who_has_no_later_version_learns_it_while_it_connects(secured: Sec
             await secured.connect(tls)
 
 
-async def test_who_speaks_plainly_learns_that_it_may_be_tls(secured: Secured) -> None:
+async def test_a_client_without_tls_gets_a_hint_at_tls(secured: Secured) -> None:
     with capture_logs() as lines:
         with pytest.raises(Uncertain, match="it closes the connection at once; if it speaks TLS, set tls_ca"):
             await secured.call(None)
@@ -108,15 +110,15 @@ async def test_who_speaks_plainly_learns_that_it_may_be_tls(secured: Secured) ->
     assert refusals(lines) == ["it does not speak TLS"]
 
 
-async def test_a_server_that_speaks_plainly_is_named_as_such(secured: Secured, closing: Closing) -> None:
+async def test_the_error_names_a_server_without_tls(secured: Secured, closing: Closing) -> None:
     plain = closing(FrameServer({UNARY: unary_echo}))
     secured.address = f"{HOST}:{await plain.listen_tcp(HOST, 0)}"
     with pytest.raises(Unavailable, match="it does not speak TLS"):
         await secured.connect(secured.tls())
 
 
-async def test_who_sends_much_before_it_is_refused_learns_why(secured: Secured) -> None:
-    """What is unread when the server closes would have the kernel take back the reason."""
+async def test_a_client_that_sends_much_before_the_refusal_learns_why(secured: Secured) -> None:
+    """Unread bytes at the server's close would make the kernel drop the reason."""
     channel = await secured.connect(secured.tls("expired"))
     bulk = bytes(1 << 20)
     answers = [channel.submit(ECHO, EchoRequest(), [bulk], timeout_s=TIMEOUT_S) for _ in range(4)]
@@ -125,10 +127,10 @@ async def test_who_sends_much_before_it_is_refused_learns_why(secured: Secured) 
         assert "which has expired" in each.message
 
 
-async def test_little_is_copied_of_replies_that_are_not_taken(secured: Secured) -> None:
+async def test_untaken_replies_are_copied_only_in_small_part(secured: Secured) -> None:
     channel = await secured.connect(secured.tls())
     channel.hold_frames()
-    bulk = bytes(24 << 20)  # the ends of a socket hold some of it
+    bulk = bytes(24 << 20)  # the ends of a socket hold some of these bytes
     answers = [channel.submit(ECHO, EchoRequest(), [bulk], timeout_s=TIMEOUT_S) for _ in range(2)]
     await settled(lambda: secured.server.unsent_bytes)
     (connection,) = secured.server._shared.connections
@@ -139,8 +141,8 @@ async def test_little_is_copied_of_replies_that_are_not_taken(secured: Secured) 
         assert b"".join(each.bulk) == bulk
 
 
-async def test_what_a_connection_needed_is_let_go_of_at_its_end(secured: Secured) -> None:
-    """And not when the garbage collector finds it: in a daemon that may be hours later."""
+async def test_a_connection_frees_its_memory_at_its_end(secured: Secured) -> None:
+    """The garbage collector of a daemon may find it only hours later."""
     tls = secured.tls()
     await secured.call(tls)
     gc.collect()
@@ -155,5 +157,5 @@ async def test_what_a_connection_needed_is_let_go_of_at_its_end(secured: Secured
 
 
 def connections_over_tls() -> int:
-    """Whose memory is held."""
+    """The number of TLS connections in memory."""
     return sum(isinstance(each, ssl.SSLObject) for each in gc.get_objects())

@@ -1,4 +1,4 @@
-"""What is gRPC's own: foreign clients, reconnecting, health and reflection. See test_conformance.py for the rest."""
+"""Features of gRPC alone: foreign clients, reconnecting, health and reflection. See conformance/ for the rest."""
 
 import asyncio
 import contextlib
@@ -53,7 +53,7 @@ CALLS: list[tuple[Method[Any, Any], Any]] = [(UNARY, UnaryRequest()), (ECHO, num
 
 
 class Harness:
-    """A server, and a client as somebody else would write one: only what gRPC and protobuf bring."""
+    """A server, and a client as others would write one, with gRPC and protobuf only."""
 
     def __init__(self) -> None:
         self.closing = Closing()
@@ -104,7 +104,7 @@ async def test_a_client_that_knows_only_the_proto_files_is_served(harness: Harne
         response_deserializer=broker_pb2.MultiWriteChunksResponse.FromString,
     )()
     await writing.write(broker_pb2.MultiWriteChunksRequest(request_id=7, chunk_count=1, chunks=b"abc"))
-    await writing.write(broker_pb2.MultiWriteChunksRequest(request_id=0))  # ids are the client's own business
+    await writing.write(broker_pb2.MultiWriteChunksRequest(request_id=0))  # clients choose their ids freely
     await writing.done_writing()
     assert [response async for response in writing] == [
         broker_pb2.MultiWriteChunksResponse(request_id=7, statuses=[ChunkStatus(position=3)]),
@@ -140,7 +140,7 @@ async def test_a_client_that_knows_only_the_proto_files_is_served(harness: Harne
     ],
     ids=["not found", "exists", "much to say", "defect"],
 )
-async def test_an_error_is_a_status_with_the_whole_error_as_metadata(
+async def test_an_error_is_a_status_with_the_error_in_its_metadata(
     harness: Harness, error: Exception, status: grpc.StatusCode
 ) -> None:
     def fail(_call: Call[UnaryRequest]) -> Reply[UnaryResponse]:
@@ -162,7 +162,7 @@ async def test_an_error_is_a_status_with_the_whole_error_as_metadata(
     error_from_message(message)
 
 
-async def test_a_request_that_is_none_is_its_callers_doing(harness: Harness) -> None:
+async def test_an_invalid_request_is_an_error_of_the_caller(harness: Harness) -> None:
     await harness.serve({UNARY: unary_echo})
     asking: Any = harness.foreign().unary_unary(UNARY.path)
     for data in (b"\xff" * 9, bytes(UNARY.request_bytes_max + 1)):
@@ -187,7 +187,7 @@ async def test_an_error_of_a_bulk_call_is_in_its_response(harness: Harness) -> N
 
 
 @pytest.mark.parametrize("bulk", [True, False], ids=["bulk", "unary"])
-async def test_a_request_that_is_no_message_is_refused(harness: Harness, *, bulk: bool) -> None:
+async def test_a_request_with_an_invalid_message_is_refused(harness: Harness, *, bulk: bool) -> None:
     await harness.serve({ECHO: echo, UNARY: unary_echo})
     channel = harness.foreign()
     stream: Any = channel.stream_stream(ECHO.path)
@@ -202,7 +202,7 @@ async def test_a_request_that_is_no_message_is_refused(harness: Harness, *, bulk
     assert "not a kera.v1" in error.message or "cut short" in error.message
 
 
-async def test_a_client_that_does_not_take_its_replies_is_not_read_any_more(harness: Harness) -> None:
+async def test_the_server_stops_reading_from_a_client_that_takes_no_replies(harness: Harness) -> None:
     handled = 0
     reply_bytes = 256 * KIB
     block = memoryview(bytes(reply_bytes))
@@ -223,7 +223,7 @@ async def test_a_client_that_does_not_take_its_replies_is_not_read_any_more(harn
     asking = asyncio.ensure_future(ask())
     count = await settled(lambda: handled)
 
-    in_grpc = 16 * MIB  # what the two ends of a connection hold by themselves, at most
+    in_grpc = 16 * MIB  # an upper bound for the bytes in the two ends of a connection
     assert count * reply_bytes <= SEND_BUFFER_BYTES_MAX + 2 * reply_bytes + in_grpc
     for number in range(total):
         assert EchoResponse.FromString(await stream.read()).request_id == number
@@ -231,14 +231,14 @@ async def test_a_client_that_does_not_take_its_replies_is_not_read_any_more(harn
     assert handled == total
 
 
-async def test_a_client_that_does_not_take_its_replies_loses_its_connection(
+async def test_a_client_that_takes_no_replies_for_long_is_disconnected(
     harness: Harness,
 ) -> None:
     limits = UntakenLimits(stalled_s=0.2, slowest_bytes_per_s=1 << 40)
     block = memoryview(bytes(3 * MIB))
     server = await harness.serve({ECHO: lambda _: Reply(EchoResponse(), [block]), UNARY: unary_echo}, untaken=limits)
     stalled: Any = harness.foreign().stream_stream(ECHO.path)()
-    for number in range(8):  # more than the two ends of a connection hold by themselves
+    for number in range(8):  # more than fits in the two ends of a connection
         await stalled.write(EchoRequest(request_id=number).SerializeToString())
     await eventually(lambda: server.untaken.closed == 1)
     assert server.untaken.held_bytes == 0
@@ -256,7 +256,7 @@ async def test_a_client_that_does_not_take_its_replies_loses_its_connection(
     await eventually(lambda: server.untaken.held_bytes == 0)
 
 
-async def test_a_reply_for_which_there_is_no_room_is_refused_and_the_stream_goes_on(harness: Harness) -> None:
+async def test_a_reply_without_room_is_an_error_and_the_stream_goes_on(harness: Harness) -> None:
     block = memoryview(bytes(MIB))
     server = await harness.serve({ECHO: lambda _: Reply(EchoResponse(), [block]), UNARY: unary_echo})
     server.untaken.admit("ipv4:127.0.0.1:1", UNTAKEN_LIMITS.bytes_max)
@@ -269,15 +269,15 @@ async def test_a_reply_for_which_there_is_no_room_is_refused_and_the_stream_goes
     assert not EchoResponse.FromString(await stream.read()).HasField("error")
 
 
-async def test_a_stream_that_is_ended_at_once_says_why(harness: Harness) -> None:
+async def test_a_stream_refused_at_once_gives_the_reason(harness: Harness) -> None:
     await harness.serve({UNARY: unary_echo})
     for _ in range(100):
         with pytest.raises(ProtocolError, match="unknown method Echo"):
             await harness.channel().submit(ECHO, numbered(1), (b"x" * KIB,), timeout_s=TIMEOUT_S)
 
 
-async def test_a_burst_of_calls_waits_for_its_turn(harness: Harness) -> None:
-    # By itself gRPC cancels some of more than a thousand that are waiting to be begun.
+async def test_all_calls_of_a_large_burst_are_answered(harness: Harness) -> None:
+    # gRPC alone cancels some calls if more than a thousand wait for their start.
     gate = asyncio.Event()
 
     async def wait() -> Reply[UnaryResponse]:
@@ -292,7 +292,7 @@ async def test_a_burst_of_calls_waits_for_its_turn(harness: Harness) -> None:
     assert set(await asyncio.gather(*calls)) == {b""}
 
 
-async def test_a_client_that_ends_its_stream_gets_what_it_has_asked_for(harness: Harness) -> None:
+async def test_a_client_that_ends_its_stream_gets_all_replies(harness: Harness) -> None:
     gate = asyncio.Event()
 
     async def wait() -> Reply[EchoResponse]:
@@ -311,7 +311,7 @@ async def test_a_client_that_ends_its_stream_gets_what_it_has_asked_for(harness:
     assert await stream.read() is grpc.aio.EOF
 
 
-async def test_the_server_says_that_it_is_well_and_what_it_serves(harness: Harness) -> None:
+async def test_the_server_offers_health_and_reflection(harness: Harness) -> None:
     server = await harness.serve({UNARY: unary_echo}, {ECHO: echo})
     channel = harness.foreign()
     health: Any = health_pb2_grpc.HealthStub(channel)
@@ -321,7 +321,7 @@ async def test_the_server_says_that_it_is_well_and_what_it_serves(harness: Harne
     assert checked.status == health_pb2.HealthCheckResponse.SERVING
     assert (await watching.read()).status == health_pb2.HealthCheckResponse.SERVING
 
-    reflecting: Any = reflection_pb2_grpc.ServerReflectionStub(channel)  # type: ignore[arg-type]  # asyncio's is as good
+    reflecting: Any = reflection_pb2_grpc.ServerReflectionStub(channel)  # type: ignore[arg-type]  # asyncio's works too
     asked = reflecting.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
     names = {service.name for service in (await asked.read()).list_services_response.service}
     assert {ECHO.service, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"} <= names
@@ -338,8 +338,8 @@ async def test_the_server_says_that_it_is_well_and_what_it_serves(harness: Harne
 @pytest.mark.parametrize(
     "path", ["/kera.test.Other/Call", "/", "/x/\xa1\xff", "\xff" * 300], ids=["other", "none", "no text", "long"]
 )
-async def test_a_call_of_what_there_is_not_is_refused_and_the_server_goes_on(harness: Harness, path: str) -> None:
-    """Also of a path that is not text: it ended the loop in which gRPC accepts calls."""
+async def test_a_call_of_an_unknown_path_is_refused_and_the_server_goes_on(harness: Harness, path: str) -> None:
+    """Also with a path that is not text: it ended the loop that accepts calls in gRPC."""
     await harness.serve({UNARY: unary_echo})
     channel = harness.channel()
     pairs = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "h", "te": "trailers"}
@@ -359,7 +359,7 @@ async def test_a_call_of_what_there_is_not_is_refused_and_the_server_goes_on(har
     assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_a_port_that_is_taken_is_named(harness: Harness) -> None:
+async def test_the_error_names_a_port_in_use(harness: Harness) -> None:
     await harness.serve({UNARY: unary_echo})
     other = harness.closing(GrpcServer([{UNARY: unary_echo}]))
 
@@ -369,7 +369,7 @@ async def test_a_port_that_is_taken_is_named(harness: Harness) -> None:
     assert caught.value.attributes == {"host": HOST, "port": harness.port}
 
 
-async def test_a_channel_finds_a_server_that_came_back(harness: Harness) -> None:
+async def test_a_channel_reconnects_to_a_restarted_server(harness: Harness) -> None:
     server = await harness.serve({UNARY: unary_echo, ECHO: echo})
     channel = harness.channel()
     assert text_of((await channel.submit(ECHO, numbered(1), timeout_s=TIMEOUT_S)).message) == "1"
@@ -390,7 +390,7 @@ async def test_a_channel_finds_a_server_that_came_back(harness: Harness) -> None
     assert (await call(channel, UNARY, UnaryRequest(name="a"), timeout_s=TIMEOUT_S)).cluster_id == "a"
 
 
-async def test_what_a_connection_asks_beyond_its_share_waits_and_none_of_it_is_refused(closing: Closing) -> None:
+async def test_calls_over_the_limit_of_a_connection_wait_and_are_answered(closing: Closing) -> None:
     under_way = most = 0
 
     async def serve(call: Call[UnaryRequest]) -> Reply[UnaryResponse]:
@@ -439,8 +439,8 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("bulk", [True, False], ids=["bulk", "unary"])
-async def test_what_is_in_flight_when_the_server_is_killed_is_uncertain(closing: Closing, *, bulk: bool) -> None:
-    # The status is the same as when nothing could be sent, and only one of the two may be sent again as new.
+async def test_calls_in_flight_when_the_server_is_killed_are_uncertain(closing: Closing, *, bulk: bool) -> None:
+    # The status is the same as for a call that could not be sent, and only such a call may be sent again as new.
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", SERVER, stdout=subprocess.PIPE)
     assert process.stdout is not None
     channel = closing(GrpcChannel(f"{HOST}:{int(await process.stdout.readline())}"))
@@ -458,7 +458,7 @@ async def test_what_is_in_flight_when_the_server_is_killed_is_uncertain(closing:
     await process.communicate()
 
 
-async def test_a_peer_that_does_not_speak_grpc_is_no_server(closing: Closing) -> None:
+async def test_a_call_to_a_peer_without_grpc_fails(closing: Closing) -> None:
     async def hang_up(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"KF and nothing that gRPC knows")
         await writer.drain()
@@ -502,7 +502,7 @@ async def test_a_server_that_answers_garbage_makes_the_call_uncertain(harness: H
     await server.stop(0)
 
 
-async def test_each_channel_has_a_connection_of_its_own(harness: Harness) -> None:
+async def test_each_channel_has_its_own_connection(harness: Harness) -> None:
     peers: set[str] = set()
 
     def remember(call: Call[UnaryRequest]) -> Reply[UnaryResponse]:
@@ -516,7 +516,7 @@ async def test_each_channel_has_a_connection_of_its_own(harness: Harness) -> Non
     assert len(peers) == 3
 
 
-async def test_a_call_that_is_over_is_forgotten(harness: Harness) -> None:
+async def test_a_finished_call_is_forgotten(harness: Harness) -> None:
     closed: list[str] = []
 
     def remember(call: Call[Any]) -> Reply[Any]:
@@ -529,7 +529,7 @@ async def test_a_call_that_is_over_is_forgotten(harness: Harness) -> None:
     await eventually(lambda: closed == ["GetStreamIdRequest"])
 
     await channel.submit(ECHO, numbered(1), timeout_s=TIMEOUT_S)
-    assert len(channel._tasks) == 2  # the stream's
+    assert len(channel._tasks) == 2  # of the stream
     await channel.close()
 
     assert not channel._tasks
@@ -537,7 +537,7 @@ async def test_a_call_that_is_over_is_forgotten(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("bulk", [False, True])
-async def test_a_call_on_a_channel_that_is_closed_at_once_can_be_made_again(harness: Harness, *, bulk: bool) -> None:
+async def test_a_call_on_a_channel_closed_at_once_is_uncertain(harness: Harness, *, bulk: bool) -> None:
     await harness.serve({UNARY: unary_echo, ECHO: echo})
     channel = harness.channel()
     answer: Any
@@ -551,10 +551,10 @@ async def test_a_call_on_a_channel_that_is_closed_at_once_can_be_made_again(harn
 
 
 @pytest.mark.parametrize("turns", range(12))
-async def test_a_channel_is_closed_at_whatever_point_its_stream_is(harness: Harness, turns: int) -> None:
+async def test_a_channel_can_be_closed_at_any_point_of_its_stream(harness: Harness, turns: int) -> None:
     await harness.serve({UNARY: unary_echo, ECHO: echo})
     channel = GrpcChannel(harness.address)
-    await channel.submit(UNARY, UnaryRequest(), timeout_s=TIMEOUT_S)  # there is a connection, and the stream gets on
+    await channel.submit(UNARY, UnaryRequest(), timeout_s=TIMEOUT_S)  # opens a connection, so the stream gets on
     future = channel.submit(ECHO, numbered(1), timeout_s=TIMEOUT_S)
     for _ in range(turns):
         await asyncio.sleep(0)
@@ -565,7 +565,7 @@ async def test_a_channel_is_closed_at_whatever_point_its_stream_is(harness: Harn
 
 
 @pytest.mark.parametrize("address", ["", "\x00\x1b[2J\n"])
-async def test_an_address_that_is_none_is_unavailable(closing: Closing, address: str) -> None:
+async def test_an_invalid_address_is_unavailable(closing: Closing, address: str) -> None:
     with pytest.raises(Unavailable, match="cannot connect to"):
         await call(closing(GrpcChannel(address)), UNARY, UnaryRequest(), timeout_s=TIMEOUT_S)
 
@@ -586,7 +586,7 @@ async def test_ipv6_addresses_have_brackets(closing: Closing) -> None:
 # --- connections ---------------------------------------------------------------------------------------------
 
 
-async def test_connections_are_bounded_and_those_over_which_nothing_is_said_make_room(
+async def test_silent_connections_make_room_at_the_limit(
     harness: Harness,
 ) -> None:
     await harness.serve({UNARY: unary_echo}, connections_max=2, handshake_ms=500)
@@ -608,7 +608,7 @@ async def test_connections_are_bounded_and_those_over_which_nothing_is_said_make
 
 
 async def eventually_answered(channel: GrpcChannel) -> None:
-    """Ask until there is an answer."""
+    """Ask until an answer arrives."""
     async with asyncio.timeout(TIMEOUT_S):
         while True:
             with contextlib.suppress(Unavailable, Uncertain):
@@ -617,8 +617,8 @@ async def eventually_answered(channel: GrpcChannel) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_pings_of_a_client_without_calls_do_not_cost_it_its_connection() -> None:
-    """A server takes a client that pings too often for hostile; ours ping each second, calls or not."""
+def test_the_server_allows_the_pings_of_an_idle_client() -> None:
+    """A server drops a client that pings too often; KerA's clients ping each second, with calls or without."""
     server = dict(grpc_options.server_options())
     client = dict(grpc_options.client_options())
     assert server["grpc.http2.min_ping_interval_without_data_ms"] < client["grpc.keepalive_time_ms"]

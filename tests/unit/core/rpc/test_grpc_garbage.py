@@ -1,4 +1,4 @@
-"""A call over gRPC that has ended is freed at once: daemons look for cycles so seldom that these would pile up."""
+"""An ended call over gRPC is freed at once: daemons collect cycles so seldom that calls would pile up."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NO_MESSAGE = b"\xff"
 
 
 class Gate:
-    """Knows everybody."""
+    """Admits every peer."""
 
     def admit(self, peer: Peer, _evidence: Evidence) -> None:
         peer.identity = Identity("alice")
@@ -61,7 +61,7 @@ async def channel(request: pytest.FixtureRequest) -> AsyncIterator[Any]:
 
 
 def calls() -> list[Any]:
-    """All that gRPC serves, as it gives them to handlers."""
+    """The contexts of all calls in memory, as gRPC gives them to handlers."""
     return [each for each in gc.get_objects() if type(each).__name__ == "_ServicerContext"]
 
 
@@ -75,11 +75,11 @@ def calls() -> list[Any]:
     ],
     ids=["call", "refused call", "stream", "stream of no messages"],
 )
-async def test_a_call_that_has_ended_leaves_nothing_to_the_garbage_collector(
+async def test_an_ended_call_is_freed_without_the_garbage_collector(
     channel: Any, method: Any, request_: bytes, code: grpc.StatusCode | None
 ) -> None:
     gc.collect()
-    gc.freeze()  # what other tests left is not looked through again and again
+    gc.freeze()  # so that objects of other tests are not searched again and again
     gc.disable()
     try:
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""What a client shows of who it is over gRPC, and what becomes of it when that is refused."""
+"""Credentials of a client over gRPC: which it shows, and how it goes on after a refusal."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.unit.core.rpc.transports import (
 
 
 class Gate:
-    """Lets in who shows the token that is good."""
+    """Admits a peer that shows the good token."""
 
     def __init__(self) -> None:
         self.good = "one"
@@ -79,7 +79,7 @@ KINDS = pytest.mark.parametrize(("method", "request_"), CALLS, ids=["unary", "st
 
 
 async def answered(channel: GrpcChannel) -> None:
-    """Ask until there is an answer: what was under way on a stream that ended is lost, and no other error is raised."""
+    """Ask until an answer arrives: calls under way on an ended stream are lost, and no other error is raised."""
     while True:
         try:
             await channel.submit(ECHO, numbered(1), timeout_s=10)
@@ -88,7 +88,7 @@ async def answered(channel: GrpcChannel) -> None:
             continue
 
 
-async def test_a_token_that_is_good_no_more_is_read_anew(running: Running) -> None:
+async def test_a_client_reads_its_token_again_after_a_refusal(running: Running) -> None:
     channel = await running.start()
     await channel.submit(UNARY, UnaryRequest(), timeout_s=10)
     running.gate.good = running.token = "two"
@@ -96,7 +96,7 @@ async def test_a_token_that_is_good_no_more_is_read_anew(running: Running) -> No
     assert running.gate.shown == ["one", "one", "two"]
 
 
-async def test_a_stream_that_was_ended_begins_with_the_token_that_is_there_then(running: Running) -> None:
+async def test_a_new_stream_starts_with_the_current_token(running: Running) -> None:
     channel = await running.start()
     await channel.submit(ECHO, numbered(1), timeout_s=10)
     running.gate.good = running.token = "two"
@@ -105,8 +105,8 @@ async def test_a_stream_that_was_ended_begins_with_the_token_that_is_there_then(
     assert running.gate.shown == ["one", "one", "two"]
 
 
-async def test_a_request_that_arrives_on_a_stream_being_ended_is_lost_and_not_refused(running: Running) -> None:
-    """The client may have a newer token. It shows that one if it learns that the stream ended, and only then."""
+async def test_a_request_on_an_ending_stream_is_uncertain_and_not_refused(running: Running) -> None:
+    """The client may have a newer token. It shows it only after it learns that the stream ended."""
     handled: list[int] = []
     ends: list[Callable[[], None]] = []
 
@@ -124,7 +124,7 @@ async def test_a_request_that_arrives_on_a_stream_being_ended_is_lost_and_not_re
     await channel.submit(ECHO, numbered(1), timeout_s=10)
     await channel.submit(ECHO, numbered(2), timeout_s=10)
     lost = channel.submit(ECHO, numbered(3), timeout_s=10)
-    asyncio.get_running_loop().call_later(0.1, ends.pop())  # gRPC takes its time, and a refusal would be there before
+    asyncio.get_running_loop().call_later(0.1, ends.pop())  # gRPC is slow, and a refusal would arrive before
     with pytest.raises(Uncertain, match="was lost"):
         await lost
     running.gate.good = running.token = "two"
@@ -133,10 +133,10 @@ async def test_a_request_that_arrives_on_a_stream_being_ended_is_lost_and_not_re
 
 
 @pytest.mark.parametrize("found", [AuthenticationFailed("the token expired"), None], ids=["refused", "answered"])
-async def test_a_request_that_waits_on_a_stream_being_ended_is_lost_and_not_answered(
+async def test_a_waiting_request_on_an_ending_stream_is_uncertain_and_not_answered(
     running: Running, found: Exception | None
 ) -> None:
-    """What it gets in the end is for somebody whom nobody knows any more: errors of ranges, too."""
+    """A late answer, also one with errors of ranges, would be for a peer without a known identity."""
     waiting: list[asyncio.Future[Reply[EchoResponse]]] = []
 
     def handle(call: Call[EchoRequest]) -> Reply[EchoResponse] | asyncio.Future[Reply[EchoResponse]]:
@@ -144,7 +144,7 @@ async def test_a_request_that_waits_on_a_stream_being_ended_is_lost_and_not_answ
             return echo(call)
         loop = asyncio.get_running_loop()
         waiting.append(loop.create_future())
-        aborting, call.peer.end = call.peer.end, lambda: None  # gRPC takes its time
+        aborting, call.peer.end = call.peer.end, lambda: None  # gRPC is slow
 
         def dismiss() -> None:
             call.peer.dismiss("the token expired")
@@ -165,7 +165,7 @@ async def test_a_request_that_waits_on_a_stream_being_ended_is_lost_and_not_answ
 
 
 @pytest.mark.parametrize("rounds", range(12))
-async def test_a_stream_that_is_ended_while_its_first_answer_is_sent_ends(running: Running, rounds: int) -> None:
+async def test_a_stream_can_be_ended_while_its_first_answer_is_sent(running: Running, rounds: int) -> None:
     """The status and the answer must not both carry the initial metadata: gRPC then sends no status."""
 
     async def end_after(rounds: int) -> None:
@@ -194,9 +194,7 @@ async def test_a_stream_that_is_ended_while_its_first_answer_is_sent_ends(runnin
 
 
 @KINDS
-async def test_a_token_that_is_refused_is_shown_again_only_if_it_is_another(
-    running: Running, method: Any, request_: Any
-) -> None:
+async def test_a_refused_token_is_retried_only_if_it_has_changed(running: Running, method: Any, request_: Any) -> None:
     channel = await running.start()
     running.gate.good = "two"
     for _ in range(2):
@@ -210,7 +208,7 @@ async def test_a_token_that_is_refused_is_shown_again_only_if_it_is_another(
 
 
 @KINDS
-async def test_a_token_that_is_gone_is_the_error(running: Running, method: Any, request_: Any) -> None:
+async def test_an_unreadable_token_is_the_error_of_the_call(running: Running, method: Any, request_: Any) -> None:
     channel = await running.start()
     running.gate.good = "two"
 
@@ -234,7 +232,7 @@ async def test_a_long_token_is_shown_once_for_a_session(running: Running, method
     assert {*running.gate.shown} == {"", "a-session"}
 
 
-async def test_what_no_daemon_takes_is_not_shown_to_one(running: Running) -> None:
+async def test_a_token_too_long_for_grpc_is_not_sent(running: Running) -> None:
     channel = await running.start()
     running.token = "x" * (SHOWN_BYTES_MAX + 1)
     with pytest.raises(AuthenticationFailed, match=f"{SHOWN_BYTES_MAX} for gRPC"):

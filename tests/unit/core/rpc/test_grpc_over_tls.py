@@ -1,4 +1,4 @@
-"""gRPC over TLS: who is refused, and who refuses, learns why, though a server of gRPC does not say it."""
+"""gRPC over TLS: a refused client, and one that refuses, learns why, though a gRPC server does not give the reason."""
 
 import asyncio
 import re
@@ -39,7 +39,7 @@ class Certified:
         self.address = ""
 
     def tls(self, kind: str = "good", **files: Any) -> Tls:
-        """Empty: without a certificate."""
+        """TLS with a certificate of this kind; empty: without a certificate."""
         if not kind:
             return Tls(TlsFiles(ca=self.authority.path))
         pair: Pair = getattr(self._issuing, kind)()
@@ -54,7 +54,7 @@ class Certified:
         await channel.submit(UNARY, UnaryRequest(), timeout_s=TIMEOUT_S)
 
     async def refused(self, tls: Tls | None) -> str:
-        """What a client is told."""
+        """The reason that a refused client gets."""
         with pytest.raises(Unavailable) as caught:
             await self.call(tls)
         assert caught.value.attributes == {"address": self.address, "refused": True}
@@ -77,7 +77,7 @@ def certified(tmp_path: Path, closing: Closing) -> Certified:
         ("of_servers_only", r"of_servers_only\.pem: unsuitable certificate purpose"),
     ],
 )
-async def test_whose_certificate_is_not_taken_learns_why(certified: Certified, kind: str, told: str) -> None:
+async def test_a_client_with_a_refused_certificate_learns_why(certified: Certified, kind: str, told: str) -> None:
     await certified.serve(certified.tls(client_auth="required"))
     text = await certified.refused(certified.tls(kind))
     assert text.startswith(CLOSED)
@@ -85,10 +85,10 @@ async def test_whose_certificate_is_not_taken_learns_why(certified: Certified, k
     await certified.call(certified.tls("good"))
 
 
-async def test_who_finds_nothing_wrong_with_its_certificate_is_sent_to_the_log(
+async def test_a_client_with_a_seemingly_good_certificate_is_referred_to_the_log(
     certified: Certified, tmp_path: Path
 ) -> None:
-    """It trusts an authority that the server does not."""
+    """The client trusts an authority that the server does not."""
     await certified.serve(certified.tls(client_auth="required"))
     stranger, _ = Authority.open_or_make(tmp_path / "stranger")
     one = stranger.issue("alice", client=True)
@@ -113,19 +113,21 @@ NOT_TAKEN = "its certificate is not accepted: "
         ("of_clients_only", f"{NOT_TAKEN}unsupported certificate purpose"),
     ],
 )
-async def test_who_does_not_take_the_servers_certificate_says_why(certified: Certified, kind: str, told: str) -> None:
+async def test_a_client_that_refuses_the_servers_certificate_gives_the_reason(
+    certified: Certified, kind: str, told: str
+) -> None:
     await certified.serve(certified.tls(kind))
     assert await certified.refused(certified.tls("")) == told
 
 
-async def test_who_speaks_plainly_learns_that_it_may_be_tls_and_the_other_way_round(certified: Certified) -> None:
+async def test_the_error_names_the_end_that_lacks_tls(certified: Certified) -> None:
     await certified.serve(certified.tls())
     assert await certified.refused(None) == f"{CLOSED}; if it speaks TLS, set tls_ca"
     await certified.serve(None)
     assert await certified.refused(certified.tls()) == "it does not speak TLS"
 
 
-async def test_a_port_of_something_else_is_named_as_such(certified: Certified, closing: Closing) -> None:
+async def test_the_error_names_a_port_that_is_not_of_grpc(certified: Certified, closing: Closing) -> None:
     frames = closing(FrameServer({UNARY: unary_echo}, tls=certified.tls()))
     certified.address = f"{HOST}:{await frames.listen_tcp(HOST, 0)}"
     text = "it speaks TLS and not gRPC: that is another port, of frames or metrics"
@@ -133,7 +135,7 @@ async def test_a_port_of_something_else_is_named_as_such(certified: Certified, c
 
 
 class Changing(Tls):
-    """Certificates whose version changes as a test says; counts the connections that are opened with them."""
+    """Certificates whose version a test changes; counts the connections opened with them."""
 
     def __init__(self, files: TlsFiles) -> None:
         super().__init__(files)

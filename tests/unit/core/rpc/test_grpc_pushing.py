@@ -1,4 +1,4 @@
-"""What a gRPC server with security on takes of those who show nothing, and send as much as they are let."""
+"""Memory of a gRPC server with security on, when unknown peers send as much as they can."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import pytest
 from tests.grpc_pushing import METHODS, MIB, Pushed, push
 
 RECEIVED = {"authenticate", "health"}
-"""Whose messages are received, few at a time."""
+"""The methods whose messages are received, a few at a time."""
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Pushed]:
-    """For tests that do not look at its memory."""
+    """A server for tests that do not look at its memory."""
     with Pushed() as pushed:
         yield pushed
 
 
 @pytest.mark.parametrize("method", sorted(METHODS.keys() - RECEIVED))
-async def test_what_one_of_whom_nothing_is_known_would_send_stays_where_it_is(server: Pushed, method: str) -> None:
+async def test_the_server_does_not_receive_messages_of_an_unknown_peer(server: Pushed, method: str) -> None:
     (pusher,) = await push(server.port, method, 36 * MIB)
     assert pusher.ended == 1
     assert pusher.sent <= MIB // 2

@@ -1,4 +1,4 @@
-"""Who connects to gRPC and says nothing keeps out nobody who does, and loses no place while there are others."""
+"""Silent connections to gRPC make room for clients that speak, and stay open while there are places."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ from kera.core.security import Tls
 from tests.unit.core.rpc.transports import HOST, TIMEOUT_S, UNARY, Closing, UnaryRequest, eventually, unary_echo
 
 CONNECTIONS_MAX = 400
-"""More than a process has descriptors that are none of these connections."""
+"""More than the other descriptors of a process."""
 HANDSHAKE_MS = 600_000
 
 
@@ -31,7 +31,7 @@ async def serving(closing: Closing, tls: Tls | None) -> int:
 
 @contextlib.contextmanager
 def silent(port: int, count: int, said: bytes = b"") -> Iterator[list[socket.socket]]:
-    """Connections over which nothing more comes."""
+    """Connections that send `said`, and nothing more."""
     with contextlib.ExitStack() as opened:
         socks = [opened.enter_context(socket.create_connection((HOST, port), TIMEOUT_S)) for _ in range(count)]
         for sock in socks:
@@ -42,7 +42,7 @@ def silent(port: int, count: int, said: bytes = b"") -> Iterator[list[socket.soc
 
 
 def is_open(sock: socket.socket) -> bool:
-    """As far as has come to be known."""
+    """True until the socket has seen the end of its connection."""
     try:
         return bool(sock.recv(1 << 16))
     except BlockingIOError:
@@ -60,7 +60,7 @@ async def answers(channel: GrpcChannel) -> bool:
 
 
 @pytest.mark.parametrize(("encrypted", "said"), [(False, b""), (True, b""), (True, b"\x16\x03\x01\x00\xf0")])
-async def test_who_says_nothing_makes_room_for_who_does(
+async def test_silent_connections_make_room_for_a_client(
     closing: Closing, tls: Tls, *, encrypted: bool, said: bytes
 ) -> None:
     own = tls if encrypted else None
@@ -72,12 +72,12 @@ async def test_who_says_nothing_makes_room_for_who_does(
             assert time.monotonic() < deadline_s
         await eventually(lambda: sum(map(is_open, socks)) <= FULL * CONNECTIONS_MAX)
         assert sum(map(is_open, socks)) >= ROOMY * CONNECTIONS_MAX - 2
-        # The loop logs it after a thread has closed them.
+        # The loop logs this after a thread has closed the connections.
         await eventually(lambda: any("make room" in line["event"] for line in lines))
     assert [line["limit"] for line in lines if "make room" in line["event"]] == [CONNECTIONS_MAX]
 
 
-async def test_who_speaks_byte_by_byte_makes_room_as_well(closing: Closing, tls: Tls) -> None:
+async def test_connections_that_send_single_bytes_make_room_too(closing: Closing, tls: Tls) -> None:
     port = await serving(closing, tls)
     with silent(port, CONNECTIONS_MAX - 10, b"\x16\x03\x01\x02\x00") as socks:
         deadline_s = time.monotonic() + TIMEOUT_S
@@ -89,7 +89,7 @@ async def test_who_speaks_byte_by_byte_makes_room_as_well(closing: Closing, tls:
             await asyncio.sleep(0.1)
 
 
-async def test_who_has_spoken_keeps_its_place(closing: Closing, tls: Tls) -> None:
+async def test_a_client_that_has_called_keeps_its_connection(closing: Closing, tls: Tls) -> None:
     port = await serving(closing, tls)
     first = closing(GrpcChannel(f"{HOST}:{port}", tls=tls))
     assert await answers(first)
@@ -98,7 +98,7 @@ async def test_who_has_spoken_keeps_its_place(closing: Closing, tls: Tls) -> Non
     assert await answers(first)
 
 
-async def test_while_there_are_places_nobody_loses_one(closing: Closing, tls: Tls) -> None:
+async def test_silent_connections_stay_open_while_there_are_places(closing: Closing, tls: Tls) -> None:
     port = await serving(closing, tls)
     with silent(port, int(ROOMY * CONNECTIONS_MAX)) as socks:
         begun_s = time.monotonic()
@@ -108,7 +108,7 @@ async def test_while_there_are_places_nobody_loses_one(closing: Closing, tls: Tl
         assert all(map(is_open, socks))
 
 
-async def test_a_look_that_fails_is_logged_and_is_not_the_last(
+async def test_a_failed_look_is_logged_and_the_next_one_makes_room(
     closing: Closing, tls: Tls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failures = [OSError(errno.EMFILE, "Too many open files"), RuntimeError("anything")]
@@ -126,10 +126,10 @@ async def test_a_look_that_fails_is_logged_and_is_not_the_last(
     assert [line["error"] for line in lines if "cannot look" in line["event"]] == ["RuntimeError('anything')"]
 
 
-async def test_a_peer_that_leaves_during_a_look_does_not_end_it(
+async def test_a_peer_that_leaves_during_a_look_does_not_stop_the_look(
     closing: Closing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has left before it is asked for its state, or before it is shut down."""
+    """The peer leaves before the query of its state, or before its shutdown."""
 
     class Left(socket.socket):
         asked = 0
@@ -156,9 +156,7 @@ async def test_a_peer_that_leaves_during_a_look_does_not_end_it(
     assert [line for line in lines if "cannot look" in line["event"]] == []
 
 
-async def test_a_server_whose_closing_fails_at_a_step_takes_the_others(
-    closing: Closing, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_server_finishes_closing_after_a_failed_step(closing: Closing, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fails(_room: Room) -> None:
         raise OSError("no more")
 

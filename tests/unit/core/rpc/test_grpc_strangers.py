@@ -1,4 +1,4 @@
-"""Calls over gRPC of somebody unknown: nothing is received of them, and what makes them known is beside the call."""
+"""Calls over gRPC of unknown peers: the server receives no message, and credentials arrive in metadata."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KNOWN = ((AUTHORIZATION, f"{BEARER}good"),)
 
 
 class Gate:
-    """Knows who shows a token."""
+    """Admits a peer that shows a token."""
 
     def admit(self, peer: Peer, evidence: Evidence) -> None:
         if evidence.token:
@@ -54,18 +54,18 @@ async def status_of(call: Any) -> grpc.StatusCode:
 
 
 @pytest.mark.parametrize("method", [UNARY, ECHO], ids=["unary", "stream"])
-async def test_of_a_strangers_call_nothing_is_received(channel: Any, method: Any) -> None:
-    """It is refused before it has sent anything of its message."""
+async def test_a_strangers_call_is_refused_before_its_message(channel: Any, method: Any) -> None:
+    """The server refuses the call before the peer has sent any of its message."""
     call = channel.stream_stream(method.path)() if method.bulk else channel.stream_unary(method.path)()
     assert await status_of(call) is grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_who_is_known_asks_what_it_likes(channel: Any) -> None:
+async def test_a_known_peer_can_call(channel: Any) -> None:
     data = UnaryRequest(name="hello").SerializeToString()
     assert await channel.unary_unary(UNARY.path)(data, metadata=KNOWN)
 
 
-async def test_a_stranger_becomes_known_by_what_it_shows_beside_its_call(channel: Any) -> None:
+async def test_a_stranger_authenticates_by_metadata_and_not_by_a_message(channel: Any) -> None:
     token = "x" * TOKEN_CHARS
     data = messages.AuthenticateRequest(token=token).SerializeToString()
     ask = channel.unary_unary(api.AUTHENTICATE.path)
@@ -77,14 +77,14 @@ async def test_a_stranger_becomes_known_by_what_it_shows_beside_its_call(channel
 
 
 @pytest.mark.parametrize("path", [api.AUTHENTICATE.path, HEALTH])
-async def test_no_message_of_a_stranger_is_received(channel: Any, path: str) -> None:
-    """It is answered while the message has only been begun."""
+async def test_authenticate_and_health_calls_of_a_stranger_end_before_their_message(channel: Any, path: str) -> None:
+    """The server answers before the message is complete."""
     call = channel.stream_unary(path)()
     expected = grpc.StatusCode.OK if path == HEALTH else grpc.StatusCode.UNAUTHENTICATED
     assert await status_of(call) is expected
 
 
-async def test_everybody_may_ask_for_health_and_nobody_may_wait_for_it(channel: Any) -> None:
+async def test_strangers_may_check_health_but_not_watch_it(channel: Any) -> None:
     health: Any = health_pb2_grpc.HealthStub(channel)
     answer = await health.Check(health_pb2.HealthCheckRequest())
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
@@ -94,7 +94,7 @@ async def test_everybody_may_ask_for_health_and_nobody_may_wait_for_it(channel: 
     watching.cancel()
 
 
-async def test_services_are_described_to_who_is_known(channel: Any) -> None:
+async def test_reflection_is_for_known_peers_only(channel: Any) -> None:
     reflection: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
     wanted = reflection_pb2.ServerReflectionRequest(list_services="")
     assert await status_of(reflection.ServerReflectionInfo([wanted])) is grpc.StatusCode.UNAUTHENTICATED

@@ -1,4 +1,4 @@
-"""Answers that nobody takes: what is counted, who is refused, and whose connection makes room."""
+"""Answers that clients do not take: how they count, which are refused, and which connection makes room."""
 
 import asyncio
 import socket
@@ -19,7 +19,7 @@ def closed() -> list[str]:
 
 
 def with_limits(closed: list[str], **limits: Any) -> Untaken:
-    """Has room for three large answers."""
+    """An `Untaken` with room for three large answers."""
     return Untaken(UntakenLimits(3 * LARGE, **limits), close=closed.append)
 
 
@@ -28,7 +28,7 @@ async def untaken(closed: list[str]) -> Untaken:
     return with_limits(closed)
 
 
-async def test_what_is_taken_makes_room(untaken: Untaken) -> None:
+async def test_a_taken_answer_makes_room(untaken: Untaken) -> None:
     for number in range(10):
         hold = untaken.admit(f"peer {number}", LARGE)
         assert untaken.held_bytes == LARGE
@@ -44,7 +44,7 @@ async def test_small_answers_are_always_sent(untaken: Untaken) -> None:
         hold.release()
 
 
-async def test_an_answer_for_which_there_is_no_room_is_refused(untaken: Untaken, closed: list[str]) -> None:
+async def test_an_answer_without_room_is_refused(untaken: Untaken, closed: list[str]) -> None:
     holds = [untaken.admit("peer", LARGE) for _ in range(3)]
     with pytest.raises(Unavailable, match="not taken answers of 3145728 bytes"):
         untaken.admit("other", LARGE)
@@ -53,11 +53,11 @@ async def test_an_answer_for_which_there_is_no_room_is_refused(untaken: Untaken,
     untaken.admit("other", LARGE)
 
 
-async def test_a_single_answer_may_be_larger_than_there_is_room(untaken: Untaken) -> None:
+async def test_a_single_answer_may_exceed_the_limit(untaken: Untaken) -> None:
     untaken.admit("peer", 4 * LARGE)
 
 
-async def test_who_has_taken_nothing_for_longest_makes_room(
+async def test_the_connection_that_takes_nothing_for_longest_makes_room(
     closed: list[str],
 ) -> None:
     untaken = with_limits(closed, impatient_s=0.0)
@@ -65,12 +65,12 @@ async def test_who_has_taken_nothing_for_longest_makes_room(
         untaken.admit(peer, LARGE)
     untaken.admit("third", LARGE)
     assert closed == ["first"]
-    assert untaken.held_bytes == 2 * LARGE  # with the connection all of its answers go
+    assert untaken.held_bytes == 2 * LARGE  # all answers of the closed connection are gone
     untaken.admit("third", LARGE)
     assert closed == ["first"]
 
 
-async def test_a_connection_that_takes_nothing_is_closed_though_there_is_room(
+async def test_a_stalled_connection_is_closed_even_if_there_is_room(
     closed: list[str],
 ) -> None:
     untaken = with_limits(closed, stalled_s=0.01, slowest_bytes_per_s=1 << 40)
@@ -84,7 +84,7 @@ async def test_a_connection_that_takes_nothing_is_closed_though_there_is_room(
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
-def test_a_connection_of_this_process_is_ended_by_its_peers_address(family: socket.AddressFamily) -> None:
+def test_a_connection_is_shut_down_by_the_address_of_its_peer(family: socket.AddressFamily) -> None:
     host = "127.0.0.1" if family == socket.AF_INET else "::1"
     with (
         socket.create_server((host, 0), family=family) as server,
@@ -100,7 +100,7 @@ def test_a_connection_of_this_process_is_ended_by_its_peers_address(family: sock
         assert not shut_down(host, 1)
 
 
-def test_a_connection_over_ipv4_is_found_on_a_socket_of_ipv6() -> None:
+def test_a_connection_over_ipv4_is_shut_down_on_an_ipv6_socket() -> None:
     with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as server:
         port = server.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)) as peer, server.accept()[0] as served:

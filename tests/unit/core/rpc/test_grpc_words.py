@@ -1,4 +1,4 @@
-"""What gRPC writes to standard error: which of it is told, and what becomes of the rest."""
+"""Lines that gRPC writes to standard error: which are logged, and what happens to the others."""
 
 import os
 import subprocess
@@ -31,7 +31,7 @@ FAILED = (
         ),
     ],
 )
-def test_who_was_refused_is_told(line: str, reason: str) -> None:
+def test_a_refused_connection_is_logged_with_its_reason(line: str, reason: str) -> None:
     with capture_logs() as lines:
         assert Words("grpc").take(f"{line}\n".encode())
     assert [(each["event"], each["interface"], each["reason"]) for each in lines] == [
@@ -39,7 +39,7 @@ def test_who_was_refused_is_told(line: str, reason: str) -> None:
     ]
 
 
-def test_a_flood_has_few_lines() -> None:
+def test_a_flood_is_logged_in_few_lines() -> None:
     words = Words("grpc")
     with capture_logs() as lines:
         for number in range(5000):
@@ -49,7 +49,7 @@ def test_a_flood_has_few_lines() -> None:
     assert len([each for each in lines if each["event"] == "gRPC says"]) == 10
 
 
-def test_what_nobody_needs_to_know_is_dropped_and_what_is_of_others_is_left() -> None:
+def test_information_of_grpc_is_dropped_and_lines_of_others_stay() -> None:
     with capture_logs() as lines:
         assert Words("grpc").take(b"I1127 23:26:46.550198     926 ev_epoll1.cc:1] grpc epoll fd: 7\n")
         for line in (b"malloc(): corrupted top size\n", b'{"event": "ready"}\n', b"\n", b"E1127 half a li"):
@@ -79,11 +79,11 @@ def forged(text: str) -> list[str]:
     return ended.stderr.decode().splitlines()
 
 
-def test_what_a_peer_has_grpc_say_does_not_fill_the_log() -> None:
+def test_text_of_a_peer_does_not_flood_the_log() -> None:
     assert forged("x\n\n" * 2 * MARKED_MAX) == [*(["| x"] * MARKED_MAX), "behind"]
 
 
-def test_what_a_peer_has_grpc_say_is_no_line_of_the_log() -> None:
+def test_text_of_a_peer_cannot_forge_a_line_of_the_log() -> None:
     lines = forged(FORGED)
     assert [line for line in lines if line.startswith("{")] == []
     assert lines == [f"| {FORGED}", "| \\x1b[2Jy", "behind"]
@@ -102,7 +102,7 @@ os.write(2, b"behind\\n")
 
 
 def run(**environment: str) -> str:
-    """What a program says on standard error."""
+    """Run the program, and return its standard error."""
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         env={**{name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}, **environment},
@@ -112,7 +112,7 @@ def run(**environment: str) -> str:
     return ended.stderr.decode()
 
 
-def test_standard_error_is_as_it_was_but_for_grpcs_words() -> None:
+def test_only_lines_of_grpc_are_removed_from_standard_error() -> None:
     said = run()
     assert "gRPC says" in said
     assert "E1127" not in said
@@ -121,11 +121,11 @@ def test_standard_error_is_as_it_was_but_for_grpcs_words() -> None:
     assert said.endswith("behind\n")
 
 
-def test_who_asks_grpc_for_more_gets_it_as_it_is() -> None:
+def test_lines_of_grpc_stay_unchanged_if_the_user_asks_for_them() -> None:
     assert "E1127 23:26:46.550198     926 tcp.cc:1] a defect of gRPC's\n" in run(GRPC_VERBOSITY="DEBUG")
 
 
-def test_a_process_that_is_killed_leaves_its_tracebacks() -> None:
+def test_a_process_that_aborts_leaves_its_tracebacks() -> None:
     program = "from kera.core.rpc.grpc_words import heard\nimport os\nwith heard():\n    os.abort()"
     quiet = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
     ended = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, check=False, env=quiet)

@@ -1,4 +1,4 @@
-"""Showing a daemon who we are."""
+"""The introduction of a client to a daemon."""
 
 import asyncio
 import threading
@@ -17,7 +17,7 @@ async def answered(_: AuthenticateRequest) -> AuthenticateResponse:
     return AuthenticateResponse(scram=b"many iterations")
 
 
-async def test_the_event_loop_goes_on_while_a_password_is_hashed() -> None:
+async def test_hashing_a_password_does_not_block_the_event_loop() -> None:
     begun, hashed = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
@@ -35,7 +35,7 @@ async def test_the_event_loop_goes_on_while_a_password_is_hashed() -> None:
     assert await introducing == "a session"
 
 
-async def test_what_goes_wrong_with_an_answer_is_raised() -> None:
+async def test_an_error_about_an_answer_is_raised() -> None:
     def introduction(*, each_call: bool) -> Steps:
         del each_call
         yield AuthenticateRequest()

@@ -1,4 +1,4 @@
-"""What handlers are told about the other end."""
+"""Methods, and the peer that handlers see."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from kera.core.rpc import Peer
 from tests.unit.core.rpc.transports import ECHO
 
 
-def test_the_path_is_the_one_of_grpc() -> None:
+def test_the_path_of_a_method_is_that_of_grpc() -> None:
     assert ECHO.path == "/kera.test.Echo/Echo"
 
 
@@ -22,7 +22,7 @@ def test_callbacks_of_a_closed_peer_run_once_and_in_order() -> None:
     assert told == [0, 1, 2]
 
 
-def test_a_callback_that_fails_does_not_keep_others_from_running() -> None:
+def test_a_failing_callback_does_not_stop_the_others() -> None:
     told: list[str] = []
     peer = Peer("tcp", "")
 

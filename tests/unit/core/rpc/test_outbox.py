@@ -1,4 +1,4 @@
-"""What a connection sends over a transport that encrypts, and so makes copies."""
+"""Sending over a transport that encrypts, and so makes copies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 
 class Encrypting(FakeTransport):
-    """Says that it is full, and that it has room, as asyncio's does; the peer takes what a test says."""
+    """Reports that it is full or has room, as asyncio's transport does; a test decides what the peer takes."""
 
     def __init__(self, *, encrypts: bool = True) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Encrypting(FakeTransport):
         self.high = 0
         self.is_full = False
         self.most = 0
-        """Bytes that it had at once."""
+        """The largest number of bytes at one time."""
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self if name == "ssl_object" and self._encrypts else default
@@ -51,7 +51,7 @@ class Encrypting(FakeTransport):
             self.outbox.is_full()
 
     def take(self, size: int) -> None:
-        """The peer takes so many bytes."""
+        """The peer takes this number of bytes."""
         while size and self.unsent_bytes:
             taken = min(size, self.unsent_bytes)
             self.unsent_bytes -= taken
@@ -62,7 +62,7 @@ class Encrypting(FakeTransport):
 
 
 class Connection:
-    """An outbox, and what it has its connection do."""
+    """An outbox, and the actions that it asks of its connection."""
 
     def __init__(self, stalled_s: float = 60.0, *, loop: Any = None, encrypts: bool = True) -> None:
         self.did: list[str] = []
@@ -78,7 +78,7 @@ class Connection:
         self.outbox.open(self.transport)
 
 
-async def test_a_transport_that_encrypts_is_given_little_at_a_time_and_all_in_its_order() -> None:
+async def test_an_encrypting_transport_gets_few_bytes_at_a_time_in_order() -> None:
     one = Connection()
     rng = random.Random(1)
     sent = bytearray()
@@ -95,7 +95,7 @@ async def test_a_transport_that_encrypts_is_given_little_at_a_time_and_all_in_it
     assert one.transport.most <= 2 * ENCRYPTED_BYTES_MAX
 
 
-async def test_memory_of_others_is_let_go_of_when_it_is_sent() -> None:
+async def test_the_memory_of_a_frame_is_released_when_it_is_sent() -> None:
     one = Connection()
     view = memoryview(bytearray(MIB))
     piece = pa.py_buffer(view)
@@ -107,7 +107,7 @@ async def test_memory_of_others_is_let_go_of_when_it_is_sent() -> None:
     assert held() is None
 
 
-async def test_what_is_not_taken_pauses_until_all_that_waits_is_given() -> None:
+async def test_an_outbox_pauses_until_the_transport_has_all_waiting_bytes() -> None:
     one = Connection()
     one.outbox.write([b"head", bytes(ENCRYPTED_BYTES_MAX // 2)])
     assert one.did == []
@@ -121,7 +121,7 @@ async def test_what_is_not_taken_pauses_until_all_that_waits_is_given() -> None:
     assert not one.outbox.paused
 
 
-async def test_what_tls_itself_says_and_nobody_takes_pauses_as_well() -> None:
+async def test_untaken_bytes_of_tls_itself_pause_too() -> None:
     one = Connection()
     one.transport.writelines([bytes(2 * ENCRYPTED_BYTES_MAX)])
     assert one.did == ["pause"]
@@ -145,11 +145,11 @@ class Clock:
         return self
 
     def cancel(self) -> None:
-        """The timer's."""
+        """Like the timer's method."""
 
 
 @pytest.mark.parametrize("encrypts", [False, True])
-def test_replies_that_come_meanwhile_do_not_hide_that_a_slow_peer_reads(*, encrypts: bool) -> None:
+def test_a_slow_peer_that_reads_is_not_stalled_despite_new_replies(*, encrypts: bool) -> None:
     clock = Clock()
     one = Connection(loop=clock, encrypts=encrypts)
     one.outbox.write([b"head", bytes(5 * MIB)])
@@ -166,7 +166,7 @@ def test_replies_that_come_meanwhile_do_not_hide_that_a_slow_peer_reads(*, encry
 
 
 @pytest.mark.parametrize("ends", ["end", "close"])
-async def test_nothing_is_kept_at_the_end(ends: str) -> None:
+async def test_an_ended_outbox_keeps_no_bytes(ends: str) -> None:
     one = Connection()
     frame = [b"head", bytes(MIB)]
     one.outbox.write(frame)

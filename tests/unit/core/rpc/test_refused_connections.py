@@ -1,4 +1,4 @@
-"""A connection of somebody who may have no further one: whoever asks over it hears why."""
+"""A connection over the quota of its user: each request over it gets the reason."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BULK = [b"x" * 100_000]
 
 
 class Full:
-    """Lets nobody in."""
+    """Refuses every peer."""
 
     def admit(self, peer: Peer, evidence: Evidence) -> None:
         del peer, evidence
@@ -49,7 +49,9 @@ async def connected(transport: str, closing: Closing, directory: Path) -> Channe
 
 
 @pytest.mark.parametrize("transport", ["tcp", "unix", "grpc"])
-async def test_whoever_asks_hears_why_it_is_refused(transport: str, closing: Closing, tmp_path: Path) -> None:
+async def test_a_request_on_a_refused_connection_gets_the_reason(
+    transport: str, closing: Closing, tmp_path: Path
+) -> None:
     channel = await connected(transport, closing, tmp_path)
     futures = [channel.submit(ECHO, numbered(number), BULK, timeout_s=TIMEOUT_S) for number in range(3)]
     with pytest.raises(QuotaExceeded) as raised:
@@ -60,7 +62,9 @@ async def test_whoever_asks_hears_why_it_is_refused(transport: str, closing: Clo
 
 
 @pytest.mark.parametrize("transport", ["tcp", "unix"])
-async def test_whoever_asks_later_hears_it_too(transport: str, closing: Closing, tmp_path: Path) -> None:
+async def test_a_later_request_on_a_refused_connection_gets_the_reason(
+    transport: str, closing: Closing, tmp_path: Path
+) -> None:
     channel = await connected(transport, closing, tmp_path)
     await eventually(lambda: channel.closed)
     with pytest.raises(QuotaExceeded, match="user:alice has 3 connections"):

@@ -1,4 +1,4 @@
-"""What is set on sockets, at both ends of a connection and as the kernel has it."""
+"""Options of sockets, at both ends of a connection and as the kernel has them."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ def expected(patience: Patience) -> tuple[int, ...]:
     return (1, 1, patience.idle_s, patience.interval_s, patience.silent_ms)
 
 
-async def test_both_ends_ask_for_a_sign_of_life_and_who_called_does_so_sooner(closing: Closing) -> None:
+async def test_both_ends_set_keepalive_and_the_caller_is_less_patient(closing: Closing) -> None:
     accepted: list[ServerConnection] = []
 
     class Server(FrameServer):
@@ -40,8 +40,8 @@ async def test_both_ends_ask_for_a_sign_of_life_and_who_called_does_so_sooner(cl
     assert CALLER.silent_ms < SERVER.silent_ms < 60_000
 
 
-async def test_connecting_to_a_silent_host_begins_anew_each_time() -> None:
-    """A listener whose queue is full drops who knocks, as a network that is cut does; once it has room, one gets in."""
+async def test_connecting_to_a_silent_host_is_retried_soon() -> None:
+    """A listener with a full queue drops new connections, as a cut network does; once it has room, one gets in."""
     with silent_listener() as listener:
         address = f"{HOST}:{listener.getsockname()[1]}"
         begun_s = asyncio.get_running_loop().time()

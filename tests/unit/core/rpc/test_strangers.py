@@ -1,4 +1,4 @@
-"""Connections of frames of which nobody knows whose they are: how many, for how long, and for how much."""
+"""Framed connections of unknown peers: how many, for how long, and for how many requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.unit.core.rpc.transports import HOST, TIMEOUT_S, UNARY, Closing, Unar
 
 
 class Gate:
-    """Knows whoever comes from where it should."""
+    """Admits the peers of one host."""
 
     def admit(self, peer: Peer, evidence: Evidence) -> None:
         del evidence
@@ -58,7 +58,7 @@ def arrive(strangers: Strangers, address: str) -> Connection:
     return connection
 
 
-def test_of_too_many_strangers_those_make_room_that_come_in_numbers(strangers: Strangers) -> None:
+def test_strangers_of_a_crowded_host_make_room(strangers: Strangers) -> None:
     alone, known = arrive(strangers, "10.0.0.2:1"), arrive(strangers, "10.0.0.1:1")
     crowd = [arrive(strangers, f"10.0.0.3:{port}") for port in range(1, STRANGERS_MAX + 10)]
     assert [alone.aborted, known.aborted] == [False, False]
@@ -66,7 +66,7 @@ def test_of_too_many_strangers_those_make_room_that_come_in_numbers(strangers: S
     assert len(strangers) == STRANGERS_MAX
 
 
-def test_who_becomes_known_or_goes_leaves_its_place(strangers: Strangers) -> None:
+def test_a_stranger_that_becomes_known_or_leaves_frees_its_place(strangers: Strangers) -> None:
     first, second = arrive(strangers, "10.0.0.2:1"), arrive(strangers, "10.0.0.2:2")
     assert strangers.look(first).is_stranger
     first.peer.identity = Identity("alice")
@@ -76,7 +76,7 @@ def test_who_becomes_known_or_goes_leaves_its_place(strangers: Strangers) -> Non
     assert len(strangers) == 0
 
 
-async def test_a_stranger_that_asks_again_and_again_is_disconnected() -> None:
+async def test_a_stranger_that_asks_too_often_is_disconnected() -> None:
     closing, asked = Closing(), 0
 
     def refused(_: Call[Any]) -> Reply[Any]:

@@ -1,4 +1,4 @@
-"""Unix sockets that daemons listen on."""
+"""Unix sockets of daemons: their paths and their modes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kera.core.rpc.unix_socket import ANY_USER, OWN_USER, SHORT_DIRECTORY_NAME, 
 
 @pytest.fixture
 def deep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A data directory whose path is too long for sockets; temporary files go to a directory of the test's own."""
+    """A data directory whose path is too long for sockets; temporary files go to the test's own directory."""
     with tempfile.TemporaryDirectory(prefix="kera-", dir="/tmp") as name:
         monkeypatch.setattr(tempfile, "tempdir", name)
         path = tmp_path / ("d" * UNIX_PATH_BYTES_MAX)
@@ -24,7 +24,7 @@ def deep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield path
 
 
-def test_a_socket_lies_in_the_data_directory_or_where_its_path_is_short_enough(deep: Path) -> None:
+def test_a_socket_is_in_the_data_directory_or_in_a_short_one(deep: Path) -> None:
     found = [unix_socket_path(deep, name) for name in ("broker", "push", "broker")]
 
     assert unix_socket_path(Path("/data"), "broker") == Path("/data/broker.sock")
@@ -35,7 +35,7 @@ def test_a_socket_lies_in_the_data_directory_or_where_its_path_is_short_enough(d
     bind_unix(found[0]).close()
 
 
-def test_a_socket_lies_in_tmp_where_the_directory_for_temporary_files_is_deep_as_well(
+def test_a_socket_is_in_tmp_if_the_directory_for_temporary_files_is_too_deep(
     deep: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
@@ -46,7 +46,7 @@ def test_a_socket_lies_in_tmp_where_the_directory_for_temporary_files_is_deep_as
 
 
 @pytest.mark.parametrize("spoil", ["gone", "link", "open to others", "no path", "other owner"])
-def test_a_directory_for_sockets_that_is_not_our_own_any_more_is_not_used(deep: Path, spoil: str) -> None:
+def test_a_short_directory_that_is_no_longer_ours_is_replaced(deep: Path, spoil: str) -> None:
     note = deep / SHORT_DIRECTORY_NAME
     before = unix_socket_path(deep, "broker").parent
     elsewhere = before.with_name("elsewhere")
@@ -72,7 +72,7 @@ def test_a_directory_for_sockets_that_is_not_our_own_any_more_is_not_used(deep: 
 @pytest.mark.parametrize(
     ("directory_mode", "mode", "warned"), [(0o700, ANY_USER, True), (0o711, ANY_USER, False), (0o700, OWN_USER, False)]
 )
-def test_a_socket_for_others_that_they_cannot_get_to_is_told(directory_mode: int, mode: int, warned: bool) -> None:
+def test_a_socket_that_other_users_cannot_reach_is_logged(directory_mode: int, mode: int, warned: bool) -> None:
     with tempfile.TemporaryDirectory(prefix="kera-", dir="/tmp") as name, capture_logs() as lines:
         directory = Path(name)
         directory.chmod(directory_mode)

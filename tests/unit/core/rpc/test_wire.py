@@ -1,4 +1,4 @@
-"""Messages as bytes: with bulk, they are exactly what protobuf makes of them."""
+"""Messages as bytes: with bulk, they are exactly as protobuf serializes them."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
 TEXT = st.text(max_size=8)
 CURSORS = st.builds(common_pb2.Cursor, stream_id=U64, streamlet_id=U32, entry=U32, group_id=U64, position=U32)
-# At most one attribute: protobuf writes the items of a map in no certain order.
+# At most one attribute: protobuf writes the items of a map in any order.
 ERRORS = st.builds(
     common_pb2.Error,
     code=TEXT,
@@ -60,7 +60,7 @@ def varint(value: int) -> bytes:
 
 @st.composite
 def odd_fields(draw: st.DrawFn) -> bytes:
-    """A field as it may come from anybody: known or not, of the right type or not, with the right length or not."""
+    """A field as any peer may send it: known or not, of the right type or not, with the right length or not."""
     wire_type = draw(st.sampled_from([0, 1, 2, 2, 2, 3, 4, 5, 6, 7]))
     tag = varint(draw(st.sampled_from([0, 1, 2, 3, 15, 15, 16, 99])) << 3 | wire_type)
     if wire_type == 0:
@@ -74,7 +74,7 @@ def odd_fields(draw: st.DrawFn) -> bytes:
 ODD_MESSAGES = st.lists(odd_fields(), max_size=5).map(b"".join)
 
 
-def test_bulk_is_the_last_field_wherever_it_is() -> None:
+def test_bulk_is_the_last_field_of_each_message() -> None:
     described = [message.fields_by_name for message in broker_pb2.DESCRIPTOR.message_types_by_name.values()]
     with_bulk = [fields for fields in described if "chunks" in fields]
 
@@ -88,12 +88,12 @@ def test_bulk_is_the_last_field_wherever_it_is() -> None:
 
 
 @given(message=MESSAGES_WITH_BULK, pieces=PIECES)
-def test_a_message_with_bulk_is_what_protobuf_makes_of_it(message: Message, pieces: list[bytes]) -> None:
+def test_a_message_with_bulk_has_the_bytes_of_protobuf(message: Message, pieces: list[bytes]) -> None:
     assert serialize_with_bulk(message, pieces) == by_protobuf(message, b"".join(pieces))
 
 
 @given(message=MESSAGES_WITH_BULK, bulk=st.binary(max_size=300))
-def test_what_protobuf_has_made_is_read_as_it_was_meant(message: Message, bulk: bytes) -> None:
+def test_a_message_serialized_by_protobuf_is_parsed(message: Message, bulk: bytes) -> None:
     data = by_protobuf(message, bulk)
 
     parsed, found = parse_with_bulk(type(message), data)
@@ -104,7 +104,7 @@ def test_what_protobuf_has_made_is_read_as_it_was_meant(message: Message, bulk: 
 
 
 @pytest.mark.parametrize("size", [1, 127, 128, 16_383, 16_384, 2_097_151, 2_097_152])
-def test_lengths_take_as_many_bytes_as_protobuf_gives_them(size: int) -> None:
+def test_lengths_are_encoded_as_in_protobuf(size: int) -> None:
     message = broker_pb2.MultiWriteChunksRequest(request_id=1)
 
     data = serialize_with_bulk(message, [bytes(size)])
@@ -113,18 +113,18 @@ def test_lengths_take_as_many_bytes_as_protobuf_gives_them(size: int) -> None:
     assert len(parse_with_bulk(type(message), data)[1]) == size
 
 
-def test_bulk_is_given_in_pieces_of_any_kind() -> None:
+def test_bulk_may_be_given_in_pieces_of_any_kind() -> None:
     message = broker_pb2.MultiWriteChunksRequest(request_id=1)
     pieces = [memoryview(b"ab"), bytearray(b"cd"), memoryview(bytearray(8)).cast("Q"), b""]
 
     assert serialize_with_bulk(message, pieces) == by_protobuf(message, b"abcd" + bytes(8))
 
 
-# --- what others may send ----------------------------------------------------------------------------------
+# --- messages of other programs ----------------------------------------------------------------------------
 
 
 @given(message=MESSAGES_WITH_BULK, bulk=st.binary(min_size=1, max_size=300), field=st.sampled_from([16, 1000]))
-def test_bulk_that_is_not_last_is_found_all_the_same(message: Any, bulk: bytes, field: int) -> None:
+def test_bulk_before_later_fields_is_found(message: Any, bulk: bytes, field: int) -> None:
     # A client of a later version of the protocol may have a field after it.
     later = varint(field << 3 | 2) + b"\x02hi"
     data = by_protobuf(message, bulk)
@@ -135,7 +135,7 @@ def test_bulk_that_is_not_last_is_found_all_the_same(message: Any, bulk: bytes, 
         assert not parsed.chunks
 
 
-def test_what_is_behind_the_bulk_counts_more_also_where_it_is_zero() -> None:
+def test_fields_after_the_bulk_override_earlier_ones_even_with_zero() -> None:
     before = backup_pb2.ReadReplicaResponse(request_id=5, replica=backup_pb2.ReplicaInfo(length=7)).SerializeToString()
     behind = b"\x08\x00" + b"\x1a\x02\x30\x00"  # the request's id, and in the replica its length
     bulk = b"\x7a\x02hi"
@@ -149,7 +149,7 @@ def test_what_is_behind_the_bulk_counts_more_also_where_it_is_zero() -> None:
 
 
 @given(message=MESSAGES_WITH_BULK, first=st.binary(min_size=1, max_size=9), second=st.binary(max_size=9))
-def test_bulk_that_comes_twice_is_the_last_as_in_protobuf(message: Any, first: bytes, second: bytes) -> None:
+def test_the_last_of_two_bulk_fields_counts_as_in_protobuf(message: Any, first: bytes, second: bytes) -> None:
     data = by_protobuf(message, first) + b"\x7a" + varint(len(second)) + second
 
     parsed, found = parse_with_bulk(type(message), data)
@@ -172,7 +172,7 @@ DECEPTIVE = bytes(4) + b"\x7a\x08\0\0"
     ],
     ids=["varint", "fixed64", "bytes", "fixed32"],
 )
-def test_unknown_fields_before_the_bulk_are_stepped_over(unknown: bytes) -> None:
+def test_unknown_fields_before_the_bulk_are_skipped(unknown: bytes) -> None:
     data = b"\x08\x07" + unknown + b"\x7a\x04bulk"
 
     parsed, found = parse_with_bulk(broker_pb2.MultiWriteChunksRequest, data)
@@ -182,7 +182,7 @@ def test_unknown_fields_before_the_bulk_are_stepped_over(unknown: bytes) -> None
     assert found.obj is data  # in place
 
 
-def test_what_is_not_known_how_to_step_over_is_left_to_protobuf() -> None:
+def test_fields_that_cannot_be_skipped_are_left_to_protobuf() -> None:
     group = varint(20 << 3 | 3) + varint(20 << 3 | 4)
 
     parsed, found = parse_with_bulk(broker_pb2.MultiWriteChunksRequest, b"\x08\x07" + group + b"\x7a\x04bulk")
@@ -192,7 +192,7 @@ def test_what_is_not_known_how_to_step_over_is_left_to_protobuf() -> None:
 
 
 @given(message=MESSAGES_WITH_BULK, bulk=st.binary(min_size=1, max_size=50), data=st.data())
-def test_a_message_cut_short_is_refused_or_shorter(message: Any, bulk: bytes, data: st.DataObject) -> None:
+def test_a_message_that_is_cut_short_is_treated_as_by_protobuf(message: Any, bulk: bytes, data: st.DataObject) -> None:
     whole = by_protobuf(message, bulk)
     cut = whole[: data.draw(st.integers(0, len(whole) - 1), label="length")]
 
@@ -222,14 +222,14 @@ def agrees_with_protobuf(message_type: Any, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("data", [b"\x08", b"\x0a\x05abc", b"\xff" * 20, b"\x08" + b"\x80" * 11])
-def test_bytes_that_are_no_message_are_refused_and_the_message_is_named(data: bytes) -> None:
+def test_invalid_bytes_are_refused_with_the_name_of_the_message(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         parse_with_bulk(broker_pb2.MultiWriteChunksRequest, data)
     with pytest.raises(ProtocolError, match=r"not a kera\.v1\.GetStreamIdRequest message"):
         parse(coordinator_pb2.GetStreamIdRequest, data)
 
 
-def test_a_message_does_not_keep_the_memory_it_was_read_from() -> None:
+def test_a_parsed_message_does_not_keep_its_memory() -> None:
     memory = bytearray(coordinator_pb2.GetStreamIdRequest(name="orders").SerializeToString())
 
     message = parse(coordinator_pb2.GetStreamIdRequest, memoryview(memory))
@@ -239,7 +239,7 @@ def test_a_message_does_not_keep_the_memory_it_was_read_from() -> None:
 
 
 @pytest.mark.parametrize("bulk_first", [False, True])
-def test_what_is_beside_the_bulk_has_a_limit_and_the_bulk_does_not_count(bulk_first: bool) -> None:
+def test_the_limit_of_a_message_does_not_count_the_bulk(bulk_first: bool) -> None:
     head, bulk = broker_pb2.MultiReadChunksRequest(removed=range(1000)).SerializeToString(), bytes(5000)
     field = b"\x7a" + varint(len(bulk)) + bulk
     data = field + head if bulk_first else head + field
@@ -251,7 +251,7 @@ def test_what_is_beside_the_bulk_has_a_limit_and_the_bulk_does_not_count(bulk_fi
         parse_with_bulk(broker_pb2.MultiWriteChunksRequest, data, len(head) - 1)
 
 
-def test_requests_with_chunks_have_few_other_fields_so_that_their_chunks_are_always_found() -> None:
+def test_requests_with_chunks_have_few_other_fields() -> None:
     """Chunks behind more fields would count as part of the message, which has a much lower limit."""
     requests = [method.request.DESCRIPTOR for method in (*BROKER_METHODS, *BACKUP_METHODS) if method.bulk]
     with_chunks = [each for each in requests if BULK_FIELD in each.fields_by_number]
@@ -262,7 +262,7 @@ def test_requests_with_chunks_have_few_other_fields_so_that_their_chunks_are_alw
         assert not [field.name for field in each.fields if field.is_repeated]
 
 
-def test_many_fields_that_are_not_looked_at_one_by_one_have_the_limit_too() -> None:
+def test_the_limit_of_a_message_holds_for_many_fields() -> None:
     data = broker_pb2.MultiReadChunksRequest(ranges=[broker_pb2.ReadRange()] * 1000).SerializeToString()
 
     assert len(parse_with_bulk(broker_pb2.MultiReadChunksRequest, data, len(data))[0].ranges) == 1000

@@ -1,4 +1,4 @@
-"""The transports with one face, for tests that hold for each of them, and methods to call over them."""
+"""One interface to all transports, for tests that run over each of them, and methods to call over them."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ ClosableT = TypeVar("ClosableT")
 
 HOST = "127.0.0.1"
 TIMEOUT_S = 20.0
-"""For calls that are to be answered. A test is over long before, unless something is wrong."""
+"""For calls that get an answer. A correct test ends long before."""
 
 # No method of KerA has bulk in both directions; these have.
 ECHO = Method(
@@ -53,27 +53,27 @@ UnaryResponse = coordinator_pb2.DescribeClusterResponse
 
 
 def numbered(number: int) -> EchoRequest:
-    """A request that can be told from others."""
+    """A request that tests can tell from others."""
     return EchoRequest(chunk_count=number)
 
 
 def answer(text: str) -> EchoResponse:
-    """A response that can be told from others."""
+    """A response that tests can tell from others."""
     return EchoResponse(results=[broker_pb2.ReadResult(error=common_pb2.Error(message=text))])
 
 
 def text_of(response: EchoResponse) -> str:
-    """What `answer` was given; nothing, if the response is another one."""
+    """The text given to `answer`; empty for any other response."""
     return "".join(result.error.message for result in response.results)
 
 
 def echo(call: Call[EchoRequest]) -> Reply[EchoResponse]:
-    """Answers with what came."""
+    """Answers with the number and the bulk of the request."""
     return Reply(answer(str(call.message.chunk_count)), [memoryview(bytes(call.bulk))])
 
 
 def unary_echo(call: Call[UnaryRequest]) -> Reply[UnaryResponse]:
-    """Answers with what came."""
+    """Answers with the name of the request."""
     return Reply(UnaryResponse(cluster_id=call.message.name))
 
 
@@ -98,7 +98,7 @@ async def settled(value: Callable[[], int]) -> int:
 
 @contextlib.contextmanager
 def silent_listener() -> Iterator[socket.socket]:
-    """A listener whose queue is full: it drops who knocks, as a network that is cut does."""
+    """A listener with a full queue: it drops new connections, as a cut network does."""
     with contextlib.ExitStack() as opened:
         listener = opened.enter_context(socket.socket())
         listener.bind((HOST, 0))
@@ -111,7 +111,7 @@ def silent_listener() -> Iterator[socket.socket]:
 
 
 class Closing:
-    """Closes what it was given, the last one first."""
+    """Closes the given objects, the last one first."""
 
     def __init__(self) -> None:
         self._open: list[Any] = []
@@ -128,11 +128,11 @@ class Closing:
 
 
 class Wire(ABC):
-    """One transport. Servers and channels are closed after the test, if they have not been before."""
+    """One transport. Servers and channels that are still open are closed after the test."""
 
     name: str
     address: str
-    """Of the server that was started last."""
+    """The address of the last started server."""
 
     def __init__(self) -> None:
         self._closing = Closing()
@@ -143,7 +143,7 @@ class Wire(ABC):
         return self._closing(server)
 
     async def connect(self, *, bulk_bytes_max: int = BULK_BYTES_MAX) -> Channel:
-        """A new connection to the server that was started last."""
+        """A new connection to the last started server."""
         return self._closing(await self.open(bulk_bytes_max))
 
     async def close(self) -> None:
@@ -157,7 +157,7 @@ class Wire(ABC):
 
     @abstractmethod
     async def stop(self, server: Any) -> None:
-        """Stop a server without grace: what is in flight is cut off."""
+        """Stop a server without grace: calls in flight are cut off."""
 
 
 class Grpc(Wire):

@@ -1,4 +1,4 @@
-"""Definitions in few words, and what is said of two of them."""
+"""Short forms of definitions, and the incompatibilities of two definitions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def avro(schema: Any) -> Definition:
 
 
 def record(*fields: Any, name: str = "R", **more: Any) -> dict[str, Any]:
-    """Of fields: a name and a type, and perhaps a default."""
+    """A record; each field is a name and a type, and perhaps a default."""
     described = [{"name": each[0], "type": each[1], **({"default": each[2]} if each[2:] else {})} for each in fields]
     return {"type": "record", "name": name, "fields": described, **more}
 
@@ -45,12 +45,12 @@ def arrow(schema: pa.Schema) -> Definition:
 
 
 def backward(old: Definition, new: Definition) -> list[str]:
-    """What the new one cannot read."""
+    """Why the new definition cannot read data of the old one."""
     return _said(old, new, Compatibility.BACKWARD, BACKWARD_END)
 
 
 def forward(old: Definition, new: Definition) -> list[str]:
-    """What readers of the old one cannot."""
+    """Why readers of the old definition cannot read data of the new one."""
     return _said(old, new, Compatibility.FORWARD, FORWARD_END)
 
 

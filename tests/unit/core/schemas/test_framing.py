@@ -1,4 +1,4 @@
-"""Values in front of which the id of their schema is, as Kafka's users know them."""
+"""Values that start with the id of their schema, as Kafka's users know them."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def test_a_frame_is_a_zero_and_the_id_in_network_order() -> None:
 
 
 @pytest.mark.parametrize("schema_id", [0, -1, SCHEMA_ID_MAX + 1])
-def test_an_id_that_no_schema_has_is_refused(schema_id: int) -> None:
+def test_an_invalid_schema_id_is_refused(schema_id: int) -> None:
     with pytest.raises(InvalidArgument, match=str(schema_id)):
         frame(schema_id, b"")
 
@@ -36,20 +36,20 @@ def test_an_id_that_no_schema_has_is_refused(schema_id: int) -> None:
         (b"\x00\xff\xff\xff\xffpayload", "schema 4294967295"),
     ],
 )
-def test_a_value_without_a_frame_is_refused_in_words(value: bytes, words: str) -> None:
+def test_the_error_about_a_value_without_a_frame_says_what_it_has(value: bytes, words: str) -> None:
     with pytest.raises(NotFramed, match=words) as caught:
         unframe(value)
     assert not caught.value.retriable
 
 
-def test_the_commonest_way_to_a_message_is_one_byte() -> None:
+def test_the_commonest_message_path_is_one_byte() -> None:
     assert message_path_to_bytes([0]) == b"\x00"
     assert message_path_to_bytes([1]) == b"\x02\x02"
     assert message_path_to_bytes([1, 3]) == b"\x04\x02\x06"
 
 
 @pytest.mark.parametrize("path", [[], [-1], [SCHEMA_ID_MAX + 1], [0] * 65])
-def test_a_way_that_leads_to_no_message_is_refused(path: list[int]) -> None:
+def test_an_invalid_message_path_is_refused(path: list[int]) -> None:
     with pytest.raises(InvalidArgument):
         message_path_to_bytes(path)
 
@@ -60,12 +60,12 @@ def test_a_way_that_leads_to_no_message_is_refused(path: list[int]) -> None:
         b"",
         b"\x80",
         b"\x80\x80\x80\x80\x80\x80\x80\x01",  # a number of more than 32 bits
-        b"\x02",  # one number is announced
+        b"\x02",  # announces one number
         b"\x01",  # -1 numbers
         b"\x02\x01",  # the message -1
-        b"\xfe\xff\xff\xff\x0f",  # as many numbers as there can be
+        b"\xfe\xff\xff\xff\x0f",  # the largest count of numbers
     ],
 )
-def test_bytes_that_are_no_way_to_a_message_are_refused(payload: bytes) -> None:
+def test_bytes_without_a_valid_message_path_are_refused(payload: bytes) -> None:
     with pytest.raises(NotFramed):
         split_message_path(payload)

@@ -22,12 +22,12 @@ from kera.v1 import schema_pb2
 @pytest.mark.parametrize(
     "subject", ["", "a b", "a/b", "é", "x" * (SUBJECT_CHARS_MAX + 1), "a\n", None, b"orders-value"]
 )
-def test_a_name_that_no_subject_can_have_is_refused(subject: Any) -> None:
+def test_an_invalid_subject_is_refused(subject: Any) -> None:
     with pytest.raises(InvalidArgument, match="a subject cannot be called"):
         checked_subject(subject)
 
 
-def test_the_longest_stream_has_a_subject() -> None:
+def test_a_stream_with_the_longest_name_has_a_subject() -> None:
     assert checked_subject("s" * 249 + "-value")
 
 
@@ -42,22 +42,22 @@ def test_the_longest_stream_has_a_subject() -> None:
         (None, "text, not NoneType"),
     ],
 )
-def test_a_definition_that_is_too_long_or_no_text_is_refused(definition: Any, said: str) -> None:
+def test_a_definition_that_is_empty_too_long_or_not_text_is_refused(definition: Any, said: str) -> None:
     with pytest.raises(InvalidSchema, match=said):
         checked_text(definition)
 
 
-def test_a_definition_may_be_as_long_as_the_limit_says() -> None:
+def test_a_definition_at_the_limit_is_accepted() -> None:
     assert checked_text("x" * DEFINITION_BYTES_MAX)
 
 
 @pytest.mark.parametrize("message", ["1a", "a..b", ".a", "a.", "a b", "a" * (MESSAGE_CHARS_MAX + 1), "a\n", None, 7])
-def test_a_name_that_no_message_can_have_is_refused(message: Any) -> None:
+def test_an_invalid_message_name_is_refused(message: Any) -> None:
     with pytest.raises(InvalidArgument, match="not a full Protobuf message name"):
         checked_message(message, SchemaType.PROTOBUF)
 
 
-def test_only_protobuf_has_messages_to_choose() -> None:
+def test_only_protobuf_schemas_take_a_message_name() -> None:
     assert checked_message("shop.v1.Order", SchemaType.PROTOBUF) == "shop.v1.Order"
     with pytest.raises(InvalidArgument, match="leave message out"):
         checked_message("shop.v1.Order", SchemaType.AVRO)
@@ -77,7 +77,7 @@ def test_a_subject_belongs_to_a_stream(subject: str, stream: str) -> None:
     assert stream_of(subject) == stream
 
 
-def test_kinds_have_the_numbers_that_messages_say() -> None:
+def test_kinds_and_modes_have_the_numbers_of_the_messages() -> None:
     for kind in SchemaType:
         assert schema_pb2.SchemaType.Name(kind.wire) == f"SCHEMA_TYPE_{kind.upper()}"
         assert SchemaType.from_wire(kind.wire) is kind
@@ -87,12 +87,12 @@ def test_kinds_have_the_numbers_that_messages_say() -> None:
 
 
 @pytest.mark.parametrize("number", [0, 99])
-def test_a_kind_of_a_newer_program_is_not_known(number: int) -> None:
+def test_an_unknown_number_gives_no_kind_and_no_mode(number: int) -> None:
     assert SchemaType.from_wire(number) is None
     assert Compatibility.from_wire(number) is None
 
 
-def test_modes_say_what_they_ask_for() -> None:
+def test_modes_have_their_directions() -> None:
     asked = {mode: (mode.backward, mode.forward, mode.transitive) for mode in Compatibility}
     assert asked == {
         Compatibility.NONE: (False, False, False),

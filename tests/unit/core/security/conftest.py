@@ -9,5 +9,5 @@ from kera.core.security.issuing import Authority
 
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:
-    """With nothing issued yet."""
+    """A new authority without issued certificates."""
     return Authority.open_or_make(tmp_path / "certificates")[0]

@@ -1,4 +1,4 @@
-"""Who connects over TLS and does not shake hands: costs little, and not for long."""
+"""Clients that connect over TLS and do not shake hands: they cost little, and not for long."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,7 +15,7 @@ HANDSHAKES_MAX = 3
 
 
 class Taken(asyncio.Protocol):
-    """Counts those who were let in."""
+    """Counts accepted connections."""
 
     made = 0
 
@@ -43,7 +43,7 @@ async def knock(listener: TlsListener) -> tuple[asyncio.StreamReader, asyncio.St
     return await asyncio.open_connection(*listener.sockets[0].getsockname())
 
 
-async def test_who_says_nothing_is_closed_in_time(listener: TlsListener) -> None:
+async def test_a_silent_connection_is_closed_after_the_timeout(listener: TlsListener) -> None:
     reader, writer = await knock(listener)
     assert await reader.read() == b""
     assert listener.handshakes == 0
@@ -51,7 +51,7 @@ async def test_who_says_nothing_is_closed_in_time(listener: TlsListener) -> None
     writer.close()
 
 
-async def test_who_says_nonsense_is_closed_at_once(listener: TlsListener) -> None:
+async def test_a_connection_without_a_handshake_message_is_closed(listener: TlsListener) -> None:
     reader, writer = await knock(listener)
     writer.write(b"GET / HTTP/1.1\r\n\r\n" * 10)
     async with asyncio.timeout(5):
@@ -60,7 +60,7 @@ async def test_who_says_nonsense_is_closed_at_once(listener: TlsListener) -> Non
     writer.close()
 
 
-async def test_the_oldest_of_too_many_makes_room_for_who_shakes_hands(listener: TlsListener, tls: Tls) -> None:
+async def test_silent_connections_make_room_for_one_that_shakes_hands(listener: TlsListener, tls: Tls) -> None:
     silent = [await knock(listener) for _ in range(2 * HANDSHAKES_MAX)]
     await eventually(lambda: listener.handshakes == HANDSHAKES_MAX)
     address = listener.sockets[0].getsockname()
@@ -71,7 +71,7 @@ async def test_the_oldest_of_too_many_makes_room_for_who_shakes_hands(listener: 
         each.close()
 
 
-async def test_who_comes_in_numbers_crowds_out_nobody_from_elsewhere(listener: TlsListener, tls: Tls) -> None:
+async def test_many_connections_of_one_host_do_not_crowd_out_another_host(listener: TlsListener, tls: Tls) -> None:
     address = listener.sockets[0].getsockname()
     _, alone = await asyncio.open_connection(*address, local_addr=("127.0.0.2", 0))
     many = [await knock(listener) for _ in range(3 * HANDSHAKES_MAX)]
@@ -81,7 +81,7 @@ async def test_who_comes_in_numbers_crowds_out_nobody_from_elsewhere(listener: T
         each.close()
 
 
-async def test_all_are_let_go_of_when_it_closes(tls: Tls) -> None:
+async def test_a_closed_listener_closes_its_connections(tls: Tls) -> None:
     listener = TlsListener(listening(HOST, 0, 100), Taken, tls, "frames")
     reader, writer = await knock(listener)
     await eventually(lambda: listener.handshakes == 1)

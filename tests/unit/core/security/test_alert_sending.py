@@ -1,4 +1,4 @@
-"""Telling who is refused over TLS, where that cannot be."""
+"""Alerts to refused TLS clients, where sending is impossible."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 from kera.core.security.alerts import send_alert
 
 
-async def test_a_descriptor_that_the_loop_has_for_a_transports_is_left_alone() -> None:
+async def test_sending_an_alert_on_a_transports_descriptor_raises_no_error() -> None:
     one, other = socket.socketpair()
     with other:
         transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=one)

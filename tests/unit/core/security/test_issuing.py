@@ -1,4 +1,4 @@
-"""An authority of one's own: what it issues, and what it does not take for one."""
+"""A user's own authority: the certificates that it issues, and files that it refuses."""
 
 import ssl
 import stat
@@ -10,7 +10,7 @@ from kera.core.errors import InvalidArgument, PathNotWritable
 from kera.core.security.issuing import Authority
 
 
-def test_keys_are_for_their_owner_alone(authority: Authority) -> None:
+def test_keys_are_readable_by_their_owner_only(authority: Authority) -> None:
     one = authority.issue("broker-1.example.com")
     key_of_authority = authority.path.with_name("ca-key.pem")
     assert [stat.S_IMODE(path.stat().st_mode) for path in (one.key, key_of_authority)] == [0o600, 0o600]
@@ -18,19 +18,19 @@ def test_keys_are_for_their_owner_alone(authority: Authority) -> None:
 
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "::1", "broker-1.example.com", "localhost"])
-def test_a_certificate_is_one_of_the_authority_for_its_host_and_localhost(authority: Authority, name: str) -> None:
+def test_a_certificate_is_valid_for_its_host_and_for_localhost(authority: Authority, name: str) -> None:
     one = authority.issue(name)
     for host in (name, "localhost", "127.0.0.1"):
         assert handshake(authority.path, one.cert, one.key, host)
 
 
-def test_a_certificate_of_a_client_is_none_of_a_host(authority: Authority) -> None:
+def test_a_client_certificate_is_not_valid_for_a_host(authority: Authority) -> None:
     one = authority.issue("alice", client=True)
     with pytest.raises(ssl.SSLCertVerificationError):
         handshake(authority.path, one.cert, one.key, "localhost")
 
 
-def test_an_authority_that_is_there_goes_on(authority: Authority) -> None:
+def test_an_existing_authority_is_reused(authority: Authority) -> None:
     again, made = Authority.open_or_make(authority.path.parent)
     one = again.issue("localhost")
     assert not made
@@ -44,7 +44,7 @@ NO_NAMES = [
 
 
 @pytest.mark.parametrize("name", NO_NAMES)
-def test_names_that_are_none_are_refused(authority: Authority, name: str) -> None:
+def test_invalid_names_are_refused(authority: Authority, name: str) -> None:
     before = sorted(authority.path.parent.iterdir())
     with pytest.raises(InvalidArgument, match="is not a host or client name"):
         authority.issue(name)
@@ -52,7 +52,7 @@ def test_names_that_are_none_are_refused(authority: Authority, name: str) -> Non
 
 
 @pytest.mark.parametrize("client", [False, True])
-def test_a_certificate_is_not_written_over_a_key(authority: Authority, client: bool) -> None:
+def test_a_certificate_never_replaces_a_key(authority: Authority, client: bool) -> None:
     authority.issue("alice", client=True)
     before = {path: path.read_bytes() for path in authority.path.parent.iterdir()}
     for name in ("ca-key", "alice-key"):
@@ -62,9 +62,7 @@ def test_a_certificate_is_not_written_over_a_key(authority: Authority, client: b
 
 
 @pytest.mark.parametrize("client", [False, True])
-def test_a_host_does_not_lose_its_certificate_to_a_client_nor_the_other_way_round(
-    authority: Authority, client: bool
-) -> None:
+def test_hosts_and_clients_cannot_replace_each_others_certificates(authority: Authority, client: bool) -> None:
     one = authority.issue("alice", client=client)
     before = one.cert.read_bytes(), one.key.read_bytes()
     with pytest.raises(InvalidArgument, match=f"is the certificate of a {'client' if client else 'host'}: give the"):
@@ -73,25 +71,25 @@ def test_a_host_does_not_lose_its_certificate_to_a_client_nor_the_other_way_roun
     assert authority.issue("alice", client=client).cert.read_bytes() != before[0]
 
 
-def test_no_two_users_have_one_name_because_theirs_are_long(authority: Authority) -> None:
+def test_a_client_name_over_64_characters_is_refused(authority: Authority) -> None:
     authority.issue("x" * 64, client=True)
     with pytest.raises(InvalidArgument, match="it has more than 64 characters"):
         authority.issue("x" * 64 + "y", client=True)
 
 
-def test_a_long_name_as_pods_have_it_is_that_of_a_host(authority: Authority) -> None:
+def test_a_host_name_may_be_longer_than_64_characters(authority: Authority) -> None:
     name = "broker-0.broker-headless.production-streaming.svc.cluster.local.example"
     one = authority.issue(name)
     assert handshake(authority.path, one.cert, one.key, name)
 
 
 @pytest.mark.parametrize("days", [0, -1, 3651])
-def test_days_that_are_none_are_refused(authority: Authority, days: int) -> None:
+def test_an_invalid_number_of_days_is_refused(authority: Authority, days: int) -> None:
     with pytest.raises(InvalidArgument, match="is valid for 1 to 3650 days"):
         authority.issue("localhost", days=days)
 
 
-def test_what_is_no_authority_is_refused(authority: Authority, tmp_path: Path) -> None:
+def test_invalid_files_of_an_authority_are_refused(authority: Authority, tmp_path: Path) -> None:
     directory = authority.path.parent
     key = directory / "ca-key.pem"
     other, _ = Authority.open_or_make(tmp_path / "other")
@@ -113,14 +111,14 @@ def test_what_is_no_authority_is_refused(authority: Authority, tmp_path: Path) -
     assert other.path.exists()
 
 
-def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(PathNotWritable, match=r"cannot make .*file/certificates"):
         Authority.open_or_make(tmp_path / "file" / "certificates")
 
 
 def handshake(ca: Path, cert: Path, key: Path, host: str) -> bool:
-    """Between two ends in memory. Raises what the client has against the certificate."""
+    """Shake hands between two ends in memory. Raises the client's error about the certificate."""
     serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     serving.load_cert_chain(cert, key)
     calling = ssl.create_default_context(cafile=str(ca))

@@ -1,4 +1,4 @@
-"""Who was refused is in the log, and no flood fills it."""
+"""Refused peers are in the log, and a flood does not fill it."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def told(refusals: Refusals, *refused: tuple[str, str]) -> list[Any]:
     return [(line.get("peer"), line["reason"], line["untold"]) for line in lines]
 
 
-def test_the_reason_is_told_with_the_port_and_the_peer() -> None:
+def test_the_log_has_the_reason_the_interface_and_the_peer() -> None:
     with capture_logs() as lines:
         Refusals("frames").tell("it does not speak TLS", "10.0.0.9:4711")
     assert lines == [
@@ -29,7 +29,7 @@ def test_the_reason_is_told_with_the_port_and_the_peer() -> None:
     ]
 
 
-def test_who_is_refused_again_for_the_same_is_counted_for_a_while() -> None:
+def test_repeated_refusals_of_a_host_are_counted_for_a_while() -> None:
     now_s = 0.0
     refusals = Refusals("frames", lambda: now_s)
     assert told(refusals, *[("expired", f"10.0.0.9:{port}") for port in range(1000)]) == [("10.0.0.9:0", "expired", 0)]
@@ -39,7 +39,7 @@ def test_who_is_refused_again_for_the_same_is_counted_for_a_while() -> None:
     assert told(refusals, ("expired", "10.0.0.9:2")) == [("10.0.0.9:2", "expired", 0)]
 
 
-def test_a_flood_from_many_hosts_has_few_lines() -> None:
+def test_a_flood_from_many_hosts_is_logged_in_few_lines() -> None:
     now_s = 0.0
     refusals = Refusals("frames", lambda: now_s)
     for minute in range(3):

@@ -26,7 +26,7 @@ HOST = "127.0.0.1"
 
 
 class Timer:
-    """Moves on by itself, so that each question looks at the files."""
+    """Moves on at each call, so that each question looks at the files."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -86,7 +86,7 @@ def a_key_that_grpc_does_not_know(files: TlsFiles) -> None:
 
 
 def put(files: TlsFiles, pair: Pair | Issued) -> None:
-    """In place of what is there, each at once, and one after the other."""
+    """Replace the certificate and then the key, each atomically."""
     for path, new in (files.cert, pair.cert), (files.key, pair.key):
         assert path is not None
         copy = path.with_name("new")
@@ -149,7 +149,7 @@ BAD: list[tuple[Callable[[TlsFiles], None], str]] = [
 
 
 @pytest.mark.parametrize(("spoil", "text"), BAD, ids=[spoil.__name__ for spoil, _ in BAD])
-def test_files_that_are_no_good_are_named(authority: Authority, spoil: Callable[[TlsFiles], None], text: str) -> None:
+def test_the_error_names_invalid_files(authority: Authority, spoil: Callable[[TlsFiles], None], text: str) -> None:
     files = files_of(authority, authority.issue(HOST))
     spoil(files)
     with pytest.raises(InvalidTls, match=text):
@@ -157,7 +157,7 @@ def test_files_that_are_no_good_are_named(authority: Authority, spoil: Callable[
 
 
 @pytest.mark.parametrize(("spoil", "text"), BAD, ids=[spoil.__name__ for spoil, _ in BAD])
-def test_files_that_become_no_good_are_not_taken_until_they_are_whole_again(
+def test_files_that_become_invalid_are_ignored_until_they_are_valid_again(
     authority: Authority, spoil: Callable[[TlsFiles], None], text: str
 ) -> None:
     files = files_of(authority, authority.issue(HOST))
@@ -192,7 +192,7 @@ OTHERS_WOULD_NOT_TAKE = [
 
 
 @pytest.mark.parametrize(("kind", "text"), OTHERS_WOULD_NOT_TAKE, ids=[kind for kind, _ in OTHERS_WOULD_NOT_TAKE])
-def test_a_daemon_does_not_take_up_what_others_would_not_take(
+def test_a_daemon_does_not_load_a_certificate_that_others_would_refuse(
     authority: Authority, tmp_path: Path, kind: str, text: str
 ) -> None:
     issuing = Issuing(authority, tmp_path / "issued")
@@ -211,7 +211,7 @@ def test_a_daemon_does_not_take_up_what_others_would_not_take(
 
 
 @pytest.mark.parametrize(("kind", "text"), OTHERS_WOULD_NOT_TAKE, ids=[kind for kind, _ in OTHERS_WOULD_NOT_TAKE])
-def test_at_its_start_a_daemon_has_no_other_and_says_what_is_wrong(
+def test_a_daemon_starts_with_a_certificate_that_others_refuse_and_logs_it(
     authority: Authority, tmp_path: Path, kind: str, text: str
 ) -> None:
     issuing = Issuing(authority, tmp_path / "issued")
@@ -229,7 +229,7 @@ def test_at_its_start_a_daemon_has_no_other_and_says_what_is_wrong(
     assert (tls.problem, tls.unfit) == ("", "")
 
 
-def test_what_is_not_yet_valid_is_taken_up_when_it_is(authority: Authority, tmp_path: Path) -> None:
+def test_a_certificate_is_loaded_when_it_becomes_valid(authority: Authority, tmp_path: Path) -> None:
     issuing = Issuing(authority, tmp_path / "issued")
     files = files_of(authority, authority.issue(HOST))._replace(names=(HOST,))
     tls = Tls(files, Timer())
@@ -241,7 +241,7 @@ def test_what_is_not_yet_valid_is_taken_up_when_it_is(authority: Authority, tmp_
     assert tls.problem == ""
 
 
-def test_an_authority_is_not_taken_away_before_its_certificates_are(authority: Authority, tmp_path: Path) -> None:
+def test_an_authority_is_kept_while_the_certificate_needs_it(authority: Authority, tmp_path: Path) -> None:
     new, _ = Authority.open_or_make(tmp_path / "new")
     files = files_of(authority, authority.issue(HOST))._replace(names=(HOST,))
     tls = Tls(files, Timer())
@@ -259,10 +259,10 @@ def test_an_authority_is_not_taken_away_before_its_certificates_are(authority: A
     assert tls.problem == ""
 
 
-def test_a_certificate_stays_with_the_key_that_was_read_with_it(
+def test_a_certificate_and_its_key_come_from_one_read(
     authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files may be replaced between reading them and what OpenSSL makes of them."""
+    """Files may be replaced after they were read and before OpenSSL loads them."""
     files = files_of(authority, authority.issue(HOST))
     other = Issuing(authority, tmp_path / "issued").good()
 
@@ -291,7 +291,7 @@ def shown(loaded: security_files.Loaded) -> bytes | None:
     return client.getpeercert(binary_form=True)
 
 
-def test_files_are_looked_at_now_and_then_only(authority: Authority) -> None:
+def test_files_are_read_again_only_after_an_interval(authority: Authority) -> None:
     now_s = 0.0
     tls = Tls(files_of(authority, authority.issue(HOST)), lambda: now_s)
     version = tls.version
@@ -301,13 +301,13 @@ def test_files_are_looked_at_now_and_then_only(authority: Authority) -> None:
     assert tls.version != version
 
 
-def test_what_is_good_until_when_is_told(authority: Authority) -> None:
+def test_the_end_of_the_certificate_is_known(authority: Authority) -> None:
     one = authority.issue(HOST, days=3)
     assert Tls(files_of(authority, one)).not_after_s == one.not_after.timestamp()
     assert Tls(TlsFiles(ca=authority.path)).not_after_s is None
 
 
-def test_nobody_speaks_what_is_not_safe(authority: Authority) -> None:
+def test_contexts_require_tls_1_2_and_check_the_server(authority: Authority) -> None:
     tls = Tls(files_of(authority, authority.issue(HOST)))
     for context in (tls.server_context(), tls.client_context()):
         assert context.minimum_version == ssl.TLSVersion.TLSv1_2
@@ -315,7 +315,7 @@ def test_nobody_speaks_what_is_not_safe(authority: Authority) -> None:
     assert tls.client_context().verify_mode == ssl.CERT_REQUIRED
 
 
-def test_who_serves_needs_a_certificate(authority: Authority) -> None:
+def test_a_server_context_needs_a_certificate(authority: Authority) -> None:
     with pytest.raises(InvalidTls, match="set tls_cert and tls_key"):
         Tls(TlsFiles(ca=authority.path)).server_context()
 
@@ -337,7 +337,7 @@ def test_who_serves_needs_a_certificate(authority: Authority) -> None:
         ],
     ],
 )
-def test_settings_of_a_daemon_that_are_not_complete_are_refused(settings: DaemonTlsSettings, text: str) -> None:
+def test_incomplete_settings_of_a_daemon_are_refused(settings: DaemonTlsSettings, text: str) -> None:
     with pytest.raises(InvalidSettings, match=text):
         tls_of_daemon(settings, HOST)
 
@@ -349,21 +349,21 @@ def test_settings_of_a_daemon_that_are_not_complete_are_refused(settings: Daemon
         (TlsSettings(tls_ca=Path("system"), tls_cert=Path("c")), "tls_cert and tls_key belong together"),
     ],
 )
-def test_settings_of_a_client_that_are_not_complete_are_refused(settings: TlsSettings, text: str) -> None:
+def test_incomplete_settings_of_a_client_are_refused(settings: TlsSettings, text: str) -> None:
     with pytest.raises((InvalidSettings, InvalidTls), match=text):
         tls_of(settings)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "10.0.0.1", "example.invalid:x"])
 @pytest.mark.parametrize("client_auth", ["none", "optional"])
-def test_who_listens_beyond_its_host_lets_in_nobody_unseen_unless_that_is_meant(
+def test_a_daemon_open_to_other_hosts_needs_client_certificates_or_insecure(
     authority: Authority, host: str, client_auth: ClientAuth
 ) -> None:
     one = authority.issue(HOST)
     files: dict[str, Any] = {"tls_cert": one.cert, "tls_key": one.key, "tls_ca": authority.path}
     for given in ({}, {**files, "tls_client_auth": client_auth}):
         if host == "example.invalid:x":
-            tls_of_daemon(DaemonTlsSettings(**given), host)  # nobody can listen there
+            tls_of_daemon(DaemonTlsSettings(**given), host)  # a daemon cannot listen there
             continue
         with pytest.raises(
             InvalidSettings, match=f"host {re.escape(host)}: every client that reaches it from another host"
@@ -374,17 +374,17 @@ def test_who_listens_beyond_its_host_lets_in_nobody_unseen_unless_that_is_meant(
     tls_of_daemon(DaemonTlsSettings(**files), host, authenticates=True)
 
 
-def test_passwords_and_tokens_go_over_tls_only_where_others_could_hear_them() -> None:
+def test_a_daemon_with_passwords_needs_tls_to_listen_beyond_its_host() -> None:
     with pytest.raises(InvalidSettings, match="or these files and security"):
         tls_of_daemon(DaemonTlsSettings(), "10.0.0.1", authenticates=True)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
-def test_on_its_own_host_a_daemon_needs_nothing(host: str) -> None:
+def test_a_daemon_on_its_own_host_needs_no_tls(host: str) -> None:
     assert tls_of_daemon(DaemonTlsSettings(), host) is None
 
 
-def test_without_settings_nothing_is_encrypted() -> None:
+def test_a_client_without_settings_uses_no_tls() -> None:
     assert tls_of(TlsSettings()) is None
 
 
@@ -399,7 +399,7 @@ def test_without_settings_nothing_is_encrypted() -> None:
         ("no address:at all:x", "", "10.0.0.1", ()),
     ],
 )
-def test_a_certificate_has_to_be_for_where_others_are_told_to_call(
+def test_the_certificate_has_to_name_the_advertised_hosts(
     authority: Authority, advertised: str, frames: str, host: str, names: tuple[str, ...]
 ) -> None:
     class Advertised(DaemonTlsSettings):
@@ -413,7 +413,7 @@ def test_a_certificate_has_to_be_for_where_others_are_told_to_call(
     assert tls.files.names == names
 
 
-def test_the_authorities_of_the_operating_system_will_do() -> None:
+def test_a_client_can_use_the_authorities_of_the_operating_system() -> None:
     tls = tls_of(TlsSettings(tls_ca=Path("system")))
     assert tls is not None
     assert tls.client_context().cert_store_stats()["x509_ca"] >= 0

@@ -1,4 +1,4 @@
-"""Traces whose spans a test looks at."""
+"""Traces that keep their spans for a test."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ WAIT_S = 30
 
 
 class Recorded:
-    """`tracing`, and what came of it."""
+    """`tracing`, and the spans that it exported."""
 
     def __init__(self, ratio: float = 1.0) -> None:
         self._exporter = InMemorySpanExporter()

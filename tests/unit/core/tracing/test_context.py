@@ -1,4 +1,4 @@
-"""W3C Trace Context: what is one, and what is none."""
+"""W3C Trace Context: valid and invalid ones."""
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,7 @@ TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 GOOD = f"00-{TRACE}-{SPAN}-01"
 
 
-def test_a_context_says_to_which_trace_something_belongs() -> None:
+def test_a_context_has_its_trace_its_span_and_its_headers() -> None:
     found = TraceContext.parse(GOOD.encode(), b"vendor=value")
     assert found is not None
     assert (found.trace_id, found.span_id, found.sampled) == (int(TRACE, 16), int(SPAN, 16), True)
@@ -19,7 +19,7 @@ def test_a_context_says_to_which_trace_something_belongs() -> None:
 
 
 @pytest.mark.parametrize(("flags", "sampled"), [("00", False), ("01", True), ("02", False), ("03", True), ("ff", True)])
-def test_flags_say_whether_it_is_recorded(flags: str, sampled: bool) -> None:
+def test_the_flags_tell_whether_a_trace_is_recorded(flags: str, sampled: bool) -> None:
     found = TraceContext.parse(f"00-{TRACE}-{SPAN}-{flags}")
     assert found is not None
     assert found.sampled is sampled
@@ -43,7 +43,7 @@ def test_flags_say_whether_it_is_recorded(flags: str, sampled: bool) -> None:
         f"00_{TRACE}_{SPAN}_01",
     ],
 )
-def test_what_is_no_context_is_none_and_nobody_fails_of_it(text: str | bytes | None) -> None:
+def test_an_invalid_context_gives_none_without_an_error(text: str | bytes | None) -> None:
     assert TraceContext.parse(text, "a=b") is None
 
 
@@ -57,6 +57,6 @@ def test_a_bad_tracestate_is_left_out(state: str | bytes) -> None:
 
 
 @given(st.one_of(st.text(max_size=80), st.binary(max_size=80)), st.one_of(st.none(), st.text(), st.binary()))
-def test_whatever_others_have_written_is_borne(parent: str | bytes, state: str | bytes | None) -> None:
+def test_arbitrary_headers_raise_no_error(parent: str | bytes, state: str | bytes | None) -> None:
     found = TraceContext.parse(parent, state)
     assert found is None or TraceContext.parse(*found) == found

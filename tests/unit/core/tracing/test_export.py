@@ -1,4 +1,4 @@
-"""Spans on their way to a collector: nobody waits for one that is slow or gone."""
+"""Export of spans to a collector: a slow or missing collector does not delay the program."""
 
 import threading
 import time
@@ -14,7 +14,7 @@ WAIT_S = 30
 
 
 class Collector:
-    """Takes spans when it may."""
+    """Takes spans while `may` is set."""
 
     def __init__(self) -> None:
         self.taken: list[Any] = []
@@ -42,7 +42,7 @@ def collector() -> Iterator[Collector]:
     made.may.set()
 
 
-def test_spans_come_in_their_order_and_in_batches(collector: Collector) -> None:
+def test_spans_arrive_in_order_and_in_batches(collector: Collector) -> None:
     exporting = Exporting(collector)
     for number in range(2 * BATCH_MAX + 1):
         exporting.add(number)
@@ -53,7 +53,7 @@ def test_spans_come_in_their_order_and_in_batches(collector: Collector) -> None:
     assert not exporting._thread.is_alive() or exporting.flush(WAIT_S)
 
 
-def test_a_collector_that_hangs_holds_up_nobody_and_takes_a_bounded_place(collector: Collector) -> None:
+def test_a_hanging_collector_does_not_block_and_the_queue_is_limited(collector: Collector) -> None:
     collector.may.clear()
     exporting = Exporting(collector, queue_max=10)
     exporting.add(0)
@@ -73,7 +73,7 @@ def test_a_collector_that_hangs_holds_up_nobody_and_takes_a_bounded_place(collec
 
 
 @pytest.mark.parametrize("answer", [False, ConnectionError("nobody is there")], ids=["refused", "unreachable"])
-def test_what_is_lost_is_one_line_a_minute(
+def test_lost_spans_are_logged_once_a_minute(
     collector: Collector, answer: bool | Exception, capfd: pytest.CaptureFixture[str]
 ) -> None:
     collector.answer, now = answer, [1000.0]
@@ -97,7 +97,7 @@ def test_what_is_lost_is_one_line_a_minute(
     exporting.close()
 
 
-def test_what_comes_after_the_end_is_dropped(collector: Collector) -> None:
+def test_spans_after_the_end_are_dropped(collector: Collector) -> None:
     exporting = Exporting(collector)
     exporting.close()
     exporting.add(1)

@@ -33,7 +33,7 @@ def test_a_span_belongs_to_its_parents_trace_and_has_its_links() -> None:
     assert told.resource.attributes["service.name"] == "test"
 
 
-def test_what_belongs_to_a_trace_that_is_not_recorded_is_not() -> None:
+def test_a_span_of_an_unrecorded_trace_is_not_recorded() -> None:
     with recorded() as found:
         span = found.tracing.span("x", SpanKind.SERVER, parent=UNRECORDED)
         assert span.context is None
@@ -42,13 +42,13 @@ def test_what_belongs_to_a_trace_that_is_not_recorded_is_not() -> None:
 
 
 @pytest.mark.parametrize(("ratio", "starts"), [(0.0, False), (1.0, True)])
-def test_outside_of_all_traces_the_ratio_decides(ratio: float, starts: bool) -> None:
+def test_the_ratio_decides_whether_a_new_trace_starts(ratio: float, starts: bool) -> None:
     with recorded(ratio) as found:
         assert found.tracing.starts() is starts
 
 
 @pytest.mark.parametrize("sampled", [True, False])
-def test_within_a_trace_of_the_application_that_decides(sampled: bool) -> None:
+def test_the_trace_of_the_application_decides_within_it(sampled: bool) -> None:
     provider = TracerProvider(shutdown_on_exit=False) if sampled else TracerProvider(ALWAYS_OFF, shutdown_on_exit=False)
     with recorded(0.0 if sampled else 1.0) as found, provider.get_tracer("app").start_as_current_span("app") as app:
         assert found.tracing.starts() is sampled
@@ -59,7 +59,7 @@ def test_within_a_trace_of_the_application_that_decides(sampled: bool) -> None:
         assert told[0].parent.span_id == app.get_span_context().span_id
 
 
-def test_what_the_application_begins_within_a_span_belongs_to_it() -> None:
+def test_the_current_span_of_the_application_is_ours_within_a_span() -> None:
     with recorded() as found:
         span = found.tracing.span("x", SpanKind.CONSUMER)
         with span.current():

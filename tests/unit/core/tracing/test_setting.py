@@ -1,4 +1,4 @@
-"""Where traces go, by the setting and by OpenTelemetry's variables."""
+"""The target of traces, by the setting and by OpenTelemetry's variables."""
 
 import sys
 
@@ -45,7 +45,9 @@ HERE = "http://collector:4318"
         ("otlp", {"OTEL_TRACES_SAMPLER": "always_off"}, Target(f"{ENDPOINT_DEFAULT}/v1/traces", 0.0, True)),
     ],
 )
-def test_where_traces_go(setting: str, environ: dict[str, str], target: Target | None) -> None:
+def test_the_setting_and_variables_give_the_target_of_traces(
+    setting: str, environ: dict[str, str], target: Target | None
+) -> None:
     assert parse(setting, environ) == target
 
 
@@ -63,7 +65,7 @@ def test_where_traces_go(setting: str, environ: dict[str, str], target: Target |
         ("otlp http://x 1 2", "says nothing"),
     ],
 )
-def test_what_says_nothing_is_refused_with_what_does(setting: str, text: str) -> None:
+def test_an_invalid_setting_is_refused_with_the_reason(setting: str, text: str) -> None:
     with pytest.raises(InvalidArgument, match=text):
         parse(setting, {})
     with pytest.raises((InvalidSettings, ValidationError), match=text):
@@ -95,7 +97,7 @@ def test_off_is_an_object_that_does_nothing() -> None:
     assert OFF.flush(0)
 
 
-def test_without_the_packages_the_setting_is_refused_and_variables_are_a_warning(
+def test_missing_packages_refuse_the_setting_and_warn_about_variables(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry", None)

@@ -1,4 +1,4 @@
-"""Events of what happened to access: who gets them, and what is in them."""
+"""Audit events: when they are written, and their contents."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def audit_of(now: Now) -> tuple[Audit, list[AuditEvent]]:
     return Audit(now, events.append), events
 
 
-def test_each_event_says_who_and_what() -> None:
+def test_each_event_names_the_principal_and_the_action() -> None:
     audit, events = audit_of(Now())
     audit.authentication_failed("10.0.0.9:1", "grpc", "the password is not right", user="alice")
     audit.authentication_failed("10.0.0.9:1", "grpc", "the token is not known")
@@ -47,7 +47,7 @@ def test_each_event_says_who_and_what() -> None:
     assert json.loads(events[3].reason) == {"rule_id": 7, "operations": ["read"]}
 
 
-def test_what_is_repeated_is_no_event_for_a_while() -> None:
+def test_a_repeated_event_is_written_once_in_a_while() -> None:
     now = Now()
     audit, events = audit_of(now)
     for _ in range(100):
@@ -59,7 +59,7 @@ def test_what_is_repeated_is_no_event_for_a_while() -> None:
     assert len(events) == 3
 
 
-def test_who_names_another_user_or_stream_each_time_fills_no_log() -> None:
+def test_events_about_ever_new_names_are_limited() -> None:
     now = Now()
     audit, events = audit_of(now)
     with capture_logs() as lines:
@@ -75,8 +75,8 @@ def test_who_names_another_user_or_stream_each_time_fills_no_log() -> None:
     assert (audit.failed, audit.denied) == (1001, 1000)
 
 
-def test_what_peers_say_is_kept_as_far_as_a_name_can_go() -> None:
-    """Or each that is refused, and is remembered for a while, takes as much memory, and log, as a request has bytes."""
+def test_texts_of_peers_are_shortened_in_events() -> None:
+    """Otherwise each refusal, remembered for a while, takes as much memory and log as a request has bytes."""
     audit, events = audit_of(Now())
     for number in range(10):
         audit.authentication_failed("10.0.0.9:1", "grpc", "no such user", user=f"{number}{'x' * 500_000}")
@@ -90,7 +90,7 @@ def test_what_peers_say_is_kept_as_far_as_a_name_can_go() -> None:
 
 @pytest.mark.parametrize("later", [False, True])
 @pytest.mark.parametrize("fails", [False, True])
-async def test_what_somebody_has_done_is_written_down_once_it_is_done(later: bool, fails: bool) -> None:
+async def test_a_change_is_an_event_only_after_it_succeeded(later: bool, fails: bool) -> None:
     audit, events = audit_of(Now())
     door = Guard(authenticator(Now()), audit, name_of=STREAMS.get)
     door.apply(table(users=[user("bob")], rules=[rule("user:bob", "stream:*", Operation.DELETE)]), 1)
@@ -125,7 +125,7 @@ async def test_what_somebody_has_done_is_written_down_once_it_is_done(later: boo
     assert events == [*([] if fails else done), expected]
 
 
-def test_what_is_written_down_is_what_users_do() -> None:
+def test_all_audited_methods_are_for_identified_users() -> None:
     assert all(REQUIREMENTS[method].who is Who.IDENTIFIED for method in CHANGES)
 
 
@@ -138,6 +138,6 @@ def test_what_is_written_down_is_what_users_do() -> None:
         ({"security": True, "audit_stream": ".."}, "a stream cannot be called '..'"),
     ],
 )
-def test_a_daemon_that_cannot_write_its_events_says_so_at_the_start(settings: dict[str, Any], why: str) -> None:
+def test_a_daemon_that_cannot_write_its_events_does_not_start(settings: dict[str, Any], why: str) -> None:
     with pytest.raises(InvalidSettings, match=why):
         guard_of(DaemonAccessSettings(**settings), Runtime(), daemon="broker")

@@ -50,7 +50,7 @@ def log_in(door: Authenticator, name: str, password: str) -> Identity:
     return who
 
 
-def test_a_user_is_known_by_its_password_and_has_its_roles(now: Now) -> None:
+def test_a_login_with_a_password_gives_the_user_and_its_roles(now: Now) -> None:
     door = told(
         authenticator(now, super_users=["role:boss"]), now, table(users=[user("alice", "etl"), user("eve", "boss")])
     )
@@ -60,8 +60,8 @@ def test_a_user_is_known_by_its_password_and_has_its_roles(now: Now) -> None:
     assert not who.is_daemon
 
 
-def test_daemons_know_each_other_by_the_secret_of_their_cluster(now: Now) -> None:
-    door = authenticator(now, secret=SECRET)  # before anything is told
+def test_a_daemon_logs_in_with_the_secret_of_its_cluster(now: Now) -> None:
+    door = authenticator(now, secret=SECRET)  # before it has any users
     assert log_in(door, DAEMON_USER, SECRET).is_daemon
     with pytest.raises(AuthenticationFailed):
         log_in(door, DAEMON_USER, SECRET + "x")
@@ -69,7 +69,7 @@ def test_daemons_know_each_other_by_the_secret_of_their_cluster(now: Now) -> Non
         log_in(authenticator(now), DAEMON_USER, "no secret at all")
 
 
-def test_who_has_begun_to_show_a_password_that_is_changed_meanwhile_has_shown_none(now: Now) -> None:
+def test_a_login_fails_when_the_password_changes_meanwhile(now: Now) -> None:
     for after in ([], [user("alice", password="another horse", version=2)]):
         door = told(authenticator(now), now, table(users=[user("alice")]))
         login = Login("alice", PASSWORD)
@@ -79,7 +79,7 @@ def test_who_has_begun_to_show_a_password_that_is_changed_meanwhile_has_shown_no
             door.end_login(exchange_id, login.final(answer), "tcp")
 
 
-def test_before_it_is_known_which_users_there_are_nobody_is_refused_for_good(now: Now) -> None:
+def test_logins_before_the_users_are_known_are_unavailable(now: Now) -> None:
     door = authenticator(now)
     with pytest.raises(Unavailable, match="has not heard from the coordinator yet"):
         log_in(door, "alice", PASSWORD)
@@ -87,17 +87,17 @@ def test_before_it_is_known_which_users_there_are_nobody_is_refused_for_good(now
         door.of_token(str(TOKEN))
 
 
-def test_a_login_that_begins_before_it_is_known_who_there_is_does_not_end_as_one_with_a_wrong_password(
+def test_a_login_retried_after_the_users_are_known_succeeds(
     now: Now,
 ) -> None:
-    """A coordinator that has just begun to lead is asked at once by those whom it will know in a moment."""
+    """Clients call a new leading coordinator at once, a moment before it knows its users."""
     door = authenticator(now)
     with pytest.raises(Unavailable):
         door.begin_login(Login("alice", PASSWORD).first(), "tcp")
     assert log_in(told(door, now, table(users=[user("alice")])), "alice", PASSWORD).user == "alice"
 
 
-def test_another_password_another_role_or_no_user_ends_what_was_found_out(now: Now) -> None:
+def test_an_identity_no_longer_holds_after_a_change_of_its_user(now: Now) -> None:
     door = told(authenticator(now), now, table(users=[user("alice", "etl")]))
     who = log_in(door, "alice", PASSWORD)
     assert door.holds(who)
@@ -121,7 +121,7 @@ def test_a_token_has_the_rights_of_its_owner_until_it_expires(now: Now) -> None:
         door.of_token(str(TOKEN))
 
 
-def test_a_token_that_was_revoked_is_good_no_more(now: Now) -> None:
+def test_a_revoked_token_is_refused(now: Now) -> None:
     door = told(authenticator(now), now, table(users=[user("alice")], tokens=[token()]))
     who = door.of_token(str(TOKEN))
     told(door, now, table(users=[user("alice")]))
@@ -130,7 +130,7 @@ def test_a_token_that_was_revoked_is_good_no_more(now: Now) -> None:
         door.of_token(str(TOKEN))
 
 
-def test_a_token_that_was_renewed_is_good_for_longer_when_it_is_shown_again(now: Now) -> None:
+def test_a_renewed_token_is_valid_for_longer_at_its_next_use(now: Now) -> None:
     door = told(authenticator(now), now, table(tokens=[token()]))
     first = door.of_token(str(TOKEN))
     now.s += 30
@@ -142,18 +142,18 @@ def test_a_token_that_was_renewed_is_good_for_longer_when_it_is_shown_again(now:
     "text",
     ["kera_", "kera_abcd", "kera_abcd_", "kera_abcd_other", "kera__s3cret", "kera_x_s3cret", "x", "kera-session_x"],
 )
-def test_what_is_no_token_is_refused(now: Now, text: str) -> None:
+def test_an_invalid_token_is_refused(now: Now, text: str) -> None:
     door = told(authenticator(now), now, table(tokens=[token()]))
     with pytest.raises(AuthenticationFailed):
         door.of_token(text)
 
 
-def test_a_token_does_not_show_its_secret() -> None:
+def test_the_repr_of_a_token_hides_its_secret() -> None:
     assert "s3cret" not in repr(TOKEN)
     assert "s3cret" in str(TOKEN)
 
 
-def test_no_two_daemons_tell_by_their_salts_who_is_there(now: Now) -> None:
+def test_all_daemons_give_a_name_the_same_salt_known_or_not(now: Now) -> None:
     known = table(users=[user("alice")])
     known.decoys = b"of the cluster"
     doors = [told(authenticator(now), now, known) for _ in range(2)]
@@ -161,7 +161,7 @@ def test_no_two_daemons_tell_by_their_salts_who_is_there(now: Now) -> None:
         assert len({door.begin_login(Login(name, PASSWORD).first(), "tcp")[1].split(b",")[1] for door in doors}) == 1
 
 
-def test_who_begins_many_sessions_ends_those_of_nobody_else(now: Now) -> None:
+def test_many_sessions_of_a_user_do_not_end_those_of_others(now: Now) -> None:
     door = authenticator(now)
     session, _ = door.session_for(Identity("alice"))
     first, _ = door.session_for(Identity("mallory"))
@@ -172,7 +172,7 @@ def test_who_begins_many_sessions_ends_those_of_nobody_else(now: Now) -> None:
         door.of_token(first)
 
 
-def test_a_session_stands_for_a_password_until_that_changes_or_an_hour_is_over(now: Now) -> None:
+def test_a_session_ends_with_a_change_of_the_password_or_after_an_hour(now: Now) -> None:
     door = told(authenticator(now), now, table(users=[user("alice")]))
     session, for_s = door.session_for(log_in(door, "alice", PASSWORD))
     assert for_s == SESSION_S
@@ -187,19 +187,19 @@ def test_a_session_stands_for_a_password_until_that_changes_or_an_hour_is_over(n
         door.of_token(session)
 
 
-def test_over_a_unix_socket_a_process_is_known_by_its_user(now: Now) -> None:
+def test_a_process_on_a_unix_socket_is_identified_by_its_user(now: Now) -> None:
     door = authenticator(now)
     own = door.of_process(os.geteuid())
     assert own is not None
     assert own.is_daemon
     assert own.until_s == math.inf
     assert door.of_process(4_000_000) is None
-    daemon = door.of_process(1)  # the user of that name, which every Debian has
+    daemon = door.of_process(1)  # the user named daemon, on every Debian
     assert daemon is not None
     assert (daemon.principal, daemon.is_daemon, daemon.is_super) == ("user:daemon", False, False)
 
 
-def test_certificates_of_hosts_are_daemons_and_those_of_clients_are_users(now: Now, tmp_path: Path) -> None:
+def test_host_certificates_identify_daemons_and_client_certificates_users(now: Now, tmp_path: Path) -> None:
     authority, _ = Authority.open_or_make(tmp_path)
     door = told(authenticator(now), now, table(users=[user("alice", "etl")]))
     host = door.of_certificate(authority.issue("10.0.0.1").cert.read_bytes())
@@ -222,24 +222,24 @@ def test_certificates_of_hosts_are_daemons_and_those_of_clients_are_users(now: N
         ([r"CN=(?P<user>\w+)"], ["CN=alice,O=Other"], ""),
     ],
 )
-def test_who_a_certificate_is_of_is_for_patterns_to_say(users: list[str], names: list[str], found: str) -> None:
+def test_patterns_give_the_user_of_a_certificate(users: list[str], names: list[str], found: str) -> None:
     assert CertificateNames.of(DAEMONS, users).user(names) == found
 
 
 @pytest.mark.parametrize("users", [["CN=("], ["CN=(.*)"]])
-def test_a_pattern_that_is_none_is_refused(users: list[str]) -> None:
+def test_an_invalid_pattern_is_refused(users: list[str]) -> None:
     with pytest.raises(InvalidArgument):
         CertificateNames.of(DAEMONS, users)
 
 
-def test_what_a_certificate_names(tmp_path: Path) -> None:
+def test_the_names_of_a_certificate_are_found(tmp_path: Path) -> None:
     authority, _ = Authority.open_or_make(tmp_path)
     names = names_in(authority.issue("host-1").cert.read_bytes())
     assert names[0] == "CN=host-1"
     assert {"URI:urn:kera:daemon", "DNS:host-1", "DNS:localhost", "IP:127.0.0.1"} <= set(names)
 
 
-def test_a_runtime_that_is_encrypted_stays_so_with_settings_that_say_nothing_of_it(tmp_path: Path) -> None:
+def test_a_runtime_keeps_its_tls_with_settings_without_tls(tmp_path: Path) -> None:
     authority, _ = Authority.open_or_make(tmp_path)
     encrypted = secure(MACHINE, CredentialSettings(tls_ca=authority.path))
     known = secure(encrypted, CredentialSettings(user="alice", password=SecretStr(PASSWORD)))

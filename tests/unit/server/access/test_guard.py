@@ -27,7 +27,7 @@ RULES = [rule("user:alice", "stream:orders", READ, WRITE)]
 
 
 class Connection:
-    """A peer that says when it was ended."""
+    """A peer that counts its ends."""
 
     def __init__(self, who: Identity | None = None, transport: str = "tcp") -> None:
         self.ended = 0
@@ -61,7 +61,7 @@ async def authenticate(door: Guard, connection: Connection, password: str = PASS
     return answer.message  # type: ignore[no-any-return]
 
 
-async def test_over_frames_a_connection_is_known_by_the_password_that_was_shown(door: Guard) -> None:
+async def test_a_password_authenticates_a_connection_of_frames(door: Guard) -> None:
     connection = Connection()
     answer = await authenticate(door, connection)
     assert answer.principal == "user:alice"
@@ -69,7 +69,7 @@ async def test_over_frames_a_connection_is_known_by_the_password_that_was_shown(
     door.check(connection.peer, Need(READ, ORDERS))
 
 
-async def test_who_begins_to_authenticate_in_numbers_is_in_the_way_of_nobody_elsewhere(door: Guard) -> None:
+async def test_many_logins_from_one_host_do_not_end_those_of_another(door: Guard) -> None:
     served: Any = door.guarded(door.service())[api.AUTHENTICATE]
     alone, many, login = Connection(), Connection(), Login("alice", PASSWORD)
     many.peer.address = "10.0.0.8:1"
@@ -82,7 +82,7 @@ async def test_who_begins_to_authenticate_in_numbers_is_in_the_way_of_nobody_els
     assert (await served(Call(second, memoryview(b""), alone.peer))).message.principal == "user:alice"
 
 
-async def test_over_grpc_calls_show_a_session(door: Guard) -> None:
+async def test_a_login_over_grpc_gives_a_session_for_calls(door: Guard) -> None:
     connection, call = Connection(transport="grpc"), Connection(transport="grpc")
     answer = await authenticate(door, connection)
     assert connection.peer.identity is None
@@ -91,7 +91,7 @@ async def test_over_grpc_calls_show_a_session(door: Guard) -> None:
     assert call.peer.identity.user == "alice"
 
 
-async def test_who_shows_nothing_that_is_good_is_told_and_written_down(door: Guard) -> None:
+async def test_failed_authentications_are_refused_and_counted(door: Guard) -> None:
     with pytest.raises(AuthenticationFailed):
         await authenticate(door, Connection(), "wrong horse")
     with pytest.raises(AuthenticationFailed):
@@ -102,14 +102,14 @@ async def test_who_shows_nothing_that_is_good_is_told_and_written_down(door: Gua
     assert door.audit.failed == 3
 
 
-def test_a_process_of_the_daemons_own_user_is_known_by_that(door: Guard) -> None:
+def test_a_process_of_the_daemons_own_user_is_a_daemon(door: Guard) -> None:
     connection = Connection(transport="unix")
     door.admit(connection.peer, Evidence(user_id=os.geteuid()))
     assert connection.peer.identity is not None
     assert connection.peer.identity.is_daemon
 
 
-def test_what_is_not_allowed_is_refused_with_the_way_out(door: Guard) -> None:
+def test_a_refusal_names_the_command_that_grants_the_right(door: Guard) -> None:
     alice = Connection(Identity("alice")).peer
     door.check(alice, Need(READ, ORDERS))
     door.check(alice, Need(READ, "stream:orders"))
@@ -118,14 +118,14 @@ def test_what_is_not_allowed_is_refused_with_the_way_out(door: Guard) -> None:
     assert raised.value.attributes == {"principal": "user:alice", "operation": "delete", "resource": "stream:orders"}
 
 
-def test_what_somebody_may_not_see_is_not_there(door: Guard) -> None:
+def test_a_stream_that_a_user_may_not_see_looks_unknown(door: Guard) -> None:
     alice = Connection(Identity("alice")).peer
     for wanted in (PAYMENTS, "stream:payments"):
         with pytest.raises(UnknownStream) as raised:
             door.check(alice, Need(READ, wanted))
         assert "payments" not in raised.value.message or wanted != PAYMENTS
     with pytest.raises(NotAllowed):
-        door.check(alice, Need(Operation.CREATE, "stream:payments"))  # who makes streams has to know why not
+        door.check(alice, Need(Operation.CREATE, "stream:payments"))  # a user who creates streams needs the reason
     assert door.audit.denied == 3
     with pytest.raises(UnknownStream) as missing:
         door.check(alice, Need(READ, MISSING))
@@ -144,7 +144,7 @@ def met(door: Guard, who: Identity) -> Connection:
     return connection
 
 
-def test_who_loses_a_right_that_it_has_used_loses_its_connections(door: Guard) -> None:
+def test_losing_a_used_right_ends_the_connections_of_a_user(door: Guard) -> None:
     alice, other = Identity("alice"), Identity("bob")
     first, second, bob = met(door, alice), met(door, alice), met(door, other)
     door.check(first.peer, Need(READ, ORDERS))
@@ -154,8 +154,8 @@ def test_who_loses_a_right_that_it_has_used_loses_its_connections(door: Guard) -
         door.check(met(door, alice).peer, Need(READ, ORDERS))
 
 
-def test_what_was_allowed_is_remembered_whatever_else_changes(door: Guard, now: Now) -> None:
-    """What waits was asked for once: a change of something else, or another one whose time is up, must not hide it."""
+def test_used_rights_are_remembered_despite_unrelated_changes(door: Guard, now: Now) -> None:
+    """A waiting request was checked once: an unrelated change, or an expired identity, must not hide the check."""
     connection, guest = met(door, Identity("alice")), met(door, Identity("guest", until_s=now.s + 1))
     door.check(connection.peer, Need(READ, ORDERS))
     changed(door, *RULES, rule("user:bob", "stream:payments", READ), version=2)
@@ -167,8 +167,8 @@ def test_what_was_allowed_is_remembered_whatever_else_changes(door: Guard, now: 
     assert connection.ended == 1
 
 
-def test_who_has_lost_something_is_nobody_before_its_connection_has_ended(door: Guard) -> None:
-    """It keeps another right, and what goes on of what it asked for is not to use that."""
+def test_a_user_that_lost_a_right_is_refused_until_its_connection_ends(door: Guard) -> None:
+    """The user keeps another right, and its running requests must not use that one."""
     connection = met(door, Identity("alice"))
     served = door.guarded({api.DESCRIBE_STREAMLETS: lambda _: pytest.fail("it was asked")})[api.DESCRIBE_STREAMLETS]
     door.check(connection.peer, Need(READ, ORDERS))
@@ -181,10 +181,10 @@ def test_who_has_lost_something_is_nobody_before_its_connection_has_ended(door: 
     assert door.known.peers == 0
 
 
-async def test_a_connection_that_was_used_stays_whose_it_is(door: Guard) -> None:
-    """What is under way over it was allowed to that one, and is taken away with its rights."""
+async def test_a_used_connection_keeps_its_identity(door: Guard) -> None:
+    """Requests under way on the connection were allowed to its first identity, and end with its rights."""
     connection = met(door, Identity("bob"))
-    await authenticate(door, connection)  # nothing was asked yet: as by who has a certificate, and shows a password
+    await authenticate(door, connection)  # before the first request: like a client with a certificate and a password
     served = door.guarded({api.LIST_STREAMS: lambda _: Reply(coordinator_pb2.ListStreamsResponse())})[api.LIST_STREAMS]
     await cast(Any, served(Call(coordinator_pb2.ListStreamsRequest(), memoryview(b""), connection.peer)))
     await authenticate(door, connection)
@@ -196,7 +196,7 @@ async def test_a_connection_that_was_used_stays_whose_it_is(door: Guard) -> None
     assert connection.peer.identity == known
 
 
-def test_what_waits_for_a_change_of_rights_is_ended_by_it(door: Guard) -> None:
+def test_losing_a_right_found_by_allows_ends_the_connection(door: Guard) -> None:
     connection = met(door, Identity("alice"))
     assert not door.allows(connection.peer, Operation.ADMINISTER, CLUSTER)
     changed(door, rule("user:alice", CLUSTER, Operation.ADMINISTER))
@@ -206,7 +206,7 @@ def test_what_waits_for_a_change_of_rights_is_ended_by_it(door: Guard) -> None:
     assert not door.allows(connection.peer, Operation.ADMINISTER, CLUSTER)
 
 
-def test_who_loses_nothing_that_it_has_used_keeps_them(door: Guard) -> None:
+def test_losing_an_unused_right_keeps_the_connections(door: Guard) -> None:
     connection = met(door, Identity("alice"))
     door.check(connection.peer, Need(READ, ORDERS))
     changed(door, rule("user:alice", "stream:orders", READ))
@@ -214,7 +214,7 @@ def test_who_loses_nothing_that_it_has_used_keeps_them(door: Guard) -> None:
     door.check(connection.peer, Need(READ, ORDERS))
 
 
-def test_who_was_allowed_more_than_is_remembered_loses_them_at_any_change(door: Guard) -> None:
+def test_a_user_with_too_many_used_rights_loses_its_connections_at_any_change(door: Guard) -> None:
     connection = met(door, Identity("alice"))
     changed(door, rule("user:alice", "group:*", Operation.USE))
     for number in range(5000):
@@ -230,7 +230,7 @@ async def test_a_user_that_is_deleted_loses_its_connections(door: Guard) -> None
     assert connection.ended == 1
 
 
-async def test_who_changes_its_own_password_is_answered_first(door: Guard) -> None:
+async def test_the_connection_that_makes_a_change_gets_its_answer(door: Guard) -> None:
     connection = Connection()
     await authenticate(door, connection)
     CALLER.set(connection.peer)
@@ -238,7 +238,7 @@ async def test_who_changes_its_own_password_is_answered_first(door: Guard) -> No
     assert not connection.ended
 
 
-async def test_a_later_change_ends_who_was_answered_first(door: Guard) -> None:
+async def test_the_next_change_ends_the_connection_that_made_one(door: Guard) -> None:
     connection = Connection()
     await authenticate(door, connection)
     CALLER.set(connection.peer)
@@ -249,10 +249,10 @@ async def test_a_later_change_ends_who_was_answered_first(door: Guard) -> None:
     assert (connection.ended, door.known.peers) == (1, 0)
 
 
-async def test_what_is_good_no_more_is_ended_by_and_by(now: Now) -> None:
+async def test_an_expired_identity_is_dismissed_after_a_while(now: Now) -> None:
     with guard(now, look_s=0.001) as door:
         connection = met(door, Identity("alice", until_s=now.s + 5))
-        await asyncio.sleep(0.01)  # sleep: it has looked meanwhile, and has found nothing
+        await asyncio.sleep(0.01)  # sleep: the guard has looked meanwhile, and has found nothing
         assert not connection.ended
         now.s += 5
         async with asyncio.timeout(5):
@@ -262,7 +262,7 @@ async def test_what_is_good_no_more_is_ended_by_and_by(now: Now) -> None:
             door.check(connection.peer, Need(READ, ORDERS))
 
 
-def test_connections_that_are_gone_are_not_kept(door: Guard) -> None:
+def test_closed_connections_are_forgotten(door: Guard) -> None:
     for number in range(10_000):
         connection = met(door, Identity(f"u{number}"))
         connection.peer.closed()
@@ -270,17 +270,17 @@ def test_connections_that_are_gone_are_not_kept(door: Guard) -> None:
     assert len(door.known) < 5000
 
 
-def test_what_a_coordinator_says_that_leads_no_more_counts_no_more(door: Guard) -> None:
+def test_a_table_of_a_former_leader_is_refused(door: Guard) -> None:
     door.apply(table(5), 3)
     with pytest.raises(StaleEpoch):
         door.apply(table(9), 2)
     door.apply(table(4), 3)  # overtaken on its way
     assert door.version == 5
-    door.apply(table(1), 4)  # of older metadata, but of who leads now
+    door.apply(table(1), 4)  # of older metadata, but from the present leader
     assert door.version == 1
 
 
-def test_what_was_written_to_has_to_be_asked_again_after_a_change(door: Guard) -> None:
+def test_a_change_of_rights_calls_the_forgotten_callbacks(door: Guard) -> None:
     forgotten: list[int] = []
     door.known.forgotten.append(lambda: forgotten.append(1))
     met(door, Identity("alice"))
@@ -292,7 +292,7 @@ def test_what_was_written_to_has_to_be_asked_again_after_a_change(door: Guard) -
     ("who", "of_daemons", "taken"),
     [(None, False, False), (Identity("alice"), False, True), (Identity("alice"), True, False), (DAEMON, True, True)],
 )
-def test_requests_are_taken_past_the_handlers_of_those_only_who_may(
+def test_only_permitted_peers_bypass_the_handlers(
     door: Guard, who: Identity | None, *, of_daemons: bool, taken: bool
 ) -> None:
     class Asker:
@@ -300,14 +300,14 @@ def test_requests_are_taken_past_the_handlers_of_those_only_who_may(
         peer = globals()["peer"](who)
 
         def answer(self, answers: bytes, requests: int) -> None:
-            """Nothing is held."""
+            """Do nothing."""
 
     done = Taken(1, 1, 0, b"x")
     take = door.taker(lambda *_: done, of_daemons=of_daemons)
     assert take(Asker(), memoryview(b""), 1) == (done if taken else NOTHING)
 
 
-def test_the_same_denial_is_told_once_in_a_while(door: Guard, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_repeated_denial_is_logged_once(door: Guard, capsys: pytest.CaptureFixture[str]) -> None:
     alice = peer(Identity("alice"))
     for _ in range(100):
         with pytest.raises(NotAllowed):
@@ -316,7 +316,7 @@ def test_the_same_denial_is_told_once_in_a_while(door: Guard, capsys: pytest.Cap
     assert capsys.readouterr().err.count("denied") <= 1
 
 
-def test_who_may_describe_the_cluster_may_see_metrics(now: Now) -> None:
+def test_metrics_need_the_right_to_describe_the_cluster(now: Now) -> None:
     door = guard(now)
     assert not door.may_watch(Evidence())
     assert door.may_watch(Evidence(user_id=os.geteuid()))
@@ -328,7 +328,7 @@ def test_who_may_describe_the_cluster_may_see_metrics(now: Now) -> None:
         door.may_watch(Evidence(token="kera_a_b"))
 
 
-async def test_who_guesses_has_to_connect_anew_now_and_then(door: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_many_wrong_passwords_end_the_connection(door: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kera.server.access.guard.FAILED_S", 0.0)
     connection = Connection()
     for _ in range(FAILURES_MAX):
@@ -340,7 +340,7 @@ async def test_who_guesses_has_to_connect_anew_now_and_then(door: Guard, monkeyp
     assert connection.ended
 
 
-def test_what_was_allowed_about_names_that_nothing_can_have_takes_no_memory() -> None:
+def test_used_rights_on_overlong_names_are_not_remembered() -> None:
     door = guard(Now())
     door.apply(table(users=[user("bob")], rules=[rule("user:bob", "stream:pay*", Operation.DESCRIBE)]), 1)
     bob = Identity("bob")

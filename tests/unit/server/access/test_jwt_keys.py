@@ -19,7 +19,7 @@ PACE = UrlSource.pace
 
 
 class Source:
-    """Keys that a test sets, or why there are none."""
+    """Keys, or an error, as a test sets them."""
 
     pace = PACE
 
@@ -51,7 +51,7 @@ def keys_of(source: Source, now: Now) -> JwtKeys:
 
 
 def read_if_due(keys: JwtKeys, now: Now) -> None:
-    """What the thread does."""
+    """Do as the thread does."""
     if keys.due_s() <= now():
         keys.read()
 
@@ -63,7 +63,7 @@ def test_keys_are_found_by_their_id_and_the_algorithm(now: Now, algorithm: str) 
     assert keys.find("one", algorithm).algorithms == {algorithm}
 
 
-def test_a_key_that_names_no_algorithm_is_for_those_of_its_kind(now: Now) -> None:
+def test_a_key_without_an_algorithm_is_for_all_of_its_kind(now: Now) -> None:
     keys = keys_of(
         Source(key_set(jwk("r", "RS256", alg=None), jwk("e", "ES384", alg=None), jwk("d", "Ed448", alg=None))), now
     )
@@ -74,13 +74,13 @@ def test_a_key_that_names_no_algorithm_is_for_those_of_its_kind(now: Now) -> Non
         keys.find("e", "ES256")
 
 
-def test_keys_of_one_id_and_two_kinds_are_told_apart(now: Now) -> None:
+def test_keys_of_one_id_and_two_kinds_are_distinguished(now: Now) -> None:
     keys = keys_of(Source(key_set(jwk("one", "RS256"), jwk("one", "ES256"))), now)
     assert keys.find("one", "ES256").algorithms == {"ES256"}
     assert keys.find("one", "RS256").algorithms == {"RS256"}
 
 
-def test_a_token_that_names_no_key_is_of_the_only_one_there_is(now: Now) -> None:
+def test_a_token_without_a_key_id_uses_the_only_key(now: Now) -> None:
     keys = keys_of(Source(key_set(jwk(None, "RS256"), jwk("e", "ES256"), jwk("f", "ES256", "other"))), now)
     assert keys.find(None, "RS256").key_id == ""
     with pytest.raises(AuthenticationFailed, match=r"names no key .* has 2 keys for ES256"):
@@ -118,7 +118,7 @@ def rsa_of(bits: int, exponent: int = 65537) -> dict[str, Any]:
         (jwk("weak", "ES256", key_ops=7), ""),
     ],
 )
-def test_a_key_that_is_no_good_is_left_out_and_the_others_are_taken(now: Now, key: Any, why: str) -> None:
+def test_an_invalid_key_is_left_out_and_the_others_are_used(now: Now, key: Any, why: str) -> None:
     with pytest.raises(NotRead, match="no key that can be used"):
         KeySet.parse(key_set(key))
     keys = keys_of(Source(key_set(key, jwk("one", "ES256"))), now)
@@ -130,7 +130,7 @@ def test_a_key_that_is_no_good_is_left_out_and_the_others_are_taken(now: Now, ke
     assert why in finding.text
 
 
-def test_rsa_keys_that_are_too_short_or_too_long_are_left_out() -> None:
+def test_rsa_keys_of_invalid_length_or_exponent_are_left_out() -> None:
     with pytest.raises(NotRead, match="1024 bits"):
         KeySet.parse(key_set(rsa_of(1024)))
     long = {"kty": "RSA", "n": "_" * 1400, "e": "AQAB"}  # 8400 bits
@@ -141,7 +141,7 @@ def test_rsa_keys_that_are_too_short_or_too_long_are_left_out() -> None:
         KeySet.parse(key_set(exponent))
 
 
-def test_keys_for_encryption_are_no_concern(now: Now) -> None:
+def test_keys_for_encryption_are_ignored_silently(now: Now) -> None:
     keys = keys_of(Source(key_set(jwk("enc", "RS256", use="enc", alg="RSA-OAEP"), jwk("one", "ES256"))), now)
     assert keys.look().text == "1 keys of https://issuer.example/keys"
     with pytest.raises(Unavailable):
@@ -166,7 +166,7 @@ def test_keys_for_encryption_are_no_concern(now: Now) -> None:
     ],
     ids=range(12),
 )
-def test_what_is_no_key_set_is_not_taken_and_the_keys_from_before_go_on(now: Now, data: bytes) -> None:
+def test_an_invalid_key_set_is_refused_and_the_previous_keys_stay_in_use(now: Now, data: bytes) -> None:
     source = Source(key_set(jwk("one", "ES256")))
     keys = keys_of(source, now)
     version = keys.version
@@ -179,7 +179,7 @@ def test_what_is_no_key_set_is_not_taken_and_the_keys_from_before_go_on(now: Now
     assert "going on with 1 keys" in finding.text
 
 
-def test_as_long_as_there_were_never_any_keys_nobody_is_refused_for_good(now: Now) -> None:
+def test_tokens_are_unavailable_until_the_first_keys_are_read(now: Now) -> None:
     source = Source(NotRead("Connection refused"))
     keys = JwtKeys(source, now)
     with pytest.raises(Unavailable, match="is being read") as raised:
@@ -217,7 +217,7 @@ def test_keys_are_read_again_after_a_while(now: Now) -> None:
         keys.find("one", "ES256")
 
 
-def test_a_key_that_is_not_there_is_looked_for_before_anybody_is_refused(now: Now) -> None:
+def test_an_unknown_key_is_looked_up_before_a_token_is_refused(now: Now) -> None:
     source = Source(key_set(jwk("one", "ES256")))
     keys = keys_of(source, now)
     for _ in range(3):
@@ -225,7 +225,7 @@ def test_a_key_that_is_not_there_is_looked_for_before_anybody_is_refused(now: No
             keys.find("two", "ES256")
     now.s += PACE.unknown_s - 1
     read_if_due(keys, now)
-    assert source.reads == 1  # not so soon after the time before
+    assert source.reads == 1  # not so soon after the previous read
     now.s += 1
     read_if_due(keys, now)
     assert source.reads == 2
@@ -235,7 +235,7 @@ def test_a_key_that_is_not_there_is_looked_for_before_anybody_is_refused(now: No
     assert source.reads == 2
 
 
-def test_a_key_that_was_not_there_is_found_when_the_issuer_has_it(now: Now) -> None:
+def test_a_refused_key_is_found_once_the_issuer_has_it(now: Now) -> None:
     source = Source(key_set(jwk("one", "ES256")))
     keys = keys_of(source, now)
     with pytest.raises(Unavailable):
@@ -246,13 +246,13 @@ def test_a_key_that_was_not_there_is_found_when_the_issuer_has_it(now: Now) -> N
     with pytest.raises(AuthenticationFailed):
         keys.find("two", "ES256")
     now.s += PACE.unknown_s
-    with pytest.raises(Unavailable):  # which has them read again
+    with pytest.raises(Unavailable):  # and requests another read
         keys.find("two", "ES256")
     read_if_due(keys, now)
     assert keys.find("two", "ES256")
 
 
-def test_whoever_makes_up_ids_has_the_issuer_asked_no_oftener_and_takes_no_memory(now: Now) -> None:
+def test_made_up_key_ids_do_not_cause_more_reads_or_take_memory(now: Now) -> None:
     source = Source(key_set(jwk("one", "ES256")))
     keys = keys_of(source, now)
     for number in range(3000):
@@ -264,7 +264,7 @@ def test_whoever_makes_up_ids_has_the_issuer_asked_no_oftener_and_takes_no_memor
     assert len(keys._asked) <= UNKNOWN_MAX
 
 
-def test_an_issuer_that_cannot_be_reached_for_an_unknown_key_is_asked_again(now: Now) -> None:
+def test_an_unreachable_issuer_is_asked_again_for_an_unknown_key(now: Now) -> None:
     source = Source(key_set(jwk("one", "ES256")))
     keys = keys_of(source, now)
     source.data = NotRead("Connection refused")
@@ -280,7 +280,7 @@ def test_an_issuer_that_cannot_be_reached_for_an_unknown_key_is_asked_again(now:
     assert keys.find("two", "ES256")
 
 
-def test_a_defect_is_no_reason_never_to_read_again(now: Now) -> None:
+def test_keys_are_read_again_after_a_defect(now: Now) -> None:
     source = Source(RuntimeError("a defect"))
     keys = keys_of(source, now)
     assert "a defect" in keys.look().text
@@ -289,7 +289,7 @@ def test_a_defect_is_no_reason_never_to_read_again(now: Now) -> None:
     assert keys.look().state is State.OK
 
 
-def test_keys_are_read_on_a_thread_of_their_own_which_ends_with_the_daemon() -> None:
+def test_keys_are_read_on_their_own_thread_which_ends_with_the_daemon() -> None:
     import time
 
     source = Source(key_set(jwk("one", "ES256")))

@@ -1,4 +1,4 @@
-"""Keys of issuers are read from files and web servers, whatever those do."""
+"""Keys of issuers from files and web servers, which may misbehave."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_file_is_read_each_time(tmp_path: Path) -> None:
         source.read()
 
 
-def test_what_is_no_file_keeps_nobody(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_regular_file_is_refused(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for path in (pipe, tmp_path, Path("/dev/zero")):
@@ -73,18 +73,18 @@ def test_what_is_no_file_keeps_nobody(tmp_path: Path) -> None:
         ("https://issüer.example/keys", "not an address"),
     ],
 )
-def test_an_address_at_which_keys_would_not_be_safe_is_refused(url: str, why: str) -> None:
+def test_an_invalid_or_unsafe_address_of_keys_is_refused(url: str, why: str) -> None:
     with pytest.raises(InvalidArgument, match=why) as raised:
         keys_source(url)
     assert "secret" not in raised.value.message
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "127.9.9.9"])
-def test_on_this_host_keys_may_come_as_they_are(host: str) -> None:
+def test_keys_may_come_without_tls_from_this_host(host: str) -> None:
     assert isinstance(keys_source(f"http://{host}:8080/keys"), UrlSource)
 
 
-def test_keys_are_fetched() -> None:
+def test_keys_are_fetched_at_each_read() -> None:
     with published(DATA) as page:
         source = keys_source(page.url)
         assert source.read() == DATA
@@ -103,7 +103,7 @@ def tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContext:
     return context
 
 
-def test_keys_are_fetched_over_https_from_who_has_a_certificate_for_that_name(tls: ssl.SSLContext) -> None:
+def test_https_needs_a_certificate_for_the_host(tls: ssl.SSLContext) -> None:
     with published(DATA, tls) as page:
         assert keys_source(page.url).read() == DATA
     with published(DATA, tls, "127.0.0.2") as page:
@@ -112,7 +112,7 @@ def test_keys_are_fetched_over_https_from_who_has_a_certificate_for_that_name(tl
         assert page.asked == 0
 
 
-def test_a_certificate_of_nobody_known_is_not_taken(tls: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_certificate_of_an_unknown_authority_is_refused(tls: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SSL_CERT_FILE")
     with published(DATA, tls) as page:
         with pytest.raises(NotRead, match="certificate is not accepted: "):
@@ -130,7 +130,7 @@ def test_a_redirect_is_not_followed(status: int) -> None:
 
 
 @pytest.mark.parametrize("status", [204, 400, 401, 403, 404, 429, 500, 503])
-def test_an_answer_without_keys_is_an_error_that_says_which(status: int) -> None:
+def test_the_error_about_an_answer_without_keys_has_its_status(status: int) -> None:
     with published(DATA) as page:
         answer(page, status, ("Content-Length", "0"))
         with pytest.raises(NotRead, match=f"it answers {status}"):
@@ -145,7 +145,7 @@ def endless(handler: BaseHTTPRequestHandler) -> None:
 
 
 @pytest.mark.parametrize("length", [None, KEYS_BYTES_MAX + 1, 1 << 40])
-def test_no_more_is_read_than_a_key_set_has(length: int | None) -> None:
+def test_an_answer_over_the_size_limit_is_refused(length: int | None) -> None:
     with published(DATA) as page:
         if length is None:
             page.answer = endless
@@ -170,7 +170,7 @@ def test_no_more_is_read_than_a_key_set_has(length: int | None) -> None:
     ],
     ids=range(9),
 )
-def test_garbage_is_an_error(sent: bytes) -> None:
+def test_a_garbage_answer_is_an_error(sent: bytes) -> None:
     def send(handler: BaseHTTPRequestHandler) -> None:
         handler.wfile.write(sent)
         handler.close_connection = True
@@ -186,7 +186,7 @@ def silent(page: Published) -> Any:
 
 
 def dripping(page: Published, begin: bytes) -> Any:
-    """One byte after the other: each read alone is quick."""
+    """Sends one byte after the other: each single read is quick."""
 
     def send(handler: BaseHTTPRequestHandler) -> None:
         handler.wfile.write(begin)
@@ -198,7 +198,7 @@ def dripping(page: Published, begin: bytes) -> Any:
 
 @pytest.mark.parametrize("encrypted", [False, True])
 @pytest.mark.parametrize("slow", ["silent", "headers", "body", "length"])
-def test_an_answer_that_never_ends_is_given_up(encrypted: bool, slow: str, tls: ssl.SSLContext) -> None:
+def test_an_endless_answer_times_out(encrypted: bool, slow: str, tls: ssl.SSLContext) -> None:
     with published(DATA, tls if encrypted else None) as page:
         begin = {
             "headers": b"HTTP/1.1 200 OK\r\nX: ",
@@ -212,21 +212,21 @@ def test_an_answer_that_never_ends_is_given_up(encrypted: bool, slow: str, tls: 
         assert time.monotonic() - begun_s < 5
 
 
-def test_who_does_not_answer_with_a_handshake_is_given_up() -> None:
+def test_a_server_without_a_handshake_times_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         source = keys_source(f"https://127.0.0.1:{listener.getsockname()[1]}/keys", fetch_s=0.2)
         with pytest.raises(NotRead, match="no answer in time"):
             source.read()
 
 
-def test_where_nobody_listens_there_are_no_keys() -> None:
+def test_an_address_without_a_server_is_an_error() -> None:
     with published(DATA) as page:
         source = keys_source(page.url)
     with pytest.raises(NotRead, match="Connection refused"):
         source.read()
 
 
-def test_no_proxy_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_settings_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     with published(b"of a proxy") as proxy, published(DATA) as page:
         monkeypatch.setenv("http_proxy", proxy.url)
         monkeypatch.setenv("https_proxy", proxy.url)

@@ -1,4 +1,4 @@
-"""Whose token of another issuer is whose, and which are refused."""
+"""Tokens of another issuer: the users that they identify, and which are refused."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def issued() -> Issued:
 
 
 @pytest.mark.parametrize("algorithm", sorted(ALGORITHMS))
-def test_a_token_says_who_somebody_is_until_it_expires(issued: Issued, algorithm: str) -> None:
+def test_a_token_identifies_a_user_until_it_expires(issued: Issued, algorithm: str) -> None:
     issued.clock.advance(1000)
     token = signed(claims_of("alice", issued.now_s, roles=["etl", "reports"]), algorithm, algorithm)
     who = issued.tokens.identify(token)
@@ -91,7 +91,7 @@ def test_a_token_has_to_be_for_this_cluster(issued: Issued, audience: Any, good:
 
 
 @pytest.mark.parametrize("issuer", ["https://issuer.example/realms/kera/", "", None, [ISSUER], {"a": 1}])
-def test_a_token_has_to_be_of_the_issuer(issued: Issued, issuer: Any) -> None:
+def test_a_token_of_another_issuer_is_refused(issued: Issued, issuer: Any) -> None:
     token = signed_bytes(json.dumps({**claims_of("alice", issued.now_s), "iss": issuer}).encode())
     assert f"and not {ISSUER!r}" in issued.refused(token)
 
@@ -107,7 +107,7 @@ def test_a_token_has_to_be_of_the_issuer(issued: Issued, issuer: Any) -> None:
         (90_000, "the token expired 25 h ago; get a new one"),
     ],
 )
-def test_a_token_that_has_expired_is_refused_with_when_that_was(issued: Issued, late_s: int, text: str) -> None:
+def test_the_error_about_an_expired_token_says_when_it_expired(issued: Issued, late_s: int, text: str) -> None:
     token = issued.token()
     issued.clock.advance(300 + late_s)
     message = issued.refused(token)
@@ -115,14 +115,14 @@ def test_a_token_that_has_expired_is_refused_with_when_that_was(issued: Issued, 
     assert ("clocks" in message) == (late_s == 600)
 
 
-def test_a_token_that_is_not_good_yet_is_refused_with_when_it_will_be(issued: Issued) -> None:
+def test_the_error_about_a_token_not_yet_valid_says_when_it_will_be(issued: Issued) -> None:
     token = issued.token(nbf=issued.now_s + 600)
     assert "valid only in 10 min; if it is new, the clocks" in issued.refused(token)
     issued.clock.advance(600)
     issued.tokens.identify(issued.token(nbf=issued.now_s))
 
 
-def test_clocks_may_be_off_by_the_leeway() -> None:
+def test_the_leeway_allows_for_clocks_that_differ() -> None:
     issued = Issued(RULES._replace(leeway_s=60))
     token = issued.token(nbf=issued.now_s + 59)
     assert issued.tokens.identify(token).until_s == pytest.approx(360)
@@ -134,7 +134,7 @@ def test_clocks_may_be_off_by_the_leeway() -> None:
     assert "expired" in issued.refused(issued.token("carol", exp=issued.now_s - 60))
 
 
-def test_a_token_ends_when_its_time_is_up_whatever_the_clock_on_the_wall_says(issued: Issued) -> None:
+def test_a_remembered_token_expires_despite_steps_of_the_wall_clock(issued: Issued) -> None:
     token = issued.token()
     who = issued.tokens.identify(token)
     issued.clock.step(-1000)
@@ -148,7 +148,7 @@ def test_a_token_ends_when_its_time_is_up_whatever_the_clock_on_the_wall_says(is
 @pytest.mark.parametrize(
     "value", ["true", '"soon"', "-1", "[]", "{}", "1e400", "1e308", "NaN", "Infinity", "9" * 400, "9" * 5000]
 )
-def test_a_time_that_is_none_is_refused(issued: Issued, name: str, value: str) -> None:
+def test_an_invalid_time_is_refused(issued: Issued, name: str, value: str) -> None:
     claims = json.dumps(claims_of("alice", issued.now_s, **{name: None}))
     assert issued.refused(signed_bytes(f'{claims[:-1]}, "{name}": {value}}}'.encode()))
 
@@ -158,7 +158,7 @@ def test_a_token_without_an_end_is_refused(issued: Issued) -> None:
 
 
 @pytest.mark.parametrize("user", [None, "", 7, ["alice"], "auth0|alice", ":daemon", "../alice", "*", "a" * 129, "é"])
-def test_a_token_has_to_say_whose_it_is(issued: Issued, user: Any) -> None:
+def test_a_token_without_a_valid_user_is_refused(issued: Issued, user: Any) -> None:
     token = signed_bytes(json.dumps({**claims_of("x", issued.now_s), "sub": user}).encode())
     message = issued.refused(token)
     assert "sub" in message
@@ -187,7 +187,7 @@ def test_roles_come_from_the_claim_that_the_settings_name(claim: str, claims: An
 
 
 @pytest.mark.parametrize("roles", [7, True, {"a": 1}, [["a"]], ["a", None], [7]])
-def test_roles_that_are_no_names_are_refused(issued: Issued, roles: Any) -> None:
+def test_roles_that_are_not_names_are_refused(issued: Issued, roles: Any) -> None:
     assert "roles is not a list of names" in issued.refused(issued.token(roles=roles))
 
 
@@ -197,7 +197,7 @@ def test_the_user_comes_from_the_claim_that_the_settings_name() -> None:
     assert "preferred_username is None" in issued.refused(issued.token("alice"))
 
 
-# -- whoever would be somebody else --------------------------------------------------------------------------------
+# -- forged tokens -------------------------------------------------------------------------------------------------
 
 
 def public_forms() -> list[bytes]:
@@ -212,7 +212,7 @@ def public_forms() -> list[bytes]:
 
 @pytest.mark.parametrize("algorithm", ["HS256", "HS384", "HS512", "hs256", "none", "None", "NONE", "", "ES256K"])
 @pytest.mark.parametrize("form", range(7))
-def test_a_token_signed_with_what_everybody_knows_is_refused(issued: Issued, algorithm: str, form: int) -> None:
+def test_a_token_signed_with_a_public_key_as_secret_is_refused(issued: Issued, algorithm: str, form: int) -> None:
     header = encoded(json.dumps({"alg": algorithm, "kid": "RS256"}).encode())
     text = f"{header}.{encoded(json.dumps(claims_of('alice', issued.now_s)).encode())}"
     digest = getattr(hashlib, algorithm.lower().replace("hs", "sha"), hashlib.sha256)
@@ -221,7 +221,7 @@ def test_a_token_signed_with_what_everybody_knows_is_refused(issued: Issued, alg
 
 
 @pytest.mark.parametrize("algorithm", [None, 7, ["ES256"], {"ES256": 1}, True])
-def test_an_algorithm_that_is_no_name_is_refused(issued: Issued, algorithm: Any) -> None:
+def test_an_algorithm_that_is_not_text_is_refused(issued: Issued, algorithm: Any) -> None:
     header = json.dumps({"alg": algorithm, "kid": "one"}).encode()
     claims = json.dumps(claims_of("alice", issued.now_s)).encode()
     assert "; accepted are " in issued.refused(signed_bytes(claims, header))
@@ -233,7 +233,7 @@ def test_a_token_without_a_signature_is_refused(issued: Issued) -> None:
         assert "a JWT" in issued.refused(text)
 
 
-def test_a_token_that_was_changed_is_refused(issued: Issued) -> None:
+def test_a_changed_token_is_refused(issued: Issued) -> None:
     header, claims, signature = issued.token().split(".")
     others = encoded(json.dumps(claims_of("admin", issued.now_s)).encode())
     for text in (
@@ -255,7 +255,7 @@ def test_a_token_of_another_key_is_refused(issued: Issued) -> None:
 @pytest.mark.parametrize(
     "key_id", ["../../../../etc/passwd", "/dev/zero", "https://evil.example/keys", "' OR 1=1 --", "\0", "x" * 10_000]
 )
-def test_what_a_token_calls_its_key_is_a_name_and_nothing_else(issued: Issued, key_id: str) -> None:
+def test_a_key_id_is_only_compared_and_never_opened(issued: Issued, key_id: str) -> None:
     token = signed(claims_of("alice", issued.now_s), key_id=key_id)
     with pytest.raises(Unavailable) as raised:
         issued.tokens.identify(token)
@@ -267,12 +267,12 @@ def test_what_a_token_calls_its_key_is_a_name_and_nothing_else(issued: Issued, k
 
 
 @pytest.mark.parametrize("key_id", [7, ["one"], {"one": 1}, True])
-def test_a_key_id_that_is_no_text_is_refused(issued: Issued, key_id: Any) -> None:
+def test_a_key_id_that_is_not_text_is_refused(issued: Issued, key_id: Any) -> None:
     header = json.dumps({"alg": "ES256", "kid": key_id}).encode()
     assert "is not text" in issued.refused(signed_bytes(json.dumps(claims_of("a", issued.now_s)).encode(), header))
 
 
-def test_keys_that_a_token_brings_are_not_looked_at(issued: Issued) -> None:
+def test_keys_within_a_token_are_ignored(issued: Issued) -> None:
     evil = "https://evil.example/keys"
     brought = {
         "jku": evil,
@@ -290,12 +290,12 @@ def test_keys_that_a_token_brings_are_not_looked_at(issued: Issued) -> None:
 
 
 @pytest.mark.parametrize("header", [{"crit": ["exp"]}, {"crit": []}, {"crit": ["b64"], "b64": False}, {"crit": 7}])
-def test_a_token_that_wants_something_understood_is_refused(issued: Issued, header: dict[str, Any]) -> None:
+def test_a_token_with_critical_headers_is_refused(issued: Issued, header: dict[str, Any]) -> None:
     data = json.dumps({"alg": "ES256", "kid": "one", **header}).encode()
     assert "(crit)" in issued.refused(signed_bytes(json.dumps(claims_of("alice", issued.now_s)).encode(), data))
 
 
-def test_a_token_whose_claims_are_elsewhere_is_refused(issued: Issued) -> None:
+def test_a_token_with_unencoded_claims_is_refused(issued: Issued) -> None:
     data = json.dumps({"alg": "ES256", "kid": "one", "b64": False}).encode()
     assert issued.refused(signed_bytes(json.dumps(claims_of("alice", issued.now_s)).encode(), data))
 
@@ -304,7 +304,7 @@ def doubled(claims: bytes, more: bytes) -> bytes:
     return claims[:-1] + b", " + more + b"}"
 
 
-def test_a_claim_that_is_there_twice_is_refused(issued: Issued) -> None:
+def test_a_duplicate_claim_is_refused(issued: Issued) -> None:
     claims = json.dumps(claims_of("alice", issued.now_s)).encode()
     for more in (b'"sub": "admin"', b'"sub": "alice"', b'"\\u0073ub": "admin"', b'"realm": {"a": 1, "a": 2}'):
         assert "comes twice" in issued.refused(signed_bytes(doubled(claims, more)))
@@ -318,7 +318,7 @@ DEEP_OBJECTS = b'{"a":' * 2000 + b"1" + b"}" * 2000
 
 
 @pytest.mark.parametrize("deep", [DEEP, DEEP_OBJECTS, b"[" * 5000], ids=["lists", "objects", "open"])
-def test_what_is_nested_deep_is_refused(issued: Issued, deep: bytes) -> None:
+def test_deeply_nested_json_is_refused(issued: Issued, deep: bytes) -> None:
     claims = json.dumps(claims_of("alice", issued.now_s)).encode()
     assert "cannot be read" in issued.refused(signed_bytes(doubled(claims, b'"deep": ' + deep)))
     header = doubled(b'{"alg":"ES256","kid":"one"}', b'"deep": ' + deep)
@@ -327,11 +327,11 @@ def test_what_is_nested_deep_is_refused(issued: Issued, deep: bytes) -> None:
 
 
 @pytest.mark.parametrize("text", ["a" * (1 << 20), "a." * (1 << 19), "a" * (TOKEN_BYTES_MAX + 1)], ids=range(3))
-def test_a_token_that_is_too_long_is_not_looked_at(issued: Issued, text: str) -> None:
+def test_a_token_over_the_length_limit_is_refused(issued: Issued, text: str) -> None:
     assert issued.refused(text) == f"the token has more than {TOKEN_BYTES_MAX} characters"
 
 
-def test_a_token_may_be_long(issued: Issued) -> None:
+def test_a_token_may_have_many_roles(issued: Issued) -> None:
     roles = [f"role-{number:04}" for number in range(900)]
     assert issued.identify(roles=roles).brought == set(roles)
 
@@ -357,16 +357,16 @@ def test_a_token_may_be_long(issued: Issued) -> None:
     ],
     ids=range(15),
 )
-def test_what_is_no_token_is_refused(issued: Issued, text: str) -> None:
+def test_text_that_is_not_a_token_is_refused(issued: Issued, text: str) -> None:
     assert "a JWT" in issued.refused(text)
 
 
 @pytest.mark.parametrize("claims", [b"", b"[]", b"null", b"7", b"{", b'"x"', b"\xff\xfe\xfd", b"{}x"], ids=range(8))
-def test_claims_that_are_none_are_refused(issued: Issued, claims: bytes) -> None:
+def test_invalid_claims_are_refused(issued: Issued, claims: bytes) -> None:
     assert "a JWT" in issued.refused(signed_bytes(claims))
 
 
-# -- what is remembered --------------------------------------------------------------------------------------------
+# -- remembered tokens ---------------------------------------------------------------------------------------------
 
 
 def test_a_token_is_verified_once_until_the_keys_change(issued: Issued, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,24 +377,24 @@ def test_a_token_is_verified_once_until_the_keys_change(issued: Issued, monkeypa
         assert issued.tokens.identify(token) is who
     issued.source.data = key_set(jwk("two", "ES256", "new"))
     issued.keys.read()
-    with pytest.raises(Unavailable):  # its key was taken back
+    with pytest.raises(Unavailable):  # the issuer has withdrawn its key
         issued.tokens.identify(token)
 
 
-def test_what_is_remembered_is_bounded(issued: Issued, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_remembered_tokens_is_limited(issued: Issued, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(issued.tokens, "_claims", lambda _: claims_of("alice", issued.now_s))
     for number in range(REMEMBERED_MAX + 10):
         issued.tokens.identify(f"token-{number}")
     assert len(issued.tokens._verified) == REMEMBERED_MAX
 
 
-def test_a_token_that_was_refused_is_not_remembered(issued: Issued) -> None:
+def test_a_refused_token_is_not_remembered(issued: Issued) -> None:
     for text in ("a.b.c", issued.token(aud="other")):
         issued.refused(text)
     assert not issued.tokens._verified
 
 
-# -- together with the users that are known here -------------------------------------------------------------------
+# -- together with KerA's own users --------------------------------------------------------------------------------
 
 
 def door_of(issued: Issued, *super_users: str) -> Authenticator:
@@ -404,7 +404,7 @@ def door_of(issued: Issued, *super_users: str) -> Authenticator:
     )
 
 
-def test_roles_of_a_token_come_on_top_of_those_that_the_user_has_here(issued: Issued) -> None:
+def test_a_user_has_the_roles_of_the_token_and_its_own(issued: Issued) -> None:
     door = door_of(issued, "role:boss")
     door.accounts = Accounts(table(users=[user("alice", "etl")]), 1, 0.0)
     who = door.of_token(issued.token(roles=["reports"]))
@@ -414,7 +414,7 @@ def test_roles_of_a_token_come_on_top_of_those_that_the_user_has_here(issued: Is
     assert door.of_token(issued.token("somebody-else")).roles == set()
 
 
-def test_who_shows_a_token_is_who_it_says_until_it_expires(issued: Issued) -> None:
+def test_a_session_of_a_token_ends_when_the_token_expires(issued: Issued) -> None:
     door = door_of(issued)
     who = door.of_token(issued.token())
     session, for_s = door.session_for(who)
@@ -427,7 +427,7 @@ def test_who_shows_a_token_is_who_it_says_until_it_expires(issued: Issued) -> No
         door.of_token(session)
 
 
-def test_a_library_and_we_agree_on_what_a_good_token_is(issued: Issued) -> None:
+def test_a_valid_token_is_valid_for_the_jwt_library_too(issued: Issued) -> None:
     token = issued.token(roles=["a"])
     claims = jwt.decode(
         token,

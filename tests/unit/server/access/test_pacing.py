@@ -1,4 +1,4 @@
-"""Who has used more than its quota lets it waits for its answers; nobody else does."""
+"""Users over their quota wait for their answers; others do not."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ RULES = [rule("user:*", "stream:*", *(each for each in Operation if each.word no
 ORDERS = 7
 SOON_S = 0.05
 WHOLE_S = 10.0
-"""For what takes far less, unless something is wrong."""
+"""A timeout far above the usual time."""
 
 
 class Connection:
-    """A peer that says whether it is held."""
+    """A peer that counts its holds."""
 
     def __init__(self, door: Guard, user: str = "alice", address: str = "10.0.0.9:1", transport: str = "tcp") -> None:
         self.held = 0
@@ -71,7 +71,7 @@ def write(door: Guard, connection: Connection, size: int, handler: Handler = sto
 
 
 def read(door: Guard, connection: Connection, size: int, *, later: bool = False, bytes_max: int = 0) -> Any:
-    """Of `size` bytes, as far as those who ask want them."""
+    """Read `size` bytes, or the requested maximum."""
     request = broker_pb2.MultiReadChunksRequest(bytes_max=bytes_max)
     request.ranges.add().start.stream_id = ORDERS
 
@@ -88,14 +88,14 @@ def read(door: Guard, connection: Connection, size: int, *, later: bool = False,
 
 
 async def soon(result: Any) -> Reply[Any]:
-    """An answer that has waited."""
+    """Await an answer that has to wait."""
     assert not isinstance(result, Reply)
     async with asyncio.timeout(WHOLE_S):
         reply: Reply[Any] = await result
     return reply
 
 
-async def test_who_has_no_quota_waits_for_nothing(door: Guard) -> None:
+async def test_a_user_without_a_quota_does_not_wait(door: Guard) -> None:
     door.apply(quotas(3, bob=messages.Quota(bytes_in_per_s=1, bytes_out_per_s=1, requests_per_s=1)), 1)
     for connection in (Connection(door), Connection(door, "")):
         for _ in range(100):
@@ -104,7 +104,7 @@ async def test_who_has_no_quota_waits_for_nothing(door: Guard) -> None:
         assert not connection.held
 
 
-async def test_what_is_beyond_the_rate_is_served_and_answered_later(door: Guard) -> None:
+async def test_a_request_over_the_rate_is_served_at_once_and_answered_later(door: Guard) -> None:
     door.apply(quotas(3, alice=messages.Quota(bytes_in_per_s=10_000)), 1)
     connection, other = Connection(door), Connection(door, "bob")
     assert isinstance(write(door, connection, 10_000), Reply)
@@ -125,7 +125,7 @@ async def test_what_is_beyond_the_rate_is_served_and_answered_later(door: Guard)
     assert usage.waited_s >= 0.08
 
 
-async def test_refusals_are_answered_later_too(door: Guard) -> None:
+async def test_a_refusal_over_the_rate_is_answered_later_too(door: Guard) -> None:
     door.apply(quotas(3, alice=messages.Quota(requests_per_s=20)), 1)
     connection = Connection(door)
 
@@ -143,12 +143,12 @@ async def test_refusals_are_answered_later_too(door: Guard) -> None:
 
 
 @pytest.mark.parametrize("later", [False, True])
-async def test_what_is_read_counts_when_it_is_answered(door: Guard, *, later: bool) -> None:
+async def test_read_bytes_count_when_they_are_answered(door: Guard, *, later: bool) -> None:
     door.apply(quotas(3, alice=messages.Quota(bytes_out_per_s=10_000)), 1)
     connection = Connection(door)
     first = read(door, connection, 1 << 20, later=later)
     first = await first if inspect.isawaitable(first) else first
-    assert sum(map(len, first.bulk)) == 10_000  # no more than may be had in a second
+    assert sum(map(len, first.bulk)) == 10_000  # the quota of one second
     assert not first.message.throttled_ms
     result = read(door, connection, 1 << 20, later=later, bytes_max=1_000)
     reply = await soon(result)
@@ -158,14 +158,14 @@ async def test_what_is_read_counts_when_it_is_answered(door: Guard, *, later: bo
     assert door.usages.busiest(1)[0].bytes_out == 11_000
 
 
-async def test_what_is_read_without_a_quota_is_counted(door: Guard) -> None:
+async def test_bytes_read_without_a_quota_are_counted(door: Guard) -> None:
     connection = Connection(door)
     read(door, connection, 100)
     await read(door, connection, 200, later=True)
     assert door.usages.busiest(1)[0].bytes_out == 300
 
 
-async def test_nobody_waits_for_longer_than_that(door: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_wait_has_a_maximum(door: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(usages, "WAIT_S_MAX", SOON_S)
     door.apply(quotas(3, alice=messages.Quota(bytes_in_per_s=1)), 1)
     connection = Connection(door)
@@ -174,8 +174,8 @@ async def test_nobody_waits_for_longer_than_that(door: Guard, monkeypatch: pytes
     assert not connection.held
 
 
-async def test_connections_take_turns(door: Guard) -> None:
-    """However much one of them sends at a time."""
+async def test_connections_of_a_user_take_turns(door: Guard) -> None:
+    """Also if one of them sends much at a time."""
     door.apply(quotas(3, alice=messages.Quota(bytes_in_per_s=100_000)), 1)
     sizes = {"large": 20_000, "small": 1_000}
     sent = dict.fromkeys(sizes, 0)
@@ -199,7 +199,7 @@ async def test_connections_take_turns(door: Guard) -> None:
     assert 50_000 < sent["small"] < 200_000
 
 
-async def test_who_goes_away_holds_nothing(door: Guard) -> None:
+async def test_a_client_that_leaves_holds_no_connection_and_no_debt(door: Guard) -> None:
     door.apply(quotas(3, alice=messages.Quota(bytes_in_per_s=10_000)), 1)
     connection = Connection(door)
     await gone(door, connection, 11_000)
@@ -211,7 +211,7 @@ async def test_who_goes_away_holds_nothing(door: Guard) -> None:
 
 
 async def gone(door: Guard, connection: Connection, size: int) -> None:
-    """Write, and go before that is answered."""
+    """Write, and leave before the answer."""
     task = asyncio.ensure_future(write(door, connection, size))
     await asyncio.sleep(0)
     assert connection.held
@@ -225,8 +225,8 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_who_connects_anew_still_owes_what_it_has_left_behind(door: Guard) -> None:
-    """Else, whoever does not wait for its answers could write as much as it likes."""
+async def test_a_new_connection_still_owes_the_debt_of_an_abandoned_one(door: Guard) -> None:
+    """Otherwise a client that does not wait for its answers could write without limit."""
     door.apply(quotas(3, alice=messages.Quota(bytes_in_per_s=10_000)), 1)
     stored: list[bytes] = []
 
@@ -240,7 +240,7 @@ async def test_who_connects_anew_still_owes_what_it_has_left_behind(door: Guard)
     request = bytearray(b"alice")
     call = Call(broker_pb2.MultiWriteChunksRequest(), memoryview(request), again.peer)
     result = asyncio.ensure_future(served(door, api.MULTI_WRITE_CHUNKS, count)(call))
-    request[:] = b"other"  # the connection uses its memory for something else
+    request[:] = b"other"  # the connection reuses its memory
     await asyncio.sleep(0)
     assert not stored
     assert again.held
@@ -249,7 +249,7 @@ async def test_who_connects_anew_still_owes_what_it_has_left_behind(door: Guard)
     assert not again.held
 
 
-async def test_who_goes_while_it_waits_for_others_is_not_served(door: Guard) -> None:
+async def test_a_client_that_leaves_while_it_waits_is_not_served(door: Guard) -> None:
     door.apply(quotas(3, alice=messages.Quota(bytes_in_per_s=10_000)), 1)
     await gone(door, Connection(door), 11_000)
     before = door.usages.busiest(1)[0].bytes_in
@@ -258,9 +258,7 @@ async def test_who_goes_while_it_waits_for_others_is_not_served(door: Guard) -> 
     assert door.usages.busiest(1)[0].bytes_in == before
 
 
-async def test_what_was_left_behind_is_forgiven_as_soon_as_anything_else(
-    door: Guard, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_abandoned_debt_is_forgiven_like_any_other(door: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(usages, "WAIT_S_MAX", SOON_S)
     door.apply(quotas(3, alice=messages.Quota(bytes_in_per_s=1)), 1)
     await gone(door, Connection(door), 1 << 20)
@@ -273,7 +271,7 @@ async def test_what_was_left_behind_is_forgiven_as_soon_as_anything_else(
 
 
 @pytest.mark.parametrize("most", [1 << 33, 1 << 63, (1 << 64) - 1])
-async def test_a_very_large_quota_is_none(door: Guard, most: int) -> None:
+async def test_a_very_large_quota_does_not_limit(door: Guard, most: int) -> None:
     door.apply(
         quotas(
             3, alice=messages.Quota(bytes_in_per_s=most, bytes_out_per_s=most, requests_per_s=most, connections=most)
@@ -286,7 +284,7 @@ async def test_a_very_large_quota_is_none(door: Guard, most: int) -> None:
         assert isinstance(read(door, connection, 1 << 20), Reply)
 
 
-async def test_another_quota_holds_from_then_on(door: Guard) -> None:
+async def test_a_changed_quota_applies_at_once(door: Guard) -> None:
     door.apply(quotas(3, alice=messages.Quota(bytes_in_per_s=1_000)), 1)
     connection = Connection(door)
     result = write(door, connection, 2_500)
@@ -301,7 +299,7 @@ async def test_another_quota_holds_from_then_on(door: Guard) -> None:
     assert isinstance(write(door, connection, 10_000_000), Reply)
 
 
-async def test_the_default_quota_is_for_those_without_one_of_their_own(door: Guard) -> None:
+async def test_the_default_quota_is_for_users_without_their_own(door: Guard) -> None:
     default, own = messages.Quota(bytes_in_per_s=1), messages.Quota(connections=9)
     door.apply(quotas(3, default, alice=own), 1)
     for user, waits in (("alice", False), ("bob", True), ("root", False), ("", False)):
@@ -314,7 +312,7 @@ async def test_the_default_quota_is_for_those_without_one_of_their_own(door: Gua
 
 
 class Asker:
-    """A connection whose requests are taken."""
+    """A connection whose requests bypass the handlers."""
 
     bulk_bytes_max = 1 << 20
 
@@ -322,10 +320,10 @@ class Asker:
         self.peer = peer
 
     def answer(self, answers: bytes, requests: int) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
 
-async def test_requests_are_taken_past_the_handlers_until_nothing_is_left(door: Guard) -> None:
+async def test_requests_bypass_the_handlers_until_the_quota_is_used_up(door: Guard) -> None:
     door.apply(quotas(3, alice=messages.Quota(bytes_in_per_s=1_000)), 1)
     connection = Connection(door)
     taken = Taken(2_000, 10, 0, b"answers", 1_500)
@@ -333,14 +331,14 @@ async def test_requests_are_taken_past_the_handlers_until_nothing_is_left(door: 
     frames = memoryview(b"")
     assert take(Asker(connection.peer), frames, 10) == taken
     assert not connection.held
-    assert take(Asker(connection.peer), frames, 10) == NOTHING  # the handler has the answer wait
+    assert take(Asker(connection.peer), frames, 10) == NOTHING  # the handler delays the answer
     assert take(Asker(Connection(door, "bob").peer), frames, 10) == taken
     assert (await soon(write(door, connection, 10))).message.throttled_ms >= 400
     alice = next(each for each in door.usages.busiest(2) if each.who.user == "alice")
     assert (alice.requests, alice.bytes_in) == (11, 1_510)
 
 
-async def test_tokens_and_passwords_of_a_user_have_one_quota(door: Guard) -> None:
+async def test_tokens_and_passwords_of_a_user_share_one_quota(door: Guard) -> None:
     door.apply(quotas(3, alice=messages.Quota(bytes_in_per_s=1_000)), 1)
     first, second = Peer("tcp", "10.0.0.9:1"), Peer("tcp", "10.0.0.9:2")
     door.known.meet(first, Identity("alice", how="password"))
@@ -348,10 +346,10 @@ async def test_tokens_and_passwords_of_a_user_have_one_quota(door: Guard) -> Non
     assert first.remembered.usage is second.remembered.usage
 
 
-async def test_a_user_has_its_burst_once_while_others_come_with_many_identities(
+async def test_many_identities_of_others_do_not_renew_the_burst_of_a_user(
     door: Guard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The identities that have no connection are forgotten when there are too many of them."""
+    """Too many identities without a connection are forgotten."""
     monkeypatch.setattr(acquaintances, "REMEMBERED_MAX", 5)
     door.apply(quotas(3, alice=messages.Quota(requests_per_s=10)), 1)
     served = 0
@@ -369,7 +367,7 @@ async def test_a_user_has_its_burst_once_while_others_come_with_many_identities(
     assert served < 15
 
 
-async def test_usages_of_many_users_are_not_kept(door: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_usages_of_many_users_are_forgotten(door: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acquaintances, "REMEMBERED_MAX", 5)
     monkeypatch.setattr(usages, "KEPT_MAX", 7)
     for number in range(30):
@@ -377,7 +375,7 @@ async def test_usages_of_many_users_are_not_kept(door: Guard, monkeypatch: pytes
     assert len(door.usages) <= 5 + 7 + 2
 
 
-async def test_calls_of_grpc_wait_as_well(door: Guard) -> None:
+async def test_calls_of_grpc_over_the_rate_wait_too(door: Guard) -> None:
     door.apply(quotas(3, alice=messages.Quota(requests_per_s=10)), 1)
     request = coordinator_pb2.GetStreamIdRequest(name="orders")
 
@@ -393,7 +391,7 @@ async def test_calls_of_grpc_wait_as_well(door: Guard) -> None:
 
 
 class Calls:
-    """Calls of gRPC, which come side by side."""
+    """Calls of gRPC, which run side by side."""
 
     def __init__(self, door: Guard) -> None:
         self._door = door
@@ -412,8 +410,8 @@ class Calls:
         return result if isinstance(result, Reply) else await result
 
 
-async def test_calls_that_come_together_are_served_as_they_are_paid(door: Guard) -> None:
-    """Else each would wait by itself, and as many could be asked at once as one likes."""
+async def test_concurrent_calls_over_the_rate_are_served_as_they_are_paid(door: Guard) -> None:
+    """Otherwise each would wait alone, and a client could make any number of calls at once."""
     door.apply(quotas(3, alice=messages.Quota(requests_per_s=20)), 1)
     calls = Calls(door)
     begun_s = asyncio.get_running_loop().time()
@@ -429,7 +427,7 @@ async def test_calls_that_come_together_are_served_as_they_are_paid(door: Guard)
     assert 0.4 <= asyncio.get_running_loop().time() - begun_s < WHOLE_S
 
 
-async def test_a_call_that_would_wait_for_too_long_is_refused(door: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_that_would_wait_too_long_is_refused(door: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(usages, "CALL_S_MAX", SOON_S)
     door.apply(quotas(3, alice=messages.Quota(requests_per_s=1)), 1)
     calls = Calls(door)
@@ -447,7 +445,7 @@ async def test_a_call_that_would_wait_for_too_long_is_refused(door: Guard, monke
     await calls.one()
 
 
-async def test_connections_are_counted_and_one_too_many_is_refused(door: Guard) -> None:
+async def test_a_connection_over_the_quota_is_refused(door: Guard) -> None:
     door.apply(quotas(3, alice=messages.Quota(connections=2)), 1)
     first, second = Connection(door), Connection(door, transport="grpc")
     with pytest.raises(QuotaExceeded) as raised:
@@ -458,9 +456,9 @@ async def test_connections_are_counted_and_one_too_many_is_refused(door: Guard) 
     )
     assert raised.value.attributes == {"quota": "connections", "value": 2, "principal": "user:alice"}
     for _ in range(3):
-        Connection(door, transport="call")  # of gRPC, one by one, they are not connections
+        Connection(door, transport="call")  # single calls of gRPC are not connections
         Connection(door, "bob")
-    door.known.meet(first.peer, Identity("alice", how="password"))  # it shows again who it is
+    door.known.meet(first.peer, Identity("alice", how="password"))  # it authenticates again
     with pytest.raises(QuotaExceeded):
         Connection(door)
     second.peer.closed()
@@ -472,7 +470,7 @@ async def test_connections_are_counted_and_one_too_many_is_refused(door: Guard) 
     assert third.peer.remembered.usage.connections == 2
 
 
-async def test_a_lower_quota_ends_no_connection(door: Guard) -> None:
+async def test_a_lower_quota_does_not_end_connections(door: Guard) -> None:
     connections = [Connection(door) for _ in range(3)]
     door.apply(quotas(3, alice=messages.Quota(connections=1)), 1)
     assert all(each.peer.identity is not None for each in connections)
@@ -484,8 +482,8 @@ async def test_a_lower_quota_ends_no_connection(door: Guard) -> None:
     assert Connection(door).peer.remembered.usage.connections == 1
 
 
-async def test_connections_that_were_ended_do_not_count(door: Guard) -> None:
-    """The user has another identity, so its usage outlives theirs."""
+async def test_ended_connections_do_not_count(door: Guard) -> None:
+    """The user has another identity, so its usage outlives the ended connections."""
     door.apply(quotas(3, alice=messages.Quota(connections=2)), 1)
     kept = Connection(door)
     for number in range(3):
@@ -496,7 +494,7 @@ async def test_connections_that_were_ended_do_not_count(door: Guard) -> None:
     assert kept.peer.remembered.usage.connections == 1
 
 
-async def test_who_shows_what_is_good_over_one_connection_too_many_is_told(door: Guard) -> None:
+async def test_a_peer_refused_by_its_quota_gets_no_identity(door: Guard) -> None:
     door.apply(quotas(3, alice=messages.Quota(connections=0)), 1)
     peer = Peer("unix", "")
     with pytest.raises(QuotaExceeded):

@@ -1,4 +1,4 @@
-"""Rates: what is used beyond them is owed, and paid off in equal parts by those who owe."""
+"""Rates: usage over a rate becomes debt, and debtors pay it off in equal parts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def owed(rate: Rate, debtor: str, amount: float, now_s: float) -> Debt:
 
 
 def used_up(now_s: float = 0.0) -> Rate:
-    """A rate of which nothing is left."""
+    """A rate that is used up."""
     rate = Rate(PER_S, now_s)
     assert rate.use("somebody", PER_S * BURST_S, now_s) is None
     assert rate.is_used_up(now_s)
@@ -30,13 +30,13 @@ def test_a_seconds_worth_may_be_used_at_once() -> None:
     assert rate.use("a", 501, 6.0) is not None
 
 
-def test_what_is_not_used_is_not_kept_for_longer_than_that() -> None:
+def test_an_unused_rate_saves_up_no_more_than_one_burst() -> None:
     rate = Rate(PER_S, 0.0)
     assert rate.use("a", PER_S * BURST_S, 3600.0) is None
     assert rate.use("a", 1, 3600.0) is not None
 
 
-def test_what_is_used_beyond_it_is_paid_off() -> None:
+def test_a_debt_is_paid_off_over_time() -> None:
     rate = used_up()
     debt = owed(rate, "a", 500, 0.0)
     assert rate.next_s() == pytest.approx(0.5)
@@ -48,13 +48,13 @@ def test_what_is_used_beyond_it_is_paid_off() -> None:
     assert not rate.is_used_up(0.6)
 
 
-def test_one_that_asks_for_much_at_once_owes_what_is_not_left() -> None:
+def test_a_large_use_owes_only_the_part_over_the_burst() -> None:
     rate = Rate(PER_S, 0.0)
     owed(rate, "a", PER_S * BURST_S + 100, 0.0)
     assert rate.next_s() == pytest.approx(0.1)
 
 
-def test_who_owes_little_need_not_wait_for_who_owes_much() -> None:
+def test_a_small_debt_does_not_wait_for_a_large_one() -> None:
     rate = used_up()
     much = owed(rate, "greedy", 10_000, 0.0)
     little = owed(rate, "polite", 10, 0.0)
@@ -64,8 +64,8 @@ def test_who_owes_little_need_not_wait_for_who_owes_much() -> None:
     assert rate.settled(10.01) == [much]
 
 
-def test_debtors_get_equal_parts_whatever_they_ask_for_at_a_time() -> None:
-    """Each asks again as soon as it has paid."""
+def test_debtors_get_equal_parts_for_small_and_large_uses() -> None:
+    """Each debtor asks again right after it has paid."""
     rate, sizes = used_up(), {"large": 700, "small": 20, "tiny": 1}
     got = dict.fromkeys(sizes, 0)
     for name, size in sizes.items():
@@ -82,7 +82,7 @@ def test_debtors_get_equal_parts_whatever_they_ask_for_at_a_time() -> None:
         assert each == pytest.approx(60 * PER_S / 3, rel=0.05)
 
 
-def test_who_asks_for_several_things_at_once_gets_no_more() -> None:
+def test_a_debtor_with_several_debts_gets_one_share() -> None:
     rate = used_up()
     several = [owed(rate, "a", 100, 0.0) for _ in range(3)]
     one = owed(rate, "b", 100, 0.0)
@@ -91,7 +91,7 @@ def test_who_asks_for_several_things_at_once_gets_no_more() -> None:
     assert rate.settled(0.4) == [several[2]]
 
 
-def test_who_comes_back_at_once_has_not_paid_before() -> None:
+def test_debts_of_a_debtor_are_paid_one_after_the_other() -> None:
     rate = used_up()
     first = owed(rate, "a", 100, 0.0)
     second = owed(rate, "a", 100, 0.05)
@@ -99,7 +99,7 @@ def test_who_comes_back_at_once_has_not_paid_before() -> None:
     assert rate.settled(0.2) == [second]
 
 
-def test_what_is_forgiven_is_paid_by_nobody() -> None:
+def test_a_forgiven_debt_does_not_delay_others() -> None:
     rate = used_up()
     forgiven, other = owed(rate, "a", 10_000, 0.0), owed(rate, "b", 100, 0.0)
     forgiven.forgive()
@@ -112,7 +112,7 @@ def test_what_is_forgiven_is_paid_by_nobody() -> None:
     assert rate.use("a", PER_S * BURST_S, 5.0) is None
 
 
-def test_all_that_is_owed_can_be_forgiven() -> None:
+def test_all_debts_can_be_forgiven() -> None:
     rate = used_up()
     debts = [owed(rate, name, 100, 0.0) for name in "aab"]
     assert rate.settled(0.2) == [debts[0], debts[2]]
@@ -121,7 +121,7 @@ def test_all_that_is_owed_can_be_forgiven() -> None:
     assert rate.next_s() is None
 
 
-def test_what_is_owed_is_paid_at_another_rate_when_that_changes() -> None:
+def test_a_debt_is_paid_at_the_new_rate_after_a_change() -> None:
     rate = used_up()
     debt = owed(rate, "a", 1000, 0.0)
     rate.change(PER_S * 10, 0.5)
@@ -139,7 +139,7 @@ def test_a_clock_that_goes_back_earns_nothing() -> None:
     assert rate.next_s() == pytest.approx(10.1)
 
 
-def test_nobody_is_remembered_who_owes_nothing() -> None:
+def test_a_rate_forgets_users_without_debt() -> None:
     rate = Rate(PER_S, 0.0)
     for number in range(10_000):
         rate.use(number, 10, number * 0.01)

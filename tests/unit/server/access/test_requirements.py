@@ -1,6 +1,6 @@
-"""The matrix: every method of every service, and who may call it.
+"""The matrix: every method of every service, and its permitted callers.
 
-It is made of the descriptors, so a method that is new fails here until somebody has decided who may call it.
+It comes from the descriptors, so a new method fails here until its permitted callers are decided.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ EVERYTHING = [
 OF_OTHERS = [rule("user:mallory", "stream:payments", *OF_RESOURCES["stream"])]
 
 
-def test_it_is_decided_of_each_method_who_may_call_it() -> None:
+def test_each_declared_method_has_a_requirement() -> None:
     assert set(METHODS) == DECLARED
     assert {f"{each.service}/{each.name}" for each in REQUIREMENTS} == DECLARED
 
 
 def filled(message: Message, depth: int = 0) -> Message:
-    """About a stream, a consumer group and a producer, whatever a request is about."""
+    """Fill in a stream, a consumer group and a producer wherever the request has such a field."""
     for field in message.DESCRIPTOR.fields:
         if field.type == FieldDescriptor.TYPE_MESSAGE:
             if depth < 3 and field.name not in {"scram", "attributes"}:
@@ -105,7 +105,7 @@ def expected(requirement: Requirement, method: Method[Any, Any], who: str) -> se
 
 @pytest.mark.parametrize("who", ["nobody", "wrong", "without", "with", "super", "daemon"])
 @pytest.mark.parametrize("name", sorted(DECLARED))
-async def test_a_method_is_served_to_those_who_may_call_it_and_to_nobody_else(name: str, who: str) -> None:
+async def test_a_method_is_served_only_to_its_permitted_callers(name: str, who: str) -> None:
     with guard(Now(), super_users=["user:root"]) as door:
         door.apply(table(rules=EVERYTHING + OF_OTHERS), 1)
         identity = {
@@ -120,7 +120,7 @@ async def test_a_method_is_served_to_those_who_may_call_it_and_to_nobody_else(na
         assert await outcome(door, method, identity) in expected(REQUIREMENTS[method], method, who)
 
 
-def test_a_method_of_which_it_is_not_known_who_may_call_it_is_not_served() -> None:
+def test_a_method_without_a_requirement_is_not_served() -> None:
     new = Method("kera.v1.New", "New", 999, api.HEARTBEAT.request, api.HEARTBEAT.response)
     with pytest.raises(KeyError):
         guard(Now()).guarded({new: lambda _: Reply(new.response())})
@@ -145,11 +145,11 @@ def test_a_method_of_which_it_is_not_known_who_may_call_it_is_not_served() -> No
         (api.ALTER_LATENCY_CONSTRAINT, Operation.ALTER),
     ],
 )
-def test_each_of_these_asks_for_its_operation(method: Method[Any, Any], operation: Operation) -> None:
+def test_these_methods_need_their_operation(method: Method[Any, Any], operation: Operation) -> None:
     assert operation in {need.operation for need in REQUIREMENTS[method].needs(filled(method.request()))}
 
 
-async def test_what_somebody_may_not_see_is_not_listed() -> None:
+async def test_streams_that_a_user_may_not_see_are_not_listed() -> None:
     async def handler(_: Call[Any]) -> Reply[coordinator_pb2.ListStreamsResponse]:
         response = coordinator_pb2.ListStreamsResponse()
         for name in ("orders", "payments", "secret"):
@@ -170,15 +170,15 @@ async def test_what_somebody_may_not_see_is_not_listed() -> None:
 
 
 @pytest.mark.parametrize(("promise", "operations"), [(False, {Operation.DESCRIBE}), (True, {Operation.READ})])
-def test_who_may_not_read_a_stream_has_nothing_promised_of_it(*, promise: bool, operations: set[Operation]) -> None:
+def test_a_promise_needs_the_right_to_read_the_stream(*, promise: bool, operations: set[Operation]) -> None:
     request = broker_pb2.DescribeStreamletsRequest(stream_id=STREAM_ID, promise=promise)
     needs = set(REQUIREMENTS[api.DESCRIBE_STREAMLETS].needs(request))
     assert needs == {(operation, STREAM_ID) for operation in operations | {Operation.DESCRIBE}}
 
 
 @pytest.mark.parametrize("method", [api.CONSUME_ROUND, api.LEAVE, api.RESET_CONSUMER_GROUP])
-def test_nobody_says_of_a_stream_how_far_it_was_read_who_may_not_read_it(method: Method[Any, Any]) -> None:
-    """Retention may go by that."""
+def test_reporting_progress_needs_the_right_to_read_the_stream(method: Method[Any, Any]) -> None:
+    """Retention may depend on the reported progress."""
     needs = set(REQUIREMENTS[method].needs(filled(method.request())))
     assert (Operation.READ, STREAM_ID) in needs
 
@@ -187,7 +187,7 @@ def test_nobody_says_of_a_stream_how_far_it_was_read_who_may_not_read_it(method:
     ("forward_only", "force", "operation"),
     [(True, False, Operation.USE), (True, True, Operation.ALTER), (False, False, Operation.ALTER)],
 )
-def test_a_member_puts_its_group_forward_only(*, forward_only: bool, force: bool, operation: Operation) -> None:
+def test_a_member_may_reset_its_group_only_forward(*, forward_only: bool, force: bool, operation: Operation) -> None:
     request = consumer_group_pb2.ResetConsumerGroupRequest(
         consumer_group=GROUP, forward_only=forward_only, force=force, unnamed=True
     )

@@ -1,4 +1,4 @@
-"""What is counted of principals: of the busiest ones, each by itself."""
+"""Counts of principals: separate ones for each of the busiest."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_busiest_principals_are_shown() -> None:
 
 
 def test_a_principal_is_shown_once() -> None:
-    """Also one that is a super user with one token and none with another."""
+    """Also a principal that is a super user with only one of its tokens."""
     door = guard(Now())
     for is_super in (False, True):
         peer = Peer("tcp", "10.0.0.9:1")

@@ -1,4 +1,4 @@
-"""What a daemon's health says of its certificate."""
+"""The state of its certificate in a daemon's health."""
 
 from unittest.mock import Mock
 
@@ -23,7 +23,9 @@ PUT = "put a new one in its place"
         (-1, "tls_key is invalid", "", State.PROBLEM, "and is refused; new files are not accepted"),
     ],
 )
-def test_the_worst_of_it_is_said(left_days: int, problem: str, unfit: str, state: State, text: str) -> None:
+def test_health_shows_the_worst_problem_of_the_certificate(
+    left_days: int, problem: str, unfit: str, state: State, text: str
+) -> None:
     tls = Mock(Tls, files=TlsFiles(), not_after_s=left_days * DAY_S, problem=problem, unfit=unfit)
     found = Certificates(tls, Mock(now_us=lambda: 0)).look()
     assert found.state is state

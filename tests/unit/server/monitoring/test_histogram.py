@@ -1,11 +1,11 @@
-"""Latencies fall into buckets, each of which counts those before it."""
+"""Latencies in cumulative buckets."""
 
 from prometheus_client.core import HistogramMetricFamily
 
 from kera.server.monitoring.histogram import BOUNDS_S, LatencyHistogram
 
 
-def test_buckets_count_what_took_no_longer() -> None:
+def test_each_bucket_counts_latencies_up_to_its_bound() -> None:
     histogram = LatencyHistogram()
     for seconds, count in ((0.0, 1), (BOUNDS_S[0], 2), (0.003, 3), (1000.0, 4)):
         histogram.observe(seconds, count)

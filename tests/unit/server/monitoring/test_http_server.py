@@ -1,4 +1,4 @@
-"""The server of health and metrics bears whoever connects, and says what is wrong with what it is asked."""
+"""The HTTP server of health and metrics survives any client, and answers invalid requests with an error."""
 
 import asyncio
 import contextlib
@@ -47,7 +47,7 @@ def connected(port: int) -> socket.socket:
 
 
 def everything(sock: socket.socket) -> bytes:
-    """Until it is closed, in whichever way."""
+    """All bytes until the connection ends, by a close or a reset."""
     got = b""
     with contextlib.suppress(ConnectionResetError):
         while part := sock.recv(1 << 16):
@@ -62,7 +62,7 @@ def asked(port: int, request: bytes) -> bytes:
 
 
 def asked_in_vain(port: int, request: bytes) -> bytes:
-    """What a server answers that may close the connection at any moment, even before connecting has returned."""
+    """The answer of a server that may close the connection at any moment, even before connecting has returned."""
     with contextlib.suppress(ConnectionResetError, BrokenPipeError):
         return asked(port, request)
     return b""
@@ -82,7 +82,7 @@ def test_a_request_is_answered_and_the_connection_closed(start: Start) -> None:
     assert body == b"/ a=b text/plain\n"
 
 
-def test_a_head_has_no_body(start: Start) -> None:
+def test_the_answer_to_head_has_no_body(start: Start) -> None:
     got = asked(start(), b"HEAD / HTTP/1.1\r\n\r\n")
 
     assert status_of(got) == 200
@@ -116,7 +116,7 @@ def test_a_head_has_no_body(start: Start) -> None:
         (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 2000 + b"\r\n", 431),
     ],
 )
-def test_what_is_wrong_is_said(start: Start, request_: bytes, status: int) -> None:
+def test_an_invalid_request_is_answered_with_its_status(start: Start, request_: bytes, status: int) -> None:
     port = start()
     got = asked(port, request_)
 
@@ -125,17 +125,17 @@ def test_what_is_wrong_is_said(start: Start, request_: bytes, status: int) -> No
     assert status_of(asked(port, GET)) == 200, "others are served"
 
 
-def test_methods_that_are_allowed_are_named(start: Start) -> None:
+def test_the_answer_names_the_allowed_methods(start: Start) -> None:
     assert b"\r\nAllow: GET, HEAD\r\n" in asked(start(), b"DELETE / HTTP/1.1\r\n\r\n")
 
 
 @pytest.mark.parametrize("head", [b"", b"GET / HTTP/1.1\r\n", b"\0" * 100])
-def test_a_head_that_is_no_request_is_refused(head: bytes) -> None:
+def test_an_invalid_head_is_refused(head: bytes) -> None:
     with pytest.raises(Refused):
         parse(head + b"\r\n\r\n")
 
 
-def test_who_says_nothing_is_cut_off(start: Start) -> None:
+def test_a_silent_client_is_disconnected(start: Start) -> None:
     port = start(request_s=0.2)
     with connected(port) as silent, connected(port) as slow:
         slow.sendall(b"GET / HT")
@@ -144,7 +144,7 @@ def test_who_says_nothing_is_cut_off(start: Start) -> None:
     assert status_of(asked(port, GET)) == 200
 
 
-def test_connections_that_ask_nothing_keep_nobody_out(start: Start) -> None:
+def test_silent_connections_make_room_for_a_client(start: Start) -> None:
     port = start(connections_max=3)
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(connected(port)) for _ in range(3)]
@@ -152,7 +152,7 @@ def test_connections_that_ask_nothing_keep_nobody_out(start: Start) -> None:
         assert everything(silent[0]) == b"", "the oldest makes room"
 
 
-def test_who_comes_in_numbers_keeps_out_nobody_from_elsewhere(start: Start) -> None:
+def test_many_connections_of_one_host_do_not_keep_out_another_host(start: Start) -> None:
     port = start(connections_max=3)
     with contextlib.ExitStack() as stack:
         alone = stack.enter_context(
@@ -165,7 +165,7 @@ def test_who_comes_in_numbers_keeps_out_nobody_from_elsewhere(start: Start) -> N
         assert status_of(everything(alone)) == 200
 
 
-def test_while_all_are_being_answered_a_new_one_is_closed(start: Start) -> None:
+def test_a_new_connection_is_closed_while_all_others_wait_for_answers(start: Start) -> None:
     begun, go_on = threading.Semaphore(0), threading.Event()
 
     async def slow(_: Request) -> Response:
@@ -182,7 +182,7 @@ def test_while_all_are_being_answered_a_new_one_is_closed(start: Start) -> None:
         assert status_of(everything(first)) == 200
 
 
-def test_an_answer_that_takes_too_long_is_given_up(start: Start) -> None:
+def test_an_answer_that_takes_too_long_gives_503(start: Start) -> None:
     async def never(_: Request) -> Response:
         await asyncio.Event().wait()
         raise AssertionError
@@ -207,7 +207,7 @@ def test_lanes_do_not_wait_for_each_other(start: Start) -> None:
         assert status_of(everything(first)) == 200
 
 
-def test_who_does_not_take_the_answer_is_cut_off(start: Start) -> None:
+def test_a_client_that_does_not_take_its_answer_is_disconnected(start: Start) -> None:
     async def large(_: Request) -> Response:
         return Response(HTTPStatus.OK, bytes(64 << 20))
 
@@ -228,7 +228,7 @@ def test_a_defect_in_an_answer_ends_that_connection_only(start: Start) -> None:
     assert status_of(asked(port, b"GET /other HTTP/1.1\r\n\r\n")) == 200
 
 
-def test_a_port_that_is_taken_is_named() -> None:
+def test_the_error_names_a_port_in_use() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(PortTaken, match=f"metrics: cannot listen on 127.0.0.1:{port}: Address already in use") as e:
@@ -237,7 +237,7 @@ def test_a_port_that_is_taken_is_named() -> None:
     assert e.value.attributes == {"host": "127.0.0.1", "port": port}
 
 
-def test_its_end_cuts_off_who_is_connected() -> None:
+def test_closing_the_server_disconnects_its_clients() -> None:
     server = HttpServer({"/": Route(answer)})
     port = server.listen("127.0.0.1", 0)
     with connected(port) as sock:
@@ -247,7 +247,7 @@ def test_its_end_cuts_off_who_is_connected() -> None:
             connected(port)
 
 
-def test_an_answer_over_tls_leaves_no_traceback_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_answers_over_tls_log_no_traceback(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     authority, _ = Authority.open_or_make(tmp_path)
     one = authority.issue("127.0.0.1")
     server = HttpServer({"/": Route(answer)}, tls=Tls(TlsFiles(one.cert, one.key, authority.path)))
@@ -262,7 +262,7 @@ def test_an_answer_over_tls_leaves_no_traceback_behind(tmp_path: Path, caplog: p
 
 
 @pytest.mark.timeout(30)
-def test_its_end_over_tls_cuts_off_who_is_connected_and_who_shakes_hands(tmp_path: Path) -> None:
+def test_closing_the_server_disconnects_tls_clients_in_any_state(tmp_path: Path) -> None:
     authority, _ = Authority.open_or_make(tmp_path)
     one = authority.issue("127.0.0.1")
     server = HttpServer({"/": Route(answer)}, tls=Tls(TlsFiles(one.cert, one.key, authority.path)))

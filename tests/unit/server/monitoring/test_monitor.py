@@ -1,4 +1,4 @@
-"""What a daemon says of itself over HTTP: also while its loop is stuck."""
+"""Health and metrics of a daemon over HTTP: also while its loop is stuck."""
 
 import asyncio
 import json
@@ -65,7 +65,7 @@ async def get(address: str, path: str, **fields: str) -> tuple[int, str]:
     return await asyncio.to_thread(fetch, address, path, **fields)
 
 
-async def test_a_daemon_is_ready_when_it_serves_and_nothing_is_wrong(monitor: Monitor) -> None:
+async def test_a_daemon_is_ready_when_it_serves_without_problems(monitor: Monitor) -> None:
     address = served(monitor)
     monitor.health.starting("it reads its log")
     starting = await get(address, "/readyz")
@@ -87,7 +87,7 @@ async def test_a_daemon_is_ready_when_it_serves_and_nothing_is_wrong(monitor: Mo
     assert stopping[1].startswith("not ready\n[-] state: it is stopping")
 
 
-async def test_readiness_is_json_for_those_who_ask_for_it(monitor: Monitor) -> None:
+async def test_readiness_is_json_on_request(monitor: Monitor) -> None:
     address = served(monitor)
     status, text = await get(address, "/readyz", Accept="application/json")
 
@@ -98,7 +98,7 @@ async def test_readiness_is_json_for_those_who_ask_for_it(monitor: Monitor) -> N
     }
 
 
-async def test_a_loop_that_is_stuck_is_told_of() -> None:
+async def test_a_stuck_loop_makes_the_daemon_neither_live_nor_ready() -> None:
     with Monitor("broker", stuck_s=0.3) as monitor:
         address = served(monitor)
         monitor.health.started()
@@ -129,7 +129,7 @@ async def test_a_loop_that_is_stuck_is_told_of() -> None:
     assert ready[0] == 200
 
 
-async def test_totals_are_few_and_everything_is_there_if_it_is_asked_for(monitor: Monitor) -> None:
+async def test_metrics_has_totals_and_metrics_all_has_each_stream(monitor: Monitor) -> None:
     monitor.add(OfStreams(3))
     Counter("chunks_appended", "Chunks.", registry=monitor.registry).inc(3)
     address = served(monitor)
@@ -147,7 +147,7 @@ async def test_totals_are_few_and_everything_is_there_if_it_is_asked_for(monitor
     assert '\nstreams_by_name{stream="a \\"stream\\" 2"} 2.0\n' in everything
 
 
-async def test_the_loop_goes_on_while_much_is_collected(monitor: Monitor) -> None:
+async def test_collecting_many_metrics_does_not_block_the_loop(monitor: Monitor) -> None:
     monitor.add(OfStreams(20_000))
     worst_s = 0.0
     collecting = asyncio.create_task(monitor.collect(everything=True))
@@ -161,7 +161,7 @@ async def test_the_loop_goes_on_while_much_is_collected(monitor: Monitor) -> Non
     assert worst_s < 1
 
 
-async def test_the_room_on_disks_is_shown(tmp_path: object) -> None:
+async def test_the_free_space_of_disks_is_shown(tmp_path: object) -> None:
     with Monitor("broker", [tmp_path, "/none"]) as monitor:  # type: ignore[list-item]
         _, text = await get(served(monitor), "/metrics")
 
@@ -170,7 +170,7 @@ async def test_the_room_on_disks_is_shown(tmp_path: object) -> None:
     assert 'path="/none"' not in text
 
 
-async def test_two_daemons_of_one_process_do_not_mix(monitor: Monitor) -> None:
+async def test_two_daemons_of_one_process_have_separate_metrics(monitor: Monitor) -> None:
     with Monitor("broker") as other:
         Counter("chunks_appended", "Chunks.", registry=monitor.registry).inc(3)
         _, mine = await get(served(monitor), "/metrics")
@@ -180,7 +180,7 @@ async def test_two_daemons_of_one_process_do_not_mix(monitor: Monitor) -> None:
     assert "chunks_appended_total" not in others
 
 
-async def test_nothing_listens_unless_it_is_asked_to() -> None:
+async def test_a_monitor_without_a_port_does_not_listen() -> None:
     before = {thread.name for thread in threading.enumerate()}
     with Monitor("broker") as monitor:
         assert monitor.serve("127.0.0.1", None) == {}
@@ -224,7 +224,7 @@ def values(response: daemon_pb2.ReadFiguresResponse) -> dict[tuple[str, ...], fl
     return {(figure.name, *figure.labels): figure.value for figure in response.figures}
 
 
-async def test_figures_are_those_of_prometheus_without_a_port(monitor: Monitor) -> None:
+async def test_figures_over_rpc_agree_with_prometheus_without_a_port(monitor: Monitor) -> None:
     Counter("chunks", "Chunks.", ["kind"], registry=monitor.registry).labels("new").inc(3)
     monitor.add(OfStreams(2))
     first = await ask(monitor, api.READ_FIGURES, daemon_pb2.ReadFiguresRequest())
@@ -241,7 +241,7 @@ async def test_figures_are_those_of_prometheus_without_a_port(monitor: Monitor) 
     assert not second.streams
 
 
-async def test_streams_come_in_as_many_answers_as_are_asked_for(monitor: Monitor) -> None:
+async def test_figures_of_streams_are_read_in_pages(monitor: Monitor) -> None:
     monitor.watch_streams(Numbered(STREAMS_AT_ONCE_MAX + 2))
 
     async def read(streams_max: int, after: int = 0) -> tuple[list[int], bool]:
@@ -257,7 +257,7 @@ async def test_streams_come_in_as_many_answers_as_are_asked_for(monitor: Monitor
     assert await read(10, (1 << 64) - 1) == ([], False)
 
 
-async def test_who_watches_live_leaves_the_worst_wait_to_prometheus(monitor: Monitor) -> None:
+async def test_reading_figures_leaves_the_loop_lag_to_prometheus(monitor: Monitor) -> None:
     address = served(monitor)
     found = values(await ask(monitor, api.READ_FIGURES, daemon_pb2.ReadFiguresRequest()))
 
@@ -265,7 +265,7 @@ async def test_who_watches_live_leaves_the_worst_wait_to_prometheus(monitor: Mon
     assert "\nkera_loop_lag_seconds " in (await get(address, "/metrics"))[1]
 
 
-async def test_what_hangs_takes_one_thread_however_often_it_is_asked() -> None:
+async def test_a_hanging_source_takes_one_thread_for_all_requests() -> None:
     go_on, asked = threading.Event(), 0
 
     def hangs() -> list[int]:
@@ -282,7 +282,7 @@ async def test_what_hangs_takes_one_thread_however_often_it_is_asked() -> None:
         await asyncio.sleep(0)
 
 
-def test_what_is_rendered_in_parts_is_what_it_is_in_one() -> None:
+def test_rendering_in_parts_gives_the_text_of_rendering_at_once() -> None:
     registry = CollectorRegistry()
     counter = Counter("chunks", "Chunks,\nin lines.", ["stream"], registry=registry)
     for number in range(3 * SAMPLES_AT_ONCE):

@@ -1,4 +1,4 @@
-"""Schemas of Arrow: columns are added, and become wider."""
+"""Schemas of Arrow: columns can be added, and can become wider."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def deep(levels: int) -> pa.DataType:
         (of(*((f"c{n}", pa.struct([("x", pa.int8())])) for n in range(900))).text[:-400], "not an Arrow schema"),
     ],
 )
-def test_what_is_no_schema_is_refused(definition: str, said: str) -> None:
+def test_an_invalid_schema_is_refused(definition: str, said: str) -> None:
     with pytest.raises(InvalidSchema, match=said):
         Definition(SchemaType.ARROW, definition).parsed()
 
@@ -61,7 +61,7 @@ WIDER = [
 
 
 @pytest.mark.parametrize(("narrow", "wide"), WIDER)
-def test_types_become_wider(narrow: pa.DataType, wide: pa.DataType) -> None:
+def test_types_may_become_wider(narrow: pa.DataType, wide: pa.DataType) -> None:
     assert backward(of(("a", narrow)), of(("a", wide))) == []
     assert forward(of(("a", wide)), of(("a", narrow))) == []
 
@@ -83,11 +83,11 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(("old", "new"), OTHERS)
-def test_types_become_nothing_else(old: pa.DataType, new: pa.DataType) -> None:
+def test_other_changes_of_types_are_incompatible(old: pa.DataType, new: pa.DataType) -> None:
     assert backward(of(("a", old)), of(("a", new))) == [f"field a: {new}, was {old}"]
 
 
-def test_columns_are_only_added_and_may_be_null_then() -> None:
+def test_columns_may_only_be_added_and_have_to_be_nullable() -> None:
     one, two = ("a", pa.int8()), ("b", pa.int8())
     assert backward(of(one), of(one, two)) == forward(of(one), of(one, two)) == []
     assert backward(of(one, two), of(one)) == ["field b: is gone: columns are only added"]

@@ -1,4 +1,4 @@
-"""What schemas of Avro may be, and which read what was written with another."""
+"""Schemas of Avro: valid ones, and which can read values of another."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ GOOD = [
 
 
 @pytest.mark.parametrize("schema", GOOD)
-def test_a_schema_of_the_specification_is_taken_and_readers_take_it(schema: Any) -> None:
+def test_a_valid_schema_is_accepted_here_and_by_fastavro(schema: Any) -> None:
     avro(schema).parsed()
     fastavro.parse_schema(json.loads(json.dumps(schema)))
 
@@ -112,7 +112,7 @@ BAD: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("schema", "said"), BAD, ids=[said for _, said in BAD])
-def test_what_is_no_schema_is_refused(schema: Any, said: str) -> None:
+def test_an_invalid_schema_is_refused(schema: Any, said: str) -> None:
     with pytest.raises(InvalidSchema) as caught:
         avro(schema)._replace(text=json.dumps(schema, separators=(",", ":"))).parsed()
     assert said in caught.value.message
@@ -131,12 +131,12 @@ def test_what_is_no_schema_is_refused(schema: Any, said: str) -> None:
         ('{"a":' * 5000, "nested deeper than 64"),
     ],
 )
-def test_what_is_no_json_is_refused(text: str, said: str) -> None:
+def test_invalid_json_is_refused(text: str, said: str) -> None:
     with pytest.raises(InvalidSchema, match=said):
         avro("int")._replace(text=text).parsed()
 
 
-def test_brackets_in_texts_are_none() -> None:
+def test_brackets_within_strings_do_not_count_as_nesting() -> None:
     avro(record(("a", "string", '[[[[{{{{\\"' * 100))).parsed()
 
 
@@ -173,7 +173,7 @@ COMPATIBLE: list[tuple[Any, Any]] = [
 
 
 @pytest.mark.parametrize(("writer", "reader"), COMPATIBLE)
-def test_what_the_specification_resolves_is_compatible(writer: Any, reader: Any) -> None:
+def test_schemas_that_the_specification_resolves_are_compatible(writer: Any, reader: Any) -> None:
     assert backward(avro(writer), avro(reader)) == []
     assert forward(avro(reader), avro(writer)) == []
 
@@ -245,7 +245,7 @@ DIFFERENT: list[tuple[Any, Any, list[str], list[str]]] = [
 
 
 @pytest.mark.parametrize(("old", "new", "in_reading", "of_readers"), DIFFERENT)
-def test_what_it_does_not_is_named_by_field_and_reason(
+def test_incompatible_changes_are_named_by_field_and_reason(
     old: Any, new: Any, in_reading: list[str], of_readers: list[str] | None
 ) -> None:
     assert backward(avro(old), avro(new)) == in_reading
@@ -268,7 +268,7 @@ def fails_to_read(writer: Any, reader: Any, value: Any) -> bool:
 @pytest.mark.parametrize(
     ("writer", "reader", "said"),
     [
-        # A type that is spelled out on one side and named on the other, where one has a union and the other has none.
+        # One side defines a type where the other names it, and only one of them has a union.
         (record(("x", ENUM), ("y", "E")), record(("y", ["null", ENUM])), "define it in the same place"),
         (record(("y", ENUM)), record(("z", ENUM, "A"), ("y", ["null", "E"])), "define it in the same place"),
         (
@@ -279,7 +279,7 @@ def fails_to_read(writer: Any, reader: Any, value: Any) -> bool:
         (record(("a", ["string", "bytes"])), record(("a", ["string", "bytes"]), ("b", "int", 0)), "string, was bytes"),
     ],
 )
-def test_what_readers_in_python_do_not_resolve_is_said(writer: Any, reader: Any, said: str) -> None:
+def test_changes_that_fastavro_cannot_resolve_are_incompatible(writer: Any, reader: Any, said: str) -> None:
     value = {"x": "A", "y": "A", "a": b"\xff", "b": 1}
     if "int" in json.dumps(writer):
         value["a"] = 1
@@ -287,7 +287,7 @@ def test_what_readers_in_python_do_not_resolve_is_said(writer: Any, reader: Any,
     assert said in " ".join(backward(avro(writer), avro(reader)))
 
 
-def test_types_that_have_each_other_in_them_for_ever_are_refused() -> None:
+def test_types_nested_too_deep_by_reference_are_refused() -> None:
     kinds: list[Any] = [record(name="R0")]
     kinds += [record(("a", f"R{n - 1}"), name=f"R{n}") for n in range(1, 300)]
     old, new = record(("one", kinds), ("x", "R299"), name="Z"), record(("two", kinds, {}), ("x", "R299"), name="Z")
@@ -295,14 +295,14 @@ def test_types_that_have_each_other_in_them_for_ever_are_refused() -> None:
         backward(avro(old), avro(new))
 
 
-def test_a_comparison_that_would_take_too_long_is_given_up() -> None:
+def test_a_comparison_that_takes_too_long_is_refused() -> None:
     old = [{"type": "fixed", "name": f"F{n}", "size": 1} for n in range(2_000)]
     new = [{"type": "fixed", "name": f"G{n}", "size": 1} for n in range(2_000)]
     with pytest.raises(InvalidSchema, match="takes too long"):
         backward(avro(old), avro(new))
 
 
-def test_no_more_differences_are_told_than_anybody_reads() -> None:
+def test_the_number_of_reported_differences_is_limited() -> None:
     many = [(f"f{n}", "int") for n in range(200)]
     found = backward(avro(record()), avro(record(*many)))
     assert len(found) == 51

@@ -1,4 +1,4 @@
-"""What JSON Schemas may be, and which allow all that another one does."""
+"""JSON Schemas: valid ones, and which allow all values of another."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def of(*required: str, additional: Any = None, **properties: Any) -> dict[str, A
 
 
 def kinds(*names: str) -> dict[str, Any]:
-    """One of several objects, that are told apart by their kind."""
+    """One of several objects; their kind tells them apart."""
     return {"oneOf": [of("kind", kind={"const": name}, **{name: TEXT}) for name in names]}
 
 
@@ -53,7 +53,7 @@ DRAFT_7 = {"$schema": "http://json-schema.org/draft-07/schema#"}
         {"if": TEXT, "then": {"minLength": 3}, "else": True, "not": NULL, "x-ours": {"$ref": "http://not.looked.at"}},
     ],
 )
-def test_a_schema_is_taken(schema: Any) -> None:
+def test_a_valid_schema_is_accepted(schema: Any) -> None:
     json_schema(schema).parsed()
 
 
@@ -109,7 +109,7 @@ def test_a_schema_is_taken(schema: Any) -> None:
         ({"anyOf": [True] * (SCHEMAS_MAX + 1)}, "more than 10000 schemas"),
     ],
 )
-def test_what_is_no_schema_or_lies_elsewhere_is_refused(schema: Any, said: str) -> None:
+def test_an_invalid_schema_or_one_in_another_document_is_refused(schema: Any, said: str) -> None:
     with pytest.raises(InvalidSchema) as caught:
         json_schema(schema).parsed()
     assert said in caught.value.message
@@ -169,7 +169,7 @@ COMPATIBLE: list[tuple[Any, Any]] = [
 
 
 @pytest.mark.parametrize(("writer", "reader"), COMPATIBLE)
-def test_what_allows_at_least_as_much_reads(writer: Any, reader: Any) -> None:
+def test_a_schema_that_allows_at_least_as_much_is_compatible(writer: Any, reader: Any) -> None:
     assert backward(json_schema(writer), json_schema(reader)) == []
     assert forward(json_schema(reader), json_schema(writer)) == []
 
@@ -265,7 +265,7 @@ def test_what_allows_at_least_as_much_reads(writer: Any, reader: Any) -> None:
         ),
     ],
 )
-def test_what_allows_less_is_named_by_field_and_reason(old: Any, new: Any, said: str) -> None:
+def test_a_schema_that_allows_less_is_named_by_field_and_reason(old: Any, new: Any, said: str) -> None:
     found = backward(json_schema(old), json_schema(new))
     assert len(found) == 1
     assert found[0].startswith(said)
@@ -281,11 +281,11 @@ def test_what_allows_less_is_named_by_field_and_reason(old: Any, new: Any, said:
         (INTEGER, NUMBER, "the schema: number, was integer"),
     ],
 )
-def test_what_earlier_readers_do_not_allow_is_named(old: Any, new: Any, said: str) -> None:
+def test_changes_that_earlier_readers_do_not_allow_are_named(old: Any, new: Any, said: str) -> None:
     assert forward(json_schema(old), json_schema(new)) == [said]
 
 
-def test_alternatives_that_multiply_are_given_up() -> None:
+def test_a_comparison_of_too_many_alternatives_is_refused() -> None:
     product = {"allOf": [{"anyOf": [{"required": [f"a{i}_{j}"]} for j in range(8)]} for i in range(40)]}
     other = {"allOf": [{"anyOf": [{"required": [f"b{i}_{j}"]} for j in range(8)]} for i in range(40)]}
     with pytest.raises(InvalidSchema, match="takes too long"):
@@ -337,7 +337,7 @@ def of_model(model: type[pydantic.BaseModel]) -> Definition:
     return json_schema(model.model_json_schema())
 
 
-def test_models_of_pydantic_change_as_people_expect() -> None:
+def test_changes_of_pydantic_models_are_compared_as_expected() -> None:
     order = of_model(Order)
     for new in (Order, WithNote):
         assert backward(order, of_model(new)) == forward(order, of_model(new)) == []

@@ -1,4 +1,4 @@
-"""What sets of file descriptors may be, and which messages read what was written as another."""
+"""Sets of file descriptors: valid ones, and which messages can read values of another."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LABELS = {"optional": 1, "required": 2, "repeated": 3}
 def field(
     number: int, name: str, kind: str = "int32", label: str = "optional", oneof: int | None = None, default: str = ""
 ) -> FieldDescriptorProto:
-    """Of a scalar type, or of a message (``.M``) or an enum (``!E``)."""
+    """A field of a scalar type, of a message (``.M``) or of an enum (``!E``)."""
     made = FieldDescriptorProto(name=name, number=number, label=LABELS[label])  # type: ignore[arg-type]
     if kind[0] in ".!":
         made.type = FieldDescriptorProto.TYPE_MESSAGE if kind[0] == "." else FieldDescriptorProto.TYPE_ENUM
@@ -75,7 +75,7 @@ def file_of(module: Any) -> FileDescriptorProto:
     return file
 
 
-def test_sets_of_compilers_are_taken() -> None:
+def test_sets_of_files_by_compilers_are_accepted() -> None:
     imported = []
     for each in coordinator_pb2.DESCRIPTOR.dependencies:
         imported.append(FileDescriptorProto())
@@ -95,7 +95,7 @@ def test_sets_of_compilers_are_taken() -> None:
     assert parsed.root.name == "shop.v1.Other"
 
 
-def test_the_first_message_of_the_last_file_is_the_one() -> None:
+def test_the_default_message_is_the_first_of_the_last_file() -> None:
     assert protobuf(message(name="First"), message(name="Second")).parsed().root.name == "First"
 
 
@@ -140,7 +140,7 @@ BAD: list[tuple[Callable[[], Definition], str]] = [
 
 
 @pytest.mark.parametrize(("make", "said"), BAD, ids=[said for _, said in BAD])
-def test_what_is_no_set_is_refused(make: Callable[[], Definition], said: str) -> None:
+def test_an_invalid_set_is_refused(make: Callable[[], Definition], said: str) -> None:
     with pytest.raises(InvalidSchema) as caught:
         make().parsed()
     assert said in caught.value.message
@@ -174,7 +174,7 @@ COMPATIBLE = [
 
 
 @pytest.mark.parametrize(("writer", "reader"), COMPATIBLE)
-def test_what_reads_is_compatible(writer: Definition, reader: Definition) -> None:
+def test_messages_that_can_read_another_are_compatible(writer: Definition, reader: Definition) -> None:
     assert backward(writer, reader) == []
     assert forward(reader, writer) == []
 
@@ -235,15 +235,15 @@ DIFFERENT = [
 
 
 @pytest.mark.parametrize(("old", "new", "said"), DIFFERENT)
-def test_what_does_not_is_named_by_field_and_reason(old: Definition, new: Definition, said: list[str]) -> None:
+def test_incompatible_changes_are_named_by_field_and_reason(old: Definition, new: Definition, said: list[str]) -> None:
     assert backward(old, new) == said
 
 
-def test_a_field_goes_by_being_reserved() -> None:
+def test_a_field_may_be_removed_by_reserving_it() -> None:
     assert backward(of(field(4, "a")), reserving(number=4, name="a")) == []
 
 
-def test_what_earlier_readers_cannot_read_is_named() -> None:
+def test_changes_that_earlier_readers_cannot_read_are_named() -> None:
     required = of(field(1, "a", label="required"), syntax="proto2")
     assert forward(required, of(syntax="proto2")) == ["field a: is gone, and was required"]
     assert forward(reserving(number=4), of(field(4, "a"))) == ["field a: its number 4 was reserved"]
@@ -253,7 +253,7 @@ def test_what_earlier_readers_cannot_read_is_named() -> None:
     ]
 
 
-def test_fields_that_may_be_absent_are_in_no_oneof() -> None:
+def test_optional_fields_of_proto3_are_not_a_oneof() -> None:
     optional = [field(1, "a", oneof=0), field(2, "b", oneof=1)]
     for each in optional:
         each.proto3_optional = True

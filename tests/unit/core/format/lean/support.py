@@ -1,4 +1,4 @@
-"""A schema for payloads that are written by hand."""
+"""A schema for payloads that tests write by hand."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TYPES = {
 
 
 def type_of(node: Node) -> pa.DataType:
-    """The type of which a node is."""
+    """The Arrow type of a node."""
     within = [type_of(each) for each in node.fields]
     match node.kind:
         case Kind.LIST:
@@ -43,7 +43,7 @@ def type_of(node: Node) -> pa.DataType:
 
 
 def known_for(payload: bytes, records: int, *, compressed: bool = False, bytes_max: int) -> Known:
-    """What is known of the schema that the nodes of a payload say; of no columns where they say none."""
+    """The known schema of a payload by its nodes; without columns where the nodes are invalid."""
     try:
         layout = read_layout(payload, records, compressed=compressed, body_bytes_max=bytes_max)
         columns = [(str(at), type_of(node)) for at, node in enumerate(layout.columns)]
@@ -53,6 +53,6 @@ def known_for(payload: bytes, records: int, *, compressed: bool = False, bytes_m
 
 
 def checked(payload: bytes, records: int, *, compressed: bool = False, bytes_max: int) -> None:
-    """Check a payload with the schema that its nodes say. Raises `CorruptChunk`."""
+    """Check a payload with the schema of its nodes. Raises `CorruptChunk`."""
     known = known_for(payload, records, compressed=compressed, bytes_max=bytes_max)
     check(memoryview(payload), known, records, compressed=compressed, bytes_max=bytes_max)

@@ -1,4 +1,4 @@
-"""What is looked at in the buffers of a lean payload."""
+"""Checks of the buffers of a lean payload."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def offsets(*numbers: int) -> bytes:
     return struct.pack(f"<{len(numbers)}i", *numbers)
 
 
-def test_what_is_as_it_should_be_passes() -> None:
+def test_valid_payloads_pass() -> None:
     checked(bytes([Kind.TEXT, 4]), offsets(0, 1, 1, 4) + "aé!".encode(), 3)
     checked(bytes([Kind.TEXT | LENGTHS_1, 4]), bytes([1, 0, 3]) + "aé!".encode(), 3)
     checked(bytes([Kind.BINARY | LENGTHS_2, 4]), struct.pack("<3H", 1, 0, 3) + b"\xff" * 4, 3)
@@ -57,31 +57,31 @@ def test_what_is_as_it_should_be_passes() -> None:
         (bytes([Kind.BITS | ONE, 2]), b"", "a bit that is 2"),
     ],
 )
-def test_what_is_not_is_refused(nodes: bytes, body: bytes, says: str) -> None:
+def test_invalid_buffers_are_refused(nodes: bytes, body: bytes, says: str) -> None:
     with pytest.raises(CorruptChunk, match=says):
         checked(nodes, body, 3)
 
 
-def test_a_few_bytes_are_no_more_records_than_a_reader_has_time_for() -> None:
+def test_a_payload_of_few_bytes_with_too_many_records_is_refused() -> None:
     checked(bytes([Kind.NULL]), b"", RECORDS_WITHOUT_BYTES)
     with pytest.raises(CorruptChunk, match="0 bytes that say to be 65537 records"):
         checked(bytes([Kind.NULL]), b"", RECORDS_WITHOUT_BYTES + 1)
 
 
-def test_a_few_bytes_are_no_more_values_than_a_reader_has_memory_for() -> None:
+def test_a_payload_of_few_bytes_with_too_many_values_is_refused() -> None:
     same = bytes([Kind.FIXED_LIST]) + put_varint(100) + bytes([Kind.FIXED_8 | ONE]) + bytes(8)
     checked(same, b"", BYTES_MAX // 801)
     with pytest.raises(CorruptChunk, match="written out; at most 1048576 are taken"):
         checked(same, b"", BYTES_MAX // 801 + 1)
 
 
-def test_values_that_have_bytes_of_their_own_are_never_too_many() -> None:
+def test_many_values_that_have_their_own_bytes_pass() -> None:
     count = BYTES_MAX
     checked(bytes([Kind.BITS]), np.zeros(count // 8, np.uint8).tobytes(), count)
 
 
-def test_sizes_beyond_64_bits_are_refused_and_do_not_begin_again_at_0() -> None:
-    """2^24 - 1 nulls of 2^40 bytes each, and then as much as is left up to 2^64, in columns of a few bytes."""
+def test_sizes_beyond_64_bits_are_refused_and_do_not_overflow() -> None:
+    """2^24 - 1 nulls of 2^40 bytes each, and then the rest up to 2^64, in columns of a few bytes."""
     records, columns = (1 << 24) - 1, 1 << 13
     huge = pa.list_(pa.list_(pa.int8(), 1 << 20), (1 << 20) - 1)
     schema = pa.schema([("huge", huge), ("bits", pa.bool_())] + [(str(at), pa.large_binary()) for at in range(columns)])

@@ -1,4 +1,4 @@
-"""Lean payloads that are not those of the schema."""
+"""Lean payloads that do not fit the schema."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_more_or_fewer_columns_are_refused() -> None:
 
 
 @pytest.mark.parametrize("codec", ["lz4", "zstd"])
-def test_a_compressed_body_that_is_none_is_refused(codec: str) -> None:
+def test_a_damaged_compressed_body_is_refused_or_has_the_same_values(codec: str) -> None:
     made = batch(pa.array(range(1000), pa.int64()))
     payload = encode(made, codec, bytes_max=BYTES_MAX)
     assert payload is not None
@@ -66,7 +66,7 @@ def test_a_compressed_body_that_is_none_is_refused(codec: str) -> None:
 
 @pytest.mark.parametrize("codec", ["lz4", "zstd"])
 @pytest.mark.parametrize("beyond", [-1, 1, 60])
-def test_a_compressed_body_that_is_not_as_long_as_it_says_is_refused(codec: str, beyond: int) -> None:
+def test_a_compressed_body_with_a_wrong_length_is_refused(codec: str, beyond: int) -> None:
     node, body = bytes([Kind.FIXED_1]), bytes(1000)
     prefix = put_prefix(node, len(body) + beyond, compressed=True)
     payload = prefix + pa.compress(body, codec, asbytes=True)
@@ -74,7 +74,7 @@ def test_a_compressed_body_that_is_not_as_long_as_it_says_is_refused(codec: str,
         decoded(payload, pa.schema([("a", pa.int8())]), codec, len(body) + beyond)
 
 
-def test_a_type_has_all_nulls_whatever_it_is() -> None:
+def test_columns_of_nulls_only_are_encoded_for_any_type() -> None:
     made = batch(
         pa.nulls(2, pa.list_(pa.string())), pa.nulls(2, pa.int8()), pa.nulls(2, pa.map_(pa.string(), pa.int8()))
     )
@@ -94,7 +94,7 @@ def test_a_type_has_all_nulls_whatever_it_is() -> None:
     ],
     ids=str,
 )
-def test_nulls_that_would_be_far_more_than_they_say_are_refused_and_never_written(kind: pa.DataType) -> None:
+def test_nulls_that_become_too_large_are_refused_and_never_written(kind: pa.DataType) -> None:
     nulls = put_prefix(bytes([Kind.NULL]), 0, compressed=False)
     with pytest.raises(CorruptChunk, match="when each is written out"):
         decoded(nulls, pa.schema([("a", kind)]), records=1000)
@@ -111,7 +111,7 @@ def test_nulls_that_would_be_far_more_than_they_say_are_refused_and_never_writte
 @pytest.mark.parametrize(
     ("kind", "value"), [(pa.decimal128(3, 1), (1 << 70).to_bytes(16, "little")), (pa.time32("s"), b"\xff" * 4)], ids=str
 )
-def test_values_that_the_type_does_not_have_are_refused(kind: pa.DataType, value: bytes) -> None:
+def test_values_outside_the_range_of_the_type_are_refused(kind: pa.DataType, value: bytes) -> None:
     one = {4: Kind.FIXED_4, 16: Kind.FIXED_16}[len(value)] | Values.ONE << ENCODING_SHIFT
     payload = put_prefix(bytes([one]) + value, 0, compressed=False)
     with pytest.raises(CorruptChunk, match="do not fit the schema"):
@@ -124,14 +124,14 @@ HUGE = pa.list_(pa.list_(pa.int8(), 1 << 30), 1 << 30)
 
 
 def with_nulls(made: pa.Array, kind: pa.DataType) -> tuple[bytes, pa.Schema]:
-    """The payload of lists that look like maps, and the schema that says they are."""
+    """The payload of lists that look like maps, and a schema with maps."""
     payload = encode(batch(made), None, bytes_max=BYTES_MAX)
     assert payload is not None
     return payload, pa.schema([("c0", kind)])
 
 
 def validity_of_all(key: int) -> bytes:
-    """Two maps of one pair each, with bits that say of each key that it is there."""
+    """Two maps of one pair each, with validity bits that are set for each key."""
     nodes = [
         Kind.LIST | Places.SAME << ENCODING_SHIFT,
         2,
@@ -173,7 +173,7 @@ def test_a_map_with_null_keys_or_entries_is_refused_before_arrow_ends_the_proces
 
 @pytest.mark.usefixtures("either_core")
 @pytest.mark.parametrize("trusted", [False, True])
-def test_a_null_that_takes_more_than_any_memory_is_refused(trusted: bool) -> None:
+def test_a_null_larger_than_any_memory_is_refused(trusted: bool) -> None:
     schema = pa.schema([("c0", HUGE)])
     for nodes in ([Kind.NULL], [Kind.FIXED_LIST, *put_varint(1 << 30), Kind.NULL]):
         payload = put_prefix(bytes(nodes), 0, compressed=False)
@@ -185,7 +185,7 @@ def test_a_null_that_takes_more_than_any_memory_is_refused(trusted: bool) -> Non
 
 @pytest.mark.usefixtures("either_core")
 @pytest.mark.parametrize("within", [[Kind.NULL], [Kind.STRUCT, 2, Kind.NULL, Kind.NULL]], ids=["entries", "keys"])
-def test_a_writer_may_write_nulls_for_the_keys_of_maps_that_are_all_empty(within: list[int]) -> None:
+def test_nulls_for_the_keys_of_maps_that_are_all_empty_are_accepted(within: list[int]) -> None:
     nodes = bytes([Kind.LIST | Places.SAME << ENCODING_SHIFT, 0, *within])
     payload = put_prefix(nodes, 0, compressed=False)
     assert decoded(payload, pa.schema([("c0", MAP)])).to_pydict() == {"c0": [[], []]}
@@ -211,8 +211,8 @@ def test_nulls_of_a_column_that_is_not_nullable_are_refused_by_brokers_and_reade
 
 
 @pytest.mark.usefixtures("either_core")
-def test_what_is_within_a_column_that_is_not_nullable_may_be_null_as_arrow_has_it() -> None:
-    """Below a null of a struct or a list a child may have anything, so only whole columns are looked at."""
+def test_children_below_nulls_may_be_null_even_if_not_nullable() -> None:
+    """Below a null of a struct or a list a child may have any value, so the check is for whole columns only."""
     kind = pa.struct([pa.field("a", pa.int64(), nullable=False)])
     schema = pa.schema([pa.field("c0", kind), pa.field("c1", pa.list_(pa.int8()), nullable=False)])
     made = pa.RecordBatch.from_arrays(
@@ -227,7 +227,7 @@ def test_what_is_within_a_column_that_is_not_nullable_may_be_null_as_arrow_has_i
 
 
 def below_nulls(within: pa.DataType, value: int, rows: list[bool]) -> pa.RecordBatch:
-    """Lists of one value each, of which those that are False are null: the value is there below them."""
+    """Lists of one value each; the list is null where a row is False, and still has its value below."""
     numbers = np.full(len(rows), value, np.int64)
     values = pa.Array.from_buffers(within, len(rows), [None, pa.py_buffer(numbers)])
     offsets = pa.py_buffer(np.arange(len(rows) + 1, dtype=np.int32))
@@ -236,7 +236,7 @@ def below_nulls(within: pa.DataType, value: int, rows: list[bool]) -> pa.RecordB
 
 
 def list_payload(made: pa.RecordBatch) -> bytes:
-    """Its payload with the bits of its lists: an honest writer has a node of nulls where all of them are."""
+    """The batch's payload with validity bits for its lists: an honest writer has a node of nulls if all are null."""
     bits, _, _, values = made.column(0).buffers()
     nodes = [Kind.LIST | VALIDITY | Places.SAME << ENCODING_SHIFT, made.num_rows, Kind.FIXED_8]
     return put_prefix(bytes(nodes), 0, compressed=False) + bytes(bits).ljust(8, b"\0") + bytes(values)
@@ -244,8 +244,8 @@ def list_payload(made: pa.RecordBatch) -> bytes:
 
 @pytest.mark.usefixtures("either_core")
 @pytest.mark.parametrize("rows", [[True, False], [False, False]], ids=["some", "all"])
-def test_values_below_nulls_are_checked_as_others_are(rows: list[bool]) -> None:
-    """A time of day that there is not would come out of `flatten` or `values`."""
+def test_values_below_nulls_are_checked_like_others(rows: list[bool]) -> None:
+    """An invalid time of day would come out of `flatten` or `values`."""
     good, wrong = (below_nulls(pa.time64("us"), value, rows) for value in (5, 1 << 60))
     assert decoded(list_payload(good), good.schema).column(0).values.to_pylist()[1].microsecond == 5
     with pytest.raises(CorruptChunk, match="do not fit the schema"):

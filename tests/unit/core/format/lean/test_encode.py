@@ -1,4 +1,4 @@
-"""How large lean payloads are, and of what there are none."""
+"""The size of lean payloads, and the types that cannot have one."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def size_beside_values(batch: pa.RecordBatch) -> int:
     return len(payload) - sum(len(value) for value in batch.column("value").to_pylist())
 
 
-def test_ten_records_without_keys_take_next_to_nothing_beside_their_values() -> None:
+def test_ten_records_without_keys_add_few_bytes_to_their_values() -> None:
     assert size_beside_values(records(10, step_us=0)) == 16
     assert size_beside_values(records(10, spread=7, step_us=1000)) <= 64
 
 
-def test_many_small_columns_are_packed_and_large_ones_are_where_arrow_has_them() -> None:
+def test_small_columns_are_packed_and_large_ones_are_read_in_place() -> None:
     small, large = (records(count, spread=1) for count in (PACKED_VALUES_MAX, PACKED_VALUES_MAX + 1))
     assert size_beside_values(small) < 4 * PACKED_VALUES_MAX
     payload = pa.py_buffer(encode(large, None, bytes_max=BYTES_MAX))
@@ -56,17 +56,17 @@ def test_many_small_columns_are_packed_and_large_ones_are_where_arrow_has_them()
     ],
     ids=str,
 )
-def test_of_types_whose_values_lie_in_the_same_bytes_there_are_none(kind: pa.DataType) -> None:
+def test_types_whose_values_share_bytes_are_not_lean(kind: pa.DataType) -> None:
     assert not is_lean(pa.schema([("a", pa.int8()), ("b", kind)]))
 
 
-def test_a_batch_of_such_a_type_is_refused() -> None:
+def test_a_batch_of_a_type_that_is_not_lean_is_refused() -> None:
     batch = pa.RecordBatch.from_arrays([pa.array(["a"], pa.string_view())], ["a"])
     with pytest.raises(InvalidArgument, match="no lean payloads of string_view"):
         encode(batch, None, bytes_max=BYTES_MAX)
 
 
-def test_extension_types_are_what_they_are_stored_as() -> None:
+def test_extension_types_are_encoded_as_their_storage() -> None:
     kind: Any = pa.uuid()
     batch = pa.RecordBatch.from_arrays([pa.array([bytes(16), None, b"x" * 16], pa.binary(16)).cast(kind)], ["id"])
     assert is_lean(batch.schema)
@@ -75,7 +75,7 @@ def test_extension_types_are_what_they_are_stored_as() -> None:
     assert found.equals(batch)
 
 
-def test_what_no_reader_would_take_is_none() -> None:
+def test_a_batch_too_large_for_a_reader_is_not_encoded() -> None:
     assert encode(records(10, value_bytes=0, step_us=0), None, bytes_max=100) is None
     many = pa.RecordBatch.from_arrays([pa.nulls(1)] * 70_000, [str(at) for at in range(70_000)])
     assert encode(many, None, bytes_max=BYTES_MAX) is None

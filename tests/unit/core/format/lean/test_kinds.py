@@ -1,4 +1,4 @@
-"""Which kind of node a type is."""
+"""The kind of node for a type, and the size of its nulls."""
 
 import pyarrow as pa
 import pytest
@@ -26,11 +26,11 @@ from kera.core.format.lean.layout import Kind
     ],
     ids=str,
 )
-def test_a_type_is_of_a_kind(kind: pa.DataType, found: Kind | None) -> None:
+def test_each_type_has_its_kind(kind: pa.DataType, found: Kind | None) -> None:
     assert kind_of(kind) is found
 
 
-def test_what_is_within() -> None:
+def test_nested_and_stored_types_are_found() -> None:
     assert within(pa.list_(pa.int8())) == [pa.int8()]
     assert within(pa.map_(pa.string(), pa.int8()))[0].num_fields == 2
     assert storage_of(pa.uuid()) == pa.binary(16)
@@ -54,5 +54,5 @@ def test_what_is_within() -> None:
     ],
     ids=str,
 )
-def test_what_a_null_takes(kind: pa.DataType, size: int) -> None:
+def test_a_null_takes_the_bytes_of_its_type(kind: pa.DataType, size: int) -> None:
     assert null_bytes(kind) == size

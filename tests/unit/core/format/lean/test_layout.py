@@ -29,7 +29,7 @@ def payload(nodes: bytes, body: bytes = b"") -> bytes:
     return put_prefix(nodes, 0, compressed=False) + body
 
 
-def test_each_buffer_is_behind_the_one_before_where_its_numbers_may_be() -> None:
+def test_each_buffer_follows_the_previous_one_where_its_numbers_are_aligned() -> None:
     nodes = bytes([Kind.FIXED_1, Kind.FIXED_8 | VALIDITY, Kind.BINARY | SAME]) + put_varint(6)
     body_bytes = 8 + 24 + 6
 
@@ -43,7 +43,7 @@ def test_each_buffer_is_behind_the_one_before_where_its_numbers_may_be() -> None
     assert layout.written_bytes == 3 + 24 + (4 * 4 + 6)
 
 
-def test_what_is_within_a_list_has_as_many_values_as_the_lists_together() -> None:
+def test_the_node_within_a_list_has_the_values_of_all_lists_together() -> None:
     nodes = bytes([Kind.LIST | SAME, 6, Kind.FIXED_2 | ONE, 7, 0])
     layout = read_layout(payload(nodes), 3, compressed=False, body_bytes_max=BYTES_MAX)
     (column,) = layout.columns
@@ -51,7 +51,7 @@ def test_what_is_within_a_list_has_as_many_values_as_the_lists_together() -> Non
     assert (within.length, within.inline) == (6, b"\x07\0")
 
 
-def test_of_a_compressed_body_only_the_size_is_known() -> None:
+def test_a_compressed_body_has_only_a_size_and_its_limit_holds() -> None:
     whole = put_prefix(bytes([Kind.FIXED_4]), 12, compressed=True) + b"anything"
     layout = read_layout(whole, 3, compressed=True, body_bytes_max=12)
     assert (layout.body_at, layout.body_bytes) == (8, 12)
@@ -85,7 +85,7 @@ def test_of_a_compressed_body_only_the_size_is_known() -> None:
         (bytes([Kind.FIXED_LIST, 1] * (DEPTH_MAX + 2)), 0, f"more than {DEPTH_MAX} nodes within"),
     ],
 )
-def test_what_cannot_be_is_refused(nodes: bytes, body_bytes: int, says: str) -> None:
+def test_an_invalid_layout_is_refused(nodes: bytes, body_bytes: int, says: str) -> None:
     whole = payload(nodes, bytes(body_bytes))
     with pytest.raises(CorruptChunk, match=says):
         read_layout(whole, 3, compressed=False, body_bytes_max=BYTES_MAX)
@@ -103,7 +103,7 @@ def test_a_payload_that_is_cut_short_is_refused(size: int) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1, 127, 128, 300, 1 << 20, (1 << 40) - 1])
-def test_a_varint_is_that_of_protocol_buffers(number: int) -> None:
+def test_a_varint_is_encoded_as_in_protocol_buffers(number: int) -> None:
     found = put_varint(number)
     assert sum((byte & 0x7F) << 7 * at for at, byte in enumerate(found)) == number
     assert [byte >> 7 for byte in found] == [1] * (len(found) - 1) + [0]

@@ -1,8 +1,8 @@
-"""One suite over gRPC, frames over TCP and frames over unix sockets: what holds for a call whatever carries it.
+"""One suite over gRPC, frames over TCP and frames over unix sockets: promises for calls over any transport.
 
-A caller does not know by which transport a call goes, and a handler not by which it came; so a difference between
-transports that one of them could notice is a defect. The tests are in the other files of this folder; each runs over
-every transport, on each kind of event loop. What a transport has of its own is tested one folder up.
+Neither the caller nor the handler knows the transport of a call; so any difference between transports that one of
+them could notice is a defect. The tests are in the other files of this folder; each runs over every transport, on
+each kind of event loop. Tests of a single transport are one folder up.
 """
 
 import asyncio
@@ -34,13 +34,13 @@ EACH_METHOD = pytest.mark.parametrize(("method", "request_type"), METHODS, ids=[
 
 
 async def echoed(channel: Channel, number: int = 1, bulk: Any = ()) -> tuple[str, bytes]:
-    """What ECHO answers."""
+    """Call ECHO, and return the text and the bulk of its reply."""
     reply = await channel.submit(ECHO, numbered(number), bulk, timeout_s=TIMEOUT_S)
     return text_of(reply.message), b"".join(reply.bulk)
 
 
 async def failure(future: "asyncio.Future[Any]") -> KeraError:
-    """The error that a call ends with."""
+    """Await the error of a call."""
     with pytest.raises(KeraError) as caught:
         await future
     return caught.value

@@ -1,4 +1,4 @@
-"""Calls and replies: any size, any number, in order, deferred. See ``common.py`` for what this suite is."""
+"""Calls and replies: any size, any number, in order, deferred. ``common.py`` describes this suite."""
 
 import asyncio
 import weakref
@@ -32,7 +32,7 @@ from tests.unit.core.rpc.transports import (
 
 
 def pattern(size: int) -> bytes:
-    """Bytes in which a wrong offset or order shows."""
+    """Bytes that reveal a wrong offset or order."""
     counted = b"".join(index.to_bytes(4, "little") for index in range(4096))
     return (counted * (size // len(counted) + 1))[:size]
 
@@ -51,10 +51,10 @@ async def test_bulk_of_any_size_comes_back(wire: Wire, size: int) -> None:
     bulk = pattern(size)
 
     assert await echoed(channel, 1, [bulk]) == ("1", bulk)
-    assert await echoed(channel, 2, [bulk]) == ("2", bulk)  # whatever the first one has left behind
+    assert await echoed(channel, 2, [bulk]) == ("2", bulk)  # despite anything that the first one left behind
 
 
-async def test_bulk_is_given_in_pieces_of_any_kind(wire: Wire) -> None:
+async def test_bulk_may_be_given_in_pieces_of_any_kind(wire: Wire) -> None:
     await wire.serve({ECHO: echo})
     channel = await wire.connect()
     pieces = [
@@ -71,7 +71,7 @@ async def test_bulk_is_given_in_pieces_of_any_kind(wire: Wire) -> None:
     assert await echoed(channel, 1, pieces) == ("1", b"bytesbytearraymemoryview" + bytes(8) + b"Arrowsigned")
 
 
-async def test_the_bulk_of_a_reply_is_made_of_pieces_as_well(wire: Wire) -> None:
+async def test_the_bulk_of_a_reply_may_be_given_in_pieces(wire: Wire) -> None:
     def in_pieces(_call: EchoCall) -> EchoReply:
         return Reply(EchoResponse(), [memoryview(b"a" * 10), memoryview(b""), memoryview(b"b" * MIB)])
 
@@ -99,10 +99,10 @@ async def test_the_bulk_of_a_reply_belongs_to_the_caller(wire: Wire, size: int) 
 
     for index, reply in enumerate(replies):
         assert b"".join(reply.bulk) == bytes([index]) * size
-        assert pa.py_buffer(reply.bulk[0]).size == size  # which is how a batch is opened in it
+        assert pa.py_buffer(reply.bulk[0]).size == size  # as for opening a batch in it
 
 
-async def test_a_message_may_be_used_again_as_soon_as_it_was_submitted(wire: Wire) -> None:
+async def test_a_message_may_be_reused_right_after_submit(wire: Wire) -> None:
     await wire.serve({ECHO: echo, UNARY: unary_echo})
     channel = await wire.connect()
     message, unary = EchoRequest(), UnaryRequest()
@@ -117,7 +117,7 @@ async def test_a_message_may_be_used_again_as_soon_as_it_was_submitted(wire: Wir
     assert [(await reply).message.cluster_id for reply in unary_replies] == [str(number) for number in range(20)]
 
 
-async def test_a_handler_sees_who_calls_and_keeps_state_for_it(wire: Wire) -> None:
+async def test_a_handler_sees_its_peer_and_can_keep_state_for_it(wire: Wire) -> None:
     peers: list[Peer] = []
 
     def count(call: EchoCall) -> EchoReply:
@@ -191,7 +191,7 @@ async def test_calls_of_a_method_arrive_in_the_order_of_their_submission(wire: W
 
 
 @EACH_METHOD
-async def test_a_server_takes_a_bounded_number_of_calls_that_wait(
+async def test_a_server_takes_a_limited_number_of_waiting_calls(
     wire: Wire, method: Method[Any, Any], request_type: Any
 ) -> None:
     waiting: list[asyncio.Future[Any]] = []
@@ -208,7 +208,7 @@ async def test_a_server_takes_a_bounded_number_of_calls_that_wait(
     replies = [channel.submit(method, request_type(), timeout_s=TIMEOUT_S) for _ in range(total)]
     assert await settled(lambda: len(waiting)) == bound
 
-    await other.submit(OTHER_ECHO, numbered(0), timeout_s=TIMEOUT_S)  # others are served meanwhile
+    await other.submit(OTHER_ECHO, numbered(0), timeout_s=TIMEOUT_S)  # meanwhile the server serves others
 
     for answered in range(total):  # each answer makes room for the next call
         while len(waiting) <= answered:
@@ -235,7 +235,7 @@ async def test_deferred_replies_overtake_each_other(wire: Wire) -> None:
         assert text_of((await replies[number]).message) == f"answer {number}"
 
 
-async def test_a_call_that_waits_does_not_hold_up_others(wire: Wire) -> None:
+async def test_a_waiting_call_does_not_delay_others(wire: Wire) -> None:
     gate = asyncio.Event()
 
     async def wait() -> EchoReply:
@@ -253,7 +253,7 @@ async def test_a_call_that_waits_does_not_hold_up_others(wire: Wire) -> None:
     assert text_of((await late).message) == "late"
 
 
-async def test_memory_that_was_sent_is_let_go_of(wire: Wire) -> None:
+async def test_sent_memory_is_released(wire: Wire) -> None:
     let_go: list[str] = []
 
     def handle(_call: EchoCall) -> EchoReply:
@@ -275,8 +275,8 @@ async def test_memory_that_was_sent_is_let_go_of(wire: Wire) -> None:
     await eventually(lambda: sorted(let_go) == ["reply", "request"])
 
 
-async def test_however_much_is_asked_for_at_once_all_of_it_arrives(wire: Wire) -> None:
-    # More than the server holds for one client: it stops reading, and goes on. See test_slow_readers.py as well.
+async def test_all_replies_of_a_large_burst_arrive(wire: Wire) -> None:
+    # More than the server holds for one client: it stops reading, and goes on. See also test_slow_readers.py.
     answered = 0
     reply_bytes = MIB // 4
     block = memoryview(bytes(reply_bytes))
@@ -298,7 +298,7 @@ async def test_however_much_is_asked_for_at_once_all_of_it_arrives(wire: Wire) -
     assert answered == total
 
 
-async def test_a_handler_holds_its_connection_and_what_comes_over_it_waits(wire: Wire) -> None:
+async def test_requests_on_a_held_connection_wait_for_its_release(wire: Wire) -> None:
     peers: list[Peer] = []
 
     def hold(call: EchoCall) -> EchoReply:

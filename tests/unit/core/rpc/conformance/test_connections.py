@@ -1,4 +1,4 @@
-"""Time that is up, and connections that end. See ``common.py`` for what this suite is."""
+"""Timeouts, and connections that end. ``common.py`` describes this suite."""
 
 import asyncio
 from typing import Any
@@ -23,7 +23,7 @@ from tests.unit.core.rpc.transports import (
 
 
 @EACH_METHOD
-async def test_a_call_whose_time_is_up_is_uncertain(wire: Wire, method: Method[Any, Any], request_type: Any) -> None:
+async def test_a_call_that_times_out_is_uncertain(wire: Wire, method: Method[Any, Any], request_type: Any) -> None:
     waiting: list[asyncio.Future[Any]] = []
 
     def wait(_call: Call[Any]) -> "asyncio.Future[Any]":
@@ -39,14 +39,14 @@ async def test_a_call_whose_time_is_up_is_uncertain(wire: Wire, method: Method[A
     assert error.message == f"no answer from {wire.address} to {method.name} within 0.05 s"
     assert error.attributes == {"address": wire.address}
 
-    # The answer that comes too late is nobody's.
+    # The late answer is dropped.
     if waiting and not waiting[0].done():
         waiting[0].set_result(Reply(method.response()))
     assert text_of((await channel.submit(OTHER_ECHO, numbered(3), timeout_s=TIMEOUT_S)).message) == "3"
 
 
 @EACH_METHOD
-async def test_a_caller_may_give_up(wire: Wire, method: Method[Any, Any], request_type: Any) -> None:
+async def test_a_caller_may_cancel_a_call(wire: Wire, method: Method[Any, Any], request_type: Any) -> None:
     await wire.serve({method: lambda _: Reply(method.response()), OTHER_ECHO: echo})
     channel = await wire.connect()
 
@@ -57,7 +57,7 @@ async def test_a_caller_may_give_up(wire: Wire, method: Method[Any, Any], reques
 
 
 async def hold(wire: Wire) -> tuple[Any, Channel, dict[str, Any]]:
-    """A server whose handlers never answer, a channel to it, and what the handlers saw."""
+    """A server whose handlers never answer, a channel to it, and a record of the handlers."""
     seen: dict[str, Any] = {"calls": 0, "closed": 0, "futures": []}
 
     def wait(call: Call[Any]) -> "asyncio.Future[Any]":
@@ -72,7 +72,7 @@ async def hold(wire: Wire) -> tuple[Any, Channel, dict[str, Any]]:
     return server, await wire.connect(), seen
 
 
-async def test_closing_a_channel_makes_what_is_in_flight_uncertain(wire: Wire) -> None:
+async def test_closing_a_channel_makes_calls_in_flight_uncertain(wire: Wire) -> None:
     _, channel, seen = await hold(wire)
     in_flight: list[asyncio.Future[Any]] = [
         *(channel.submit(ECHO, numbered(1), timeout_s=TIMEOUT_S) for _ in range(3)),
@@ -97,7 +97,7 @@ async def test_closing_a_channel_makes_what_is_in_flight_uncertain(wire: Wire) -
 
 
 @EACH_METHOD
-async def test_a_client_that_is_gone_is_noticed_by_the_handlers(
+async def test_a_client_that_leaves_cancels_its_handlers(
     wire: Wire, method: Method[Any, Any], request_type: Any
 ) -> None:
     _, channel, seen = await hold(wire)
@@ -116,7 +116,7 @@ async def test_a_client_that_is_gone_is_noticed_by_the_handlers(
     await submitted
 
 
-async def test_a_server_that_is_gone_makes_what_is_in_flight_uncertain(wire: Wire) -> None:
+async def test_a_stopped_server_makes_calls_in_flight_uncertain(wire: Wire) -> None:
     server, channel, seen = await hold(wire)
     in_flight: list[asyncio.Future[Any]] = [
         channel.submit(ECHO, numbered(1), timeout_s=TIMEOUT_S),
@@ -133,7 +133,7 @@ async def test_a_server_that_is_gone_makes_what_is_in_flight_uncertain(wire: Wir
         assert error.message.count("connection to") == 1
 
 
-async def test_later_calls_to_a_server_that_is_gone_are_unavailable(wire: Wire) -> None:
+async def test_later_calls_to_a_stopped_server_are_unavailable(wire: Wire) -> None:
     server, channel, seen = await hold(wire)
     in_flight = channel.submit(ECHO, numbered(1), timeout_s=TIMEOUT_S)
     await eventually(lambda: seen["calls"] == 1)
@@ -142,7 +142,7 @@ async def test_later_calls_to_a_server_that_is_gone_are_unavailable(wire: Wire) 
 
     async def unavailable(method: Method[Any, Any], request: Any) -> bool:
         error = await failure(channel.submit(method, request, timeout_s=TIMEOUT_S))
-        assert isinstance(error, Uncertain | Unavailable)  # uncertain, as long as the end has not been noticed
+        assert isinstance(error, Uncertain | Unavailable)  # uncertain until the channel notices the end
         return type(error) is Unavailable
 
     for method, request_type in METHODS:
@@ -150,12 +150,12 @@ async def test_later_calls_to_a_server_that_is_gone_are_unavailable(wire: Wire) 
             await asyncio.sleep(0.01)
 
 
-async def test_a_server_that_never_was_there_is_unavailable(wire: Wire) -> None:
+async def test_an_address_without_a_server_is_unavailable(wire: Wire) -> None:
     server = await wire.serve({})
     await wire.stop(server)
 
     async def connect_and_call(method: Method[Any, Any], request: Any) -> None:
-        channel = await wire.connect()  # frames learn it here, gRPC connects only when there is something to send
+        channel = await wire.connect()  # frames fail here, gRPC connects only with the first call
         await channel.submit(method, request, timeout_s=TIMEOUT_S)
 
     for method, request_type in METHODS:
@@ -163,7 +163,7 @@ async def test_a_server_that_never_was_there_is_unavailable(wire: Wire) -> None:
             await connect_and_call(method, request_type())
 
 
-async def test_a_server_that_closes_sends_what_it_has_answered(wire: Wire) -> None:
+async def test_a_closing_server_sends_its_finished_replies(wire: Wire) -> None:
     replies: list[asyncio.Future[Any]] = []
     answered = 0
 
@@ -183,7 +183,7 @@ async def test_a_server_that_closes_sends_what_it_has_answered(wire: Wire) -> No
         assert b"".join((await reply).bulk) == bytes(64 * KIB)
 
 
-async def test_closing_a_server_takes_a_bounded_time_whatever_its_clients_do(wire: Wire) -> None:
+async def test_closing_a_server_with_calls_in_flight_takes_a_limited_time(wire: Wire) -> None:
     server, channel, seen = await hold(wire)
     submitted = channel.submit(ECHO, numbered(1), timeout_s=TIMEOUT_S)
     await eventually(lambda: seen["calls"] == 1)
@@ -195,7 +195,7 @@ async def test_closing_a_server_takes_a_bounded_time_whatever_its_clients_do(wir
     assert type(await failure(submitted)) is Uncertain
 
 
-async def test_a_server_can_take_the_place_of_one_that_was_closed(wire: Wire) -> None:
+async def test_a_new_server_serves_after_one_was_stopped(wire: Wire) -> None:
     for _ in range(3):
         server = await wire.serve({ECHO: echo})
         channel = await wire.connect()

@@ -1,4 +1,4 @@
-"""Errors arrive as they were raised, and defects are answered too. See ``common.py`` for what this suite is."""
+"""Errors arrive as they were raised, and defects get an answer too. ``common.py`` describes this suite."""
 
 import asyncio
 import gc
@@ -48,15 +48,15 @@ async def test_errors_arrive_as_they_were_raised(
 
 
 class Held:
-    """What a handler has in its hands when it fails."""
+    """An object that a handler holds when it fails."""
 
 
 @EACH_METHOD
 @pytest.mark.parametrize("deferred", [False, True], ids=["at once", "deferred"])
-async def test_what_a_refused_request_held_is_let_go_of_at_once(
+async def test_objects_of_a_refused_request_are_freed_at_once(
     wire: Wire, method: Method[Any, Any], request_type: Any, deferred: bool
 ) -> None:
-    """Not when somebody collects garbage: a message of half a megabyte may take thirty in memory."""
+    """Not only at the next garbage collection: a message of half a megabyte may take thirty in memory."""
     held: list[weakref.ref[Held]] = []
 
     def refuse(_call: Call[Any]) -> Reply[Any]:
@@ -86,7 +86,7 @@ async def test_what_a_refused_request_held_is_let_go_of_at_once(
 
 @EACH_METHOD
 @pytest.mark.parametrize("character", ["x", "ä", "\udce9"])
-async def test_an_error_with_much_to_say_arrives(
+async def test_an_error_with_a_long_message_arrives_shortened(
     wire: Wire, method: Method[Any, Any], request_type: Any, character: str
 ) -> None:
     def fail(_call: Call[Any]) -> Reply[Any]:
@@ -129,7 +129,7 @@ async def give_up_later(_call: Call[Any]) -> Any:
 
 
 def answer_with_another_message(_call: Call[Any]) -> Any:
-    return Reply(object())  # the defect that is to be answered
+    return Reply(object())  # the defect
 
 
 @EACH_METHOD
@@ -145,7 +145,7 @@ def answer_with_another_message(_call: Call[Any]) -> Any:
         (answer_with_another_message, "AttributeError"),
     ],
 )
-async def test_a_defect_of_a_handler_is_answered_and_ends_nothing(
+async def test_a_defect_of_a_handler_is_an_internal_error_and_the_channel_stays(
     wire: Wire, method: Method[Any, Any], request_type: Any, handler: Any, text: str
 ) -> None:
     await wire.serve({method: handler, OTHER_ECHO: echo})
@@ -158,7 +158,7 @@ async def test_a_defect_of_a_handler_is_answered_and_ends_nothing(
     assert text_of((await channel.submit(OTHER_ECHO, numbered(3), timeout_s=TIMEOUT_S)).message) == "3"
 
 
-async def test_an_error_is_only_about_its_own_call(wire: Wire) -> None:
+async def test_an_error_affects_only_its_own_call(wire: Wire) -> None:
     def some_fail(call: EchoCall) -> EchoReply:
         if call.message.chunk_count % 2:
             raise OutOfSequence("too early", number=call.message.chunk_count)

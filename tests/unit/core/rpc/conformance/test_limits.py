@@ -1,4 +1,4 @@
-"""What is too large is refused by its sender. See ``common.py`` for what this suite is."""
+"""The sender refuses messages that are too large. ``common.py`` describes this suite."""
 
 from typing import Any
 
@@ -72,7 +72,7 @@ def _length(value: int) -> bytes:
     return out + bytes([value])
 
 
-async def test_a_reply_over_the_limit_is_an_error_of_that_call_alone(wire: Wire) -> None:
+async def test_a_reply_over_the_limit_fails_only_its_own_call(wire: Wire) -> None:
     def inflate(call: EchoCall) -> EchoReply:
         return Reply(EchoResponse(), [memoryview(bytes(MIB + call.message.chunk_count))])
 
@@ -97,7 +97,7 @@ async def test_a_unary_reply_over_the_limit_is_an_error(wire: Wire) -> None:
     assert type(error) is RecordTooLarge
 
 
-async def test_a_request_over_the_receivers_limit_alone_is_uncertain_and_says_why(wire: Wire) -> None:
+async def test_a_request_over_the_receivers_limit_only_is_uncertain_with_the_reason(wire: Wire) -> None:
     await wire.serve({ECHO: echo}, bulk_bytes_max=MIB)
     channel = await wire.connect(bulk_bytes_max=16 * MIB)
 
@@ -107,7 +107,7 @@ async def test_a_request_over_the_receivers_limit_alone_is_uncertain_and_says_wh
     assert "over the limits" in error.message or "larger than max" in error.message
 
 
-async def test_bulk_for_a_method_that_takes_none_is_refused(wire: Wire) -> None:
+async def test_bulk_for_a_method_without_bulk_is_refused(wire: Wire) -> None:
     await wire.serve({UNARY: lambda _: Reply(UnaryResponse(), [memoryview(b"a")])})
     channel = await wire.connect()
 
