@@ -51,7 +51,7 @@ def unknown_commands(text: str, kera: Any) -> list[str]:
 
 
 def _unknown_word(command: Any, words: list[str]) -> str | None:
-    """The first word that is not a subcommand where one is wanted, or no option of the command."""
+    """The first word that is neither a subcommand, where one is expected, nor an option of the command."""
     options = {"--help", "--{}"}
     for word in words:
         subcommands = getattr(command, "commands", {})
@@ -71,7 +71,7 @@ def options_of(command: Any) -> set[str]:
 
 
 def all_options(command: Any) -> set[str]:
-    """Those of a command and of all its subcommands."""
+    """The options of a command and of all its subcommands."""
     below = (all_options(each) for each in getattr(command, "commands", {}).values())
     return options_of(command).union({"--help", "--no"}, *below)
 
@@ -82,7 +82,7 @@ def product_texts() -> Iterator[tuple[Path, str]]:
             yield path.relative_to(ROOT), text
 
 
-def test_every_command_that_the_product_names_exists() -> None:
+def test_every_command_named_by_the_product_exists() -> None:
     kera = kera_command()
     named = [(path, text) for path, text in product_texts() if NAMED.search(text)]
     folders = {path.parent for path in modules_of_packages()}
@@ -92,7 +92,7 @@ def test_every_command_that_the_product_names_exists() -> None:
     assert [f"{path}: {unknown}" for path, text in named for unknown in unknown_commands(text, kera)] == []
 
 
-def test_every_option_that_the_product_names_exists() -> None:
+def test_every_option_named_by_the_product_exists() -> None:
     known = all_options(kera_command()) | OF_OTHERS
 
     assert [
@@ -112,7 +112,7 @@ def test_every_option_that_the_product_names_exists() -> None:
         ),
     ],
 )
-def test_a_command_that_does_not_exist_is_found(text: str, unknown: str) -> None:
+def test_an_unknown_command_is_found(text: str, unknown: str) -> None:
     assert unknown_commands(text, example_app()) == [unknown]
 
 
@@ -126,7 +126,7 @@ def test_a_command_that_does_not_exist_is_found(text: str, unknown: str) -> None
         "kera group {} --help",
     ],
 )
-def test_a_command_that_exists_is_no_violation(text: str) -> None:
+def test_existing_commands_and_prose_are_no_violations(text: str) -> None:
     assert unknown_commands(text, example_app()) == []
 
 
