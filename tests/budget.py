@@ -23,14 +23,14 @@ LEAST_S = 60.0
 
 
 class Budget:
-    """A plugin of pytest, for the process that reports."""
+    """A plugin of pytest, for the reporting process."""
 
     def __init__(self, root: Path) -> None:
         self._file = root / DURATIONS
         self._tests: defaultdict[str, float] = defaultdict(float)
-        """Seconds of each test, by its name."""
+        """Seconds of each test, by name."""
         self._workers: defaultdict[str, float] = defaultdict(float)
-        """Seconds of each worker of pytest-xdist, by its name."""
+        """Seconds of each worker of pytest-xdist, by name."""
         self._slow: set[str] = set()
         """Names of tests that `make test` leaves out."""
 
@@ -77,5 +77,5 @@ class Budget:
 
 
 def _folder(name: str) -> str:
-    """``tests/unit`` of ``tests/unit/core/format/test_chunk.py::test_it``."""
+    """``tests/unit`` for ``tests/unit/core/format/test_chunk.py::test_it``."""
     return "/".join(name.split("/")[:2])

@@ -1,4 +1,4 @@
-"""The examples in the documentation: code in fences, and the commands in what a terminal shows."""
+"""The examples in the documentation: code in fences, and the commands in terminal sessions."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class Owner:
         return max((time for _, time, _ in self.log), default=LONG_AGO)
 
     def promise(self, now: int) -> tuple[int, int]:
-        """The promised time, and the place in the log from which the promise holds."""
+        """The promised time, and the place in the log where the promise starts."""
         promised = now - self.grace
         if promised > self.promised and promised > self.watermark:
             self.promised = promised

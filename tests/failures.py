@@ -15,7 +15,7 @@ FAILED_MAX = 3
 
 
 class Failures:
-    """A plugin of pytest, for the process that reports."""
+    """A plugin of pytest, for the reporting process."""
 
     def __init__(self, root: Path) -> None:
         self._file = root / FAILED
@@ -31,7 +31,7 @@ class Failures:
         if report.failed:
             self._failed[without_group(report.nodeid)] = None
 
-    @pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+    @pytest.hookimpl(optionalhook=True)  # a hook of pytest-xdist
     def pytest_testnodedown(self, error: object | None) -> None:
         """A worker that has died leaves tests that did not run."""
         self._whole = self._whole and error is None

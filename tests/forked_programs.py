@@ -80,7 +80,7 @@ SYS_CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
 
 
 class Forks:
-    """The process that forks, as the process of the tests sees it. Started by the main thread, which lives longest."""
+    """The tests' handle of the forking process. The main thread starts that process, because it lives longest."""
 
     def __init__(
         self, process: subprocess.Popen[Any] | None, requests: socket.socket, environment: Mapping[str, str]
@@ -96,7 +96,7 @@ class Forks:
     def new(cls, *, daemons: bool) -> Forks:
         """A new process with all imports. gRPC is only for daemons: it writes to logs, not to users of commands."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # Neither has threads of its own, which a fork would be without.
+        # These libraries start no threads then; a fork would lack them.
         alone = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
         with theirs:
             process = subprocess.Popen(
@@ -123,14 +123,14 @@ class Forks:
     def takes(self, argv: Sequence[str], environment: Mapping[str, str], directory: str) -> bool:
         """Whether this program can be forked."""
         names = [name for name in {*environment, *self._environment} if name.startswith(READ_AT_IMPORTS)]
-        if self._owner != os.getpid():  # a fork of the process of the tests: the child would not be its own
+        if self._owner != os.getpid():  # in a fork of the tests: a child would be that one's
             return False
         same = all(environment.get(name) == self._environment.get(name) for name in names)
         short = len("\0".join(argv).encode()) < COMMAND_LINE_BYTES and len(json.dumps(dict(environment))) < 100_000
         return same and short and os.access(directory, os.X_OK)
 
     def fork(self, request: Mapping[str, Any], streams: Sequence[int]) -> int:
-        """The process id of a new child of this process; `streams` are its standard ones."""
+        """Fork a new child of this process with `streams` as its standard ones; return its process id."""
         message = json.dumps(request).encode()
         descriptors = array.array("i", streams)
         with self._lock:
@@ -139,7 +139,7 @@ class Forks:
 
 
 def _is_keras(argv: Sequence[str]) -> bool:
-    """Whether an interpreter runs a program of KerA's with these arguments."""
+    """Whether an interpreter with these arguments runs a program of KerA."""
     if len(argv) < 3 or argv[0] != sys.executable:
         return False
     flag, program = argv[1:3]
@@ -158,7 +158,7 @@ _execute_child = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 
 @contextlib.contextmanager
 def forked_programs() -> Iterator[None]:
-    """Have programs forked from here on."""
+    """Fork programs within the block."""
     global _alone  # noqa: PLW0603 - there is one for the process
     if SYS_CLONE is None or os.environ.get("KERA_TESTS_FORK") == "0":
         yield
@@ -183,7 +183,7 @@ def begin_to_fork() -> None:
 
 @contextlib.contextmanager
 def started_alone() -> Iterator[None]:
-    """Have each program start with an interpreter of its own, as for users."""
+    """Start each program with a new interpreter within the block, as users do."""
     global _alone  # noqa: PLW0603 - as above
     _alone += 1
     try:
@@ -241,7 +241,7 @@ def _fork_beside() -> int:
 
 
 def _show(argv: Sequence[str]) -> None:
-    """Have `/proc` show this command line."""
+    """Make `/proc` show this command line."""
     start, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:47])
     text = b"".join(os.fsencode(each) + b"\0" for each in argv)[: end - start]
     ctypes.memset(start, 0, end - start)

@@ -69,7 +69,7 @@ class _Stream:
 
 @dataclass
 class Pusher(asyncio.Protocol):
-    """One connection, and its calls: each announces a message of `message_bytes`, and sends all but its last byte."""
+    """A connection and its calls; each call announces a message of `message_bytes`, and sends all but the last byte."""
 
     method: str
     message_bytes: int
@@ -87,7 +87,7 @@ class Pusher(asyncio.Protocol):
     _paused: bool = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass, but works
         transport.write(PREFACE + frame(SETTINGS, 0, 0))
         pairs = [
             (b":method", b"POST"),

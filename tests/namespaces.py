@@ -38,7 +38,7 @@ class Host(NamedTuple):
     name: str
     address: str
     keeper: int
-    """Id of the process that keeps the namespaces."""
+    """Id of the process that keeps the namespaces alive."""
     network: str
     """The network's identity, as the links in ``/proc`` have it."""
 
@@ -123,12 +123,12 @@ def host_alone(name: str, number: int) -> Iterator[Host]:
 
 
 def _kill_all(host: Host) -> bool:
-    """Whether there was a process on the host, besides its keeper."""
+    """Kill the processes of a host but its keeper; return whether there were any."""
     found = False
     for process in Path("/proc").iterdir():
         if not process.name.isdecimal() or process.name == str(host.keeper):
             continue
-        with suppress(OSError):  # it has just ended
+        with suppress(OSError):  # the process has just ended
             if str((process / "ns" / "net").readlink()) == host.network:
                 os.kill(int(process.name), signal.SIGKILL)
                 found = True

@@ -42,7 +42,7 @@ def twin_of(function: Any) -> Callable[..., Any] | None:
 
 
 def accelerated(*modules: ModuleType) -> dict[str, Callable[..., Any]]:
-    """Functions of the extension that modules define or import, by their names; empty without the extension."""
+    """Functions of the extension that modules define or import, by name; empty without the extension."""
     return {name: each for module in modules for name, each in vars(module).items() if twin_of(each) is not None}
 
 
@@ -76,7 +76,7 @@ def outcome(function: Callable[..., Any], *arguments: Any, **named: Any) -> Outc
 
 
 class Refused(Exception):
-    """The extension asks its twin, as it cannot tell that its arguments are fine."""
+    """The extension leaves the call to its twin, because it is not sure that the arguments are fine."""
 
 
 def alone(name: str) -> Callable[..., Any]:

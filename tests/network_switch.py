@@ -85,7 +85,7 @@ class Wires:
         self._links = dict.fromkeys(self._links, WHOLE)
 
     def send(self, from_: int, to: int, frame: bytes, now_s: float) -> bool:
-        """Whether a frame arrives at once; if not, it is lost or comes with `arrived`."""
+        """Return whether a frame arrives at once; if not, it is lost, or `arrived` returns it later."""
         link = self._links[from_, to]
         if link.is_cut or (link.loss and self._random.random() < link.loss):
             return False
@@ -99,7 +99,7 @@ class Wires:
         return False
 
     def arrived(self, now_s: float) -> Iterator[tuple[int, bytes]]:
-        """Frames that were delayed long enough, with the hosts that they are for."""
+        """Frames whose delay has passed, with their receiving hosts."""
         while self._under_way and self._under_way[0][0] <= now_s:
             _, _, to, frame = heapq.heappop(self._under_way)
             yield to, frame
@@ -208,7 +208,7 @@ class _Switching:
             except BlockingIOError:
                 return
             now_s = time.monotonic()
-            if frame[:6] == _BROADCAST:  # who has this address?
+            if frame[:6] == _BROADCAST:  # a question for the owner of an address
                 receivers = [to for to in range(len(self._cards)) if to != from_]
             else:
                 receivers = [frame[5]] if frame[:5] == _mac(0)[:5] and frame[5] < len(self._cards) else []
@@ -217,7 +217,7 @@ class _Switching:
                     self._deliver(to, frame)
 
     def _deliver(self, to: int, frame: bytes) -> None:
-        with contextlib.suppress(OSError):  # its card is not up yet, or takes no more
+        with contextlib.suppress(OSError):  # the card is not up yet, or its queue is full
             os.write(self._cards[to], frame)
 
 

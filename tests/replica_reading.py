@@ -25,7 +25,7 @@ PARALLEL_MAX = 2
 Streamlets = Mapping[int, Collection[int]]
 """Streamlets by stream; an empty collection: all of the stream."""
 Take = Callable[[ChunkHeader, memoryview], Awaitable[None]]
-"""Takes the bytes of a chunk, for as long as it runs. Several may run at the same time."""
+"""Takes the bytes of a chunk, which are valid while it runs. Several calls may run at the same time."""
 
 
 class Unread(NamedTuple):
@@ -33,15 +33,15 @@ class Unread(NamedTuple):
 
     virtual_segment_id: int
     reasons: tuple[str, ...]
-    """One for each replica."""
+    """A reason for each replica."""
 
 
 class Run(NamedTuple):
-    """Chunks that follow each other in one segment."""
+    """Consecutive chunks in one segment."""
 
     address: SegmentAddress
     start: int | None
-    """Position of the first one within the segment, in bytes. None: not known, as chunks before it are missing."""
+    """Position of the first chunk within the segment, in bytes. None: unknown, because chunks before it are missing."""
     chunks: Headers
 
     @property
@@ -66,7 +66,7 @@ class ReplicasRead:
     """Virtual segments whose closed replicas have different lengths or checksums."""
     unread: list[Unread] = field(default_factory=list)
     backups_failed: dict[int, str] = field(default_factory=dict)
-    """Backups that did not answer (any more), and why."""
+    """Backups that did not answer, or stopped answering, with the reasons."""
 
 
 async def read_replicas(
@@ -94,7 +94,7 @@ async def read_replicas(
 
 
 class _Reading:
-    """One run of `read_replicas`."""
+    """A run of `read_replicas`."""
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ def _told(found: Recovered, came: Counter[ChunkHeader]) -> ReplicasRead:
             if end != first:
                 result.gaps.append((EntryId(*address[:3]), end, first))
         sizes = chunk_bytes(chunks)
-        # A durable head cannot be behind its own chunk: then chunks before it are missing.
+        # A durable head cannot be after its own chunk: if it seems to be, chunks before it are missing.
         whole = bool((column(chunks, "durable_head") <= sizes.cumsum() - sizes).all())
         is_first = before is None or before.address != address
         result.runs.append(Run(address, 0 if whole and is_first else None, chunks))

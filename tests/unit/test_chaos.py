@@ -90,7 +90,7 @@ def test_a_failed_program_reports_all_errors_the_logs_and_the_command_to_repeat_
     assert "PASSED" not in said
 
 
-def test_the_command_to_repeat_a_run_quotes_kinds_and_omits_unused_options(
+def test_a_failed_program_without_rounds_names_no_round_and_quotes_its_kinds(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     async def work(_: Run) -> None:

@@ -8,7 +8,7 @@ from scripts.coverage_table import fallen, package_of, per_package, table
 
 
 def file(lines_run: int, branches_run: int) -> dict[str, Any]:
-    """The summary of a file with ten lines and ten branches, of which some were run."""
+    """The summary of a file with ten lines and ten branches, and of those that ran."""
     counts = {"num_statements": 10, "covered_lines": lines_run, "num_branches": 10, "covered_branches": branches_run}
     return {"summary": counts}
 

@@ -160,7 +160,9 @@ def test_a_package_has_a_file_with_its_commit(
     assert (Path(written).read_text(), place) == ("0123abc\n", name)
 
 
-def test_a_package_of_an_unknown_commit_has_no_such_file(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_of_an_unknown_commit_has_no_file_of_the_commit(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert build(module, monkeypatch, target="sdist") == {"force_include": {}}
 
 

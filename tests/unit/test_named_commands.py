@@ -1,4 +1,4 @@
-"""Every command of `kera` that the product names in a message, a hint or a help text exists, with its options.
+"""Commands of `kera` in messages, hints and help texts of the product exist, with their options.
 
 The commands are found in the string literals of the packages, and checked against the real command line.
 """
@@ -17,7 +17,7 @@ from tests.unit.test_tidy import ROOT, example_app, kera_command, modules_of_pac
 
 OTHER_TEXTS = {".html", ".java", ".js"}
 NAMED = re.compile(r"(?<![\w./:@'-])kera((?:\s+(?:(?:--)?\{\}|[\w./:=\[\]<>|*-]+|…))+)")
-"""`kera` and the words after it, up to the next punctuation mark. `{}` stands for a value that a message fills in."""
+"""`kera` and the words after it, up to the next punctuation mark. `{}` stands for a value in a message."""
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z_-]*[a-z]")
 OF_OTHERS = {
     *("--jars", "--shm-size"),
@@ -29,7 +29,7 @@ PROSE = {"and", "has", "in", "is", "metadata", "source", "sources"}
 
 
 def texts(module: str) -> Iterator[str]:
-    """The string literals of a module; `{}` stands for what an f-string fills in."""
+    """The string literals of a module; `{}` stands for a value in an f-string."""
     tree = parsed(module)
     parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     for node in ast.walk(tree):
@@ -61,7 +61,7 @@ def _unknown_word(command: Any, words: list[str]) -> str | None:
                 return word
         elif word in subcommands:
             command = subcommands[word]
-        elif subcommands:  # a word is wrong here; a placeholder, such as COMMAND, ends what can be checked
+        elif subcommands:  # a plain word is wrong here; a check cannot continue after a placeholder, such as COMMAND
             return word if re.fullmatch(r"[a-z][a-z-]*", word) else None
     return None
 

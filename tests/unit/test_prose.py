@@ -48,7 +48,7 @@ DOCSTRINGS_LEFT = {
     "demo": 0,
     "scripts": 0,
 }
-"""Docstrings of each package that begin so, without naming their subject. Lower the counts; never raise one."""
+"""Docstrings of each package that match, without naming their subject. Lower the counts; never raise one."""
 
 
 CODE_LIMIT = 3
@@ -71,7 +71,7 @@ HEAD_ALONE_LEFT = {
     "spark_connector": 0,
     "tests": 30,
 }
-"""Docstrings of each tree that say nothing but where to read on. Lower the counts; never raise one."""
+"""Docstrings of each tree that only refer to the module head. Lower the counts; never raise one."""
 
 
 MESSAGE_RIDDLES = [
@@ -81,7 +81,7 @@ MESSAGE_RIDDLES = [
     re.compile(r"\b(?:there is not|has nothing|is none|are none|so many|so much|so long|nobody|no good)\b"),
 ]
 MESSAGES_LEFT = {"backup": 0, "broker": 0, "client": 0, "coordinator": 0, "core": 0, "spark_connector": 0}
-"""Texts of errors, logs, helps and metrics that have to be read twice, by tree. Lower the counts; never raise one."""
+"""Number of riddles in errors, logs, helps and metrics, by tree. Lower the counts; never raise one."""
 LOG_METHODS = {"debug", "info", "warning", "error", "exception", "critical"}
 MESSAGE_CALLS = re.compile(r"(Error|Exception|Parameter|Refused|NotAllowed|Family)$")
 MESSAGE_ARGUMENTS = {"help", "description", "message", "reason"}

@@ -1,4 +1,4 @@
-"""Small files in which daemons and tools keep their state, each with every kind of damage.
+"""Small files with the state of daemons and tools, each with every kind of damage.
 
 A file that has a copy is rewritten from it. A file without a copy is refused with an error that names it, or is known
 to be gone. A damaged file never yields a value that was not written.

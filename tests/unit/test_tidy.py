@@ -75,7 +75,7 @@ def text_of(path: Path) -> str:
 
 @functools.cache
 def parsed(text: str) -> ast.Module:
-    """Several rules look at the same modules."""
+    """Cached, because several rules look at the same modules."""
     return ast.parse(text)
 
 
@@ -191,7 +191,7 @@ WALL_CLOCK_OF_JAVA = re.compile(
 
 
 def wall_clock_reads(text: str) -> list[str]:
-    """Lines that read the wall clock, through `kera.core.base.clock` or past it."""
+    """Lines that read the wall clock, through `kera.core.base.clock` or directly."""
     if not re.search(r"import time|from time|datetime|date\b|now_us", text):  # parsing all modules takes long
         return []
     lines = text.splitlines()
@@ -254,7 +254,7 @@ def test_a_read_of_the_wall_clock_in_java_is_found() -> None:
 
 
 def is_sleep(node: ast.AST) -> bool:
-    """Whether `node` calls the sleep of time or asyncio. Sleeping for 0 only lets others run."""
+    """Whether `node` calls the sleep of time or asyncio. A sleep of 0 only lets others run."""
     match node:
         case ast.Call(args=[ast.Constant(value=0)]):
             return False
@@ -532,7 +532,7 @@ def documents() -> list[Path]:
 
 
 def shell_lines(markdown: str) -> Iterator[str]:
-    """Lines of shell in the code blocks, and inline code. Of a block with prompts, only the lines with one."""
+    """Shell lines in code blocks, and inline code. A block with prompts counts only its lines with a prompt."""
     for _, language, block in FENCE.findall(markdown):
         if language in SHELLS:
             lines = [line.strip() for line in block.replace("\\\n", " ").splitlines()]
@@ -548,7 +548,7 @@ def commands(markdown: str) -> Iterator[list[str]]:
         lexer.whitespace_split = True
         try:
             words = list(lexer)
-        except ValueError:  # a quote that is an apostrophe: no shell, but it may name a command
+        except ValueError:  # an apostrophe: the text is not shell, but may name a command
             words = line.split()
         command: list[str] = []
         for word in [*words, ";"]:
@@ -606,7 +606,7 @@ def unknown_word(command: Any, arguments: list[str]) -> str | None:
         subcommands = getattr(command, "commands", {})
         if argument in {"--help", "…", "..."}:
             continue
-        if argument.startswith("-") and argument != "-":  # which is standard input
+        if argument.startswith("-") and argument != "-":  # a dash is standard input
             name, equals, _ = argument.partition("=")
             options = {name: option for option in command.params for name in (*option.opts, *option.secondary_opts)}
             if name not in options:

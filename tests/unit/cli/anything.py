@@ -14,7 +14,7 @@ from kera.client.admin.quotas import Quota
 from kera.connect.importing import ImportedCursor
 
 MANY = 200
-"""Elements of an asynchronous iteration: more than a command prints without being asked to."""
+"""Elements of an asynchronous iteration: more than a command prints by default."""
 ANSWERS: dict[str, Any] = {
     "_client.access.default_quota()": Quota(),
     "_client.access.users()": [User("limited", quota=Quota(streams=1))],

@@ -97,7 +97,7 @@ def test_the_arenas_hold_a_round_and_brokers_share_it() -> None:
     assert one / 2 < arena_bytes_of(settings(brokers=2), segment_bytes) < one * 0.6
     assert arena_bytes_of(settings(record_bytes=("100", "1000")), segment_bytes) == one
     assert arena_bytes_of(settings(arena_bytes="1GiB"), segment_bytes) == 1 << 30
-    # At a fixed rate each record may be a chunk of its own.
+    # At a fixed rate, each chunk may have only one record.
     assert arena_bytes_of(settings(E2eSettings), segment_bytes) > 5000 * 1100
 
 

@@ -100,7 +100,7 @@ def test_backups_are_shown_with_their_memory_and_disk_use(
 
 
 class Started(LocalCluster):
-    """A cluster that looks as if it ran."""
+    """A cluster that appears to run."""
 
     bootstrap = "127.0.0.1:7400"
     directory = Path("data")

@@ -211,7 +211,7 @@ def test_a_key_that_others_can_read_is_a_warning(tmp_path: Path, mode: int, word
         (["--name", "y"], "--tls-key, --tls-ca and --name need --tls-cert"),
     ],
 )
-def test_incomplete_options_for_certificates_are_refused(tmp_path: Path, arguments: list[str], text: str) -> None:
+def test_incomplete_or_unreadable_certificates_are_refused(tmp_path: Path, arguments: list[str], text: str) -> None:
     ended = run_kera("doctor", "--data-dir", str(tmp_path), *(each.format(tmp_path) for each in arguments))
     assert ended.returncode == 2
     assert text in (ended.stdout + ended.stderr).decode()

@@ -44,7 +44,7 @@ def test_the_command_line_accepts_each_documented_call(where: str, arguments: li
     except typer.Exit:
         return  # --help and --version
     except Exception as error:
-        text = getattr(error, "format_message", None)  # of typer's own errors, which have no public base class
+        text = getattr(error, "format_message", None)  # only typer's own errors have it; they lack a public base class
         if text is None:
             raise
         pytest.fail(f"{where}: kera {' '.join(arguments)}: {text()}")

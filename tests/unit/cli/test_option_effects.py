@@ -190,9 +190,9 @@ stream alter s --retention-consumer-group g --no-retention-consumer-groups: mutu
 """Options that would have no effect beside others, and the error."""
 
 BY_SETTINGS = {"coordinator", "backup", "broker", "bench produce", "bench consume", "bench e2e"}
-"""Commands whose options are the fields of a settings class: `test_every_setting_is_used`."""
+"""Commands whose options are the fields of a settings class; `test_every_setting_is_used` covers them."""
 ELSEWHERE = {"connect copy"}
-"""`tests/unit/cli/test_connect_effects.py`."""
+"""Commands that `tests/unit/cli/test_connect_effects.py` covers."""
 SHARED = {"-b": "-b near:7401", "-o": "-o json", "--json": "--json", "--context": "--context far"}
 """The case of an option for all commands that have it."""
 SPIES: dict[str, Any] = {
@@ -435,7 +435,7 @@ def settings_classes() -> list[type[KeraSettings]]:
 def test_every_setting_is_used(settings: type[KeraSettings]) -> None:
     """`test_settings_flags` tests that each setting is an option; here the code must read it."""
     own = Path(sys.modules[settings.__module__].__file__ or "").parent
-    # The folder has kera.server, too.
+    # The folder of the core has kera.server, too.
     core, cli = Path(kera.core.errors.__file__).parents[1], Path(kera.cli.daemons.__file__).parent
     text = "\n".join(source_of(folder) for folder in (own, core, cli))
     assert [name for name in settings.fields() if not re.search(rf"\w\.{name}\b(?! = )", text)] == []

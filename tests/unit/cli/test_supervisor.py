@@ -32,7 +32,7 @@ MakeChild = Callable[..., Child]
 
 
 def exists(pid: int) -> bool:
-    """Whether the process runs; a zombie does not."""
+    """Whether the process runs; a zombie does not count."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

@@ -333,7 +333,7 @@ async def test_a_single_file_appears_only_when_it_is_complete(tmp_path: Path) ->
         await written(path, [ROWS])
 
 
-async def test_a_lock_file_removed_by_its_owner_is_locked_again(
+async def test_a_lock_file_that_was_just_removed_is_created_and_locked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flock = fcntl.flock

@@ -177,7 +177,7 @@ async def test_a_round_with_changed_rows_is_copied_again_from_its_start() -> Non
     assert chunks.stored == [[b"c", b"d", b"f"]], "what is appended again has the epoch that it had"
 
 
-async def test_a_fenced_writer_fails_as_another_process_copies() -> None:
+async def test_a_fenced_writer_reports_that_the_copy_runs_elsewhere() -> None:
     class Fenced(Chunks):
         async def append(self, streamlet_id: int, rows: pa.RecordBatch, sequence: int) -> AppendResult:
             raise ProducerFenced("fenced by 2", streamlet_id=streamlet_id, rows=rows.num_rows, sequence=sequence)

@@ -126,7 +126,7 @@ def test_a_search_finds_the_shown_part_of_a_huge_row() -> None:
 
 
 class Counted(list[object]):
-    """Counts how many of its items are looked at."""
+    """Counts its visited items."""
 
     looked_at = 0
 

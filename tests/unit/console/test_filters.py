@@ -247,7 +247,7 @@ def test_not_and_and_or_have_the_precedence_of_python(parts: list[tuple[str, boo
 
 
 def documented() -> Iterator[str]:
-    """The examples of the page about the console: the first column of a table."""
+    """The examples on the page about the console, from the first column of a table."""
     text = DOCUMENTATION.read_text(encoding="utf-8")
     section = text.partition("### Filter expressions")[2].partition("\n## ")[0]
     yield from re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)

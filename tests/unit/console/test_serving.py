@@ -88,7 +88,7 @@ async def test_a_connection_without_a_complete_request_is_closed(port: int) -> N
     await is_well(port)
 
 
-async def test_a_kept_connection_with_half_a_second_request_is_closed(port: int) -> None:
+async def test_a_connection_with_an_incomplete_second_request_is_closed(port: int) -> None:
     answer = await exchange(port, request("GET", "/static/icon.svg"), b"GET / HT")
     assert answer.count(b"HTTP/1.1 ") == 1
     await is_well(port)
