@@ -1,4 +1,4 @@
-"""A model of an entry and its broker that covers only epochs; tests compare readers and brokers with it."""
+"""A model of an entry and its broker that covers only epochs; tests compare readers and brokers with the model."""
 
 from __future__ import annotations
 
