@@ -1,7 +1,7 @@
-"""What a run of tests cost: its slowest tests, and what each folder and each tier took, printed at its end.
+"""The cost of a run of tests: its slowest tests, and the time of each folder and tier, printed at its end.
 
-Times are those of the tests with their fixtures, added up over all workers; whatever several tests share counts for
-the one that came first. A run that took little prints nothing.
+Times are those of the tests with their fixtures, added up over all workers; a shared fixture counts for the first test
+that uses it. A short run prints nothing.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from tests.order import record
 
 SLOWEST = 20
 DURATIONS = Path("build/durations.txt")
-"""Below the root: what each group took, to replace `tests/durations.txt` with."""
+"""Below the root: the time of each group, a replacement for `tests/durations.txt`."""
 LEAST_S = 60.0
-"""A run of less than this is not worth a table."""
+"""A shorter run is not worth a table."""
 
 
 class Budget:
-    """A plugin of pytest, for the process that reports."""
+    """A plugin of pytest, for the reporting process."""
 
     def __init__(self, root: Path) -> None:
         self._file = root / DURATIONS
         self._tests: defaultdict[str, float] = defaultdict(float)
-        """Seconds of each test, by its name."""
+        """Seconds of each test, by name."""
         self._workers: defaultdict[str, float] = defaultdict(float)
-        """Seconds of each worker of pytest-xdist, by its name."""
+        """Seconds of each worker of pytest-xdist, by name."""
         self._slow: set[str] = set()
-        """Names of those that `make test` leaves out."""
+        """Names of tests that `make test` leaves out."""
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Take down what a test, or one of its fixtures, took."""
+        """Note the time of a test, or of one of its fixtures."""
         self._tests[report.nodeid] += report.duration
         self._workers[getattr(report, "worker_id", "")] += report.duration
         if "slow" in report.keywords:
             self._slow.add(report.nodeid)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print it."""
+        """Print the table."""
         if sum(self._tests.values()) >= LEAST_S:
             record(self.groups(), self._file)
             terminalreporter.section("what the tests cost")
@@ -77,5 +77,5 @@ class Budget:
 
 
 def _folder(name: str) -> str:
-    """``tests/unit`` of ``tests/unit/core/format/test_chunk.py::test_it``."""
+    """``tests/unit`` for ``tests/unit/core/format/test_chunk.py::test_it``."""
     return "/".join(name.split("/")[:2])

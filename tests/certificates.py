@@ -1,4 +1,4 @@
-"""Certificates that are not as they should be, each in one way, for tests of who takes them and what they say."""
+"""Certificates that are wrong in one way each, for tests of the programs that accept or refuse them."""
 
 import datetime
 import ipaddress
@@ -27,14 +27,14 @@ class Pair(NamedTuple):
 
 
 class Signer(NamedTuple):
-    """Who signs."""
+    """The name and the key of an issuer."""
 
     name: x509.Name
     key: Key
 
 
 class Issuing:
-    """Issues by an authority what `kera tls init` would not: for `HOST`, from yesterday on and for 90 days, else."""
+    """Issues certificates that `kera tls init` would not; by default for `HOST`, from yesterday on and for 90 days."""
 
     def __init__(self, authority: Authority, directory: Path) -> None:
         self._directory = directory
@@ -44,48 +44,48 @@ class Issuing:
         self._authority = Signer(x509.load_pem_x509_certificate(authority.path.read_bytes()).subject, key)
 
     def good(self) -> Pair:
-        """As it should be."""
+        """A valid certificate."""
         return self._issue("good")
 
     def expired(self) -> Pair:
-        """An hour ago."""
+        """A certificate that expired an hour ago."""
         return self._issue("expired", begin=-2 * DAY, end=-DAY / 24)
 
     def not_yet_valid(self) -> Pair:
-        """Tomorrow."""
+        """A certificate that becomes valid tomorrow."""
         return self._issue("not_yet_valid", begin=DAY)
 
     def valid_in_a_moment(self) -> Pair:
-        """Within three seconds."""
+        """A certificate that becomes valid within three seconds."""
         return self._issue("valid_in_a_moment", begin=datetime.timedelta(seconds=2))
 
     def self_signed(self) -> Pair:
-        """By no authority."""
+        """A certificate without an authority."""
         key = ec.generate_private_key(ec.SECP256R1())
         return self._issue("self_signed", key=key, signer=Signer(_name("self_signed"), key))
 
     def of_a_stranger(self) -> Pair:
-        """By another authority."""
+        """A certificate of another authority."""
         return self._issue("of_a_stranger", signer=Signer(_name("stranger"), ec.generate_private_key(ec.SECP256R1())))
 
     def for_another_host(self) -> Pair:
-        """That nobody calls here."""
+        """A certificate for a host that clients do not call here."""
         return self._issue("for_another_host", hosts=("db.example.com",))
 
     def without_hosts(self) -> Pair:
-        """Only its subject names one, as was done once."""
+        """A certificate that names a host only in its subject, as old ones did."""
         return self._issue(HOST, hosts=())
 
     def of_servers_only(self) -> Pair:
-        """As public authorities issue them: clients cannot show it."""
+        """A certificate like those of public authorities: clients cannot show it."""
         return self._issue("of_servers_only", purposes=(SERVER,))
 
     def of_clients_only(self) -> Pair:
-        """Servers cannot show it."""
+        """A certificate that servers cannot show."""
         return self._issue("of_clients_only", purposes=(CLIENT,))
 
     def of_ed25519(self) -> Pair:
-        """gRPC knows no such signatures."""
+        """A certificate with a kind of signature that gRPC does not support."""
         return self._issue("of_ed25519", key=ed25519.Ed25519PrivateKey.generate())
 
     def _issue(

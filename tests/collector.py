@@ -1,7 +1,7 @@
-"""A real OpenTelemetry Collector, for tests of traces: what has come to it is looked at in the file that it writes.
+"""A real OpenTelemetry Collector for tests of traces: tests read the received spans in the file that it writes.
 
 It is built from ``tests/otel_collector`` with Go, once for each state of its sources, and kept below ``build``. Without
-Go, or where its modules cannot be fetched, tests that need it are skipped with the reason.
+Go, or if its modules cannot be fetched, tests that need it are skipped with the reason.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WAIT_S = 30
 
 
 class Span(NamedTuple):
-    """One that has come."""
+    """A received span."""
 
     service: str
     name: str
@@ -38,12 +38,12 @@ class Span(NamedTuple):
     span_id: str
     parent_id: str
     links: frozenset[tuple[str, str]]
-    """Trace and span of each."""
+    """Trace and span of each link."""
     attributes: dict[str, Any]
 
 
 def built() -> Path:
-    """The program. Skips the test where it cannot be."""
+    """The path of the program. Skips the test if it cannot be built."""
     go = shutil.which("go")
     if go is None:
         pytest.skip("the OpenTelemetry Collector of the tests is built with Go, which is not installed")
@@ -67,14 +67,14 @@ def built() -> Path:
 
 
 class Collector:
-    """One that runs. Its traces go to a file of JSON lines."""
+    """A running collector. Its traces go to a file of JSON lines."""
 
     def __init__(self, directory: Path, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}"
         self.path = directory / "spans.json"
 
     def spans(self) -> list[Span]:
-        """All that have come."""
+        """All received spans."""
         if not self.path.exists():
             return []
         *lines, unfinished = self.path.read_text().split("\n")
@@ -88,7 +88,7 @@ class Collector:
         ]
 
     def wait_for(self, *names: str) -> list[Span]:
-        """All that have come, when there is one of each of these names."""
+        """All received spans, once there is one with each of these names."""
         deadline_s = time.monotonic() + WAIT_S
         while True:
             found = self.spans()
@@ -117,7 +117,7 @@ def _attributes(of: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def collecting(directory: Path) -> Iterator[Collector]:
-    """A collector that takes spans over OTLP/HTTP."""
+    """A collector that receives spans over OTLP/HTTP."""
     program = built()
     while True:
         with socket.socket() as free:
@@ -136,7 +136,7 @@ def collecting(directory: Path) -> Iterator[Collector]:
         finally:
             process.terminate()
             process.wait(WAIT_S)
-        assert "address already in use" in (directory / "collector.log").read_text()  # then with another port
+        assert "address already in use" in (directory / "collector.log").read_text()  # retry with another port
 
 
 def _listens(process: subprocess.Popen[bytes], port: int) -> bool:

@@ -1,10 +1,10 @@
-"""What all tests share: profiles of hypothesis, which worker runs what and in which order, and what they have cost.
+"""Setup for all tests: profiles of hypothesis, the distribution and order of tests on workers, and their cost.
 
 Property tests (hypothesis) have two profiles:
 
 * ``ci``, the default and that of `make test`: few examples, and the same in each run, so a red run is red again.
-* ``full``, that of `make test-all`: more of them, and others each time, of a seed that is printed; a failure also
-  prints a blob that `@reproduce_failure` takes.
+* ``full``, that of `make test-all`: more examples, and others each time, from a printed seed; a failure also prints a
+  blob for `@reproduce_failure`.
 """
 
 import gc
@@ -28,15 +28,15 @@ from tests.order import put_in_order, recorded
 
 register_profiles()
 
-# Threads of sessions with ZooKeeper and of exporters of traces draw how long they wait from the program's own random
-# numbers, which hypothesis takes for an example that is not the same twice: they draw from others here.
+# Threads of ZooKeeper sessions and of trace exporters draw the lengths of their waits from the program's own random
+# numbers, and hypothesis would report such an example as not reproducible: here they draw from separate ones.
 for module in (kazoo.protocol.connection, kazoo.retry, opentelemetry.exporter.otlp.common.http):
     module.random = random.Random()  # type: ignore[union-attr]
 
 
 @pytest.fixture(autouse=True)
 def logging_ends_with_the_test() -> Iterator[None]:
-    """Commands and daemons in this process set where logs go, to a standard error that is closed with their test."""
+    """Commands and daemons in this process direct logs to a standard error that is closed with their test."""
     before = structlog.get_config()
     yield
     structlog.configure(**before)
@@ -44,7 +44,7 @@ def logging_ends_with_the_test() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def nobody_has_contexts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Commands go to no cluster that `kera context use` has named for whoever runs the tests."""
+    """Commands ignore the contexts of the user who runs the tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
         patch.delenv("KERA_CONTEXT", raising=False)
@@ -53,14 +53,14 @@ def nobody_has_contexts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 
 @pytest.fixture(scope="session", autouse=True)
 def programs_are_forked() -> Iterator[None]:
-    """Programs of KerA start without their imports; before all other fixtures, so that it lasts as long as they do."""
+    """Programs of KerA start without their imports; this fixture comes first, so that it outlives all others."""
     with forked_programs():
         yield
 
 
 @pytest.fixture(scope="module", params=["native", "python"])
 def either_core(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Runs the tests of a module twice: with the extension in C, and with what it stands for in Python."""
+    """Runs the tests of a module twice: with the extension in C, and with its equivalent in Python."""
     if request.param == "native":
         if native is None:
             pytest.skip(f"without native core: {reason}")
@@ -73,7 +73,7 @@ def either_core(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # The marker of pytest-xdist is known without it, too: tests also run one after the other.
+    # The marker of pytest-xdist is also known without that plugin: tests can run one after the other.
     config.addinivalue_line("markers", "xdist_group(name): run on one worker")
     config.pluginmanager.register(daemon_logs)
     config.pluginmanager.register(Hanging())
@@ -84,7 +84,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Tests stay to the end: the garbage collector looks through them neither now nor in tests that call it."""
+    """Tests live until the end: the garbage collector skips them, now and in tests that call it."""
     gc.disable()
     try:
         return (yield)

@@ -1,4 +1,4 @@
-"""What daemons said while a test failed: part of its report, as clusters that tests share are gone when it is read."""
+"""The last log lines of daemons in the report of a failed test: a shared cluster is gone when a person reads it."""
 
 from collections.abc import Generator, Iterable
 from pathlib import Path
@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 LINES_MAX = 15
-"""The last ones, of each daemon."""
+"""The last lines of each daemon's log."""
 LINE_CHARS_MAX = 2000
 REPLICAS = "replicas.log"
-"""Nobody says anything there: it is a backup's data."""
+"""The data of a backup, which are not a log in spite of the suffix."""
 QUIET = ('"level": "info"', '"level": "debug"')
 
 
@@ -25,7 +25,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def _logs(arguments: Iterable[object]) -> Iterable[Path]:
-    """The logs of clusters that are arguments of a test, or belong to one, or are in its directory."""
+    """The logs of clusters that are arguments of a test, belong to an argument, or are in its directory."""
     for one in arguments:
         cluster = getattr(one, "cluster", one)
         directory = cluster if isinstance(cluster, Path) else getattr(cluster, "log_dir", None)

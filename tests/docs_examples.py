@@ -1,4 +1,4 @@
-"""The examples in the documentation: code in fences, and the commands in what a terminal shows."""
+"""The examples in the documentation: code in fences, and the commands in terminal sessions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SEPARATORS = {"|", "||", "&&", ";", "&"}
 
 
 class Example(NamedTuple):
-    """What is in a fence."""
+    """The code in a fence."""
 
     page: Path
     line: int
@@ -27,7 +27,7 @@ class Example(NamedTuple):
 
 
 class Command(NamedTuple):
-    """What somebody types, and what is shown of the answer."""
+    """A typed command, and the shown part of its output."""
 
     where: str
     text: str
@@ -35,7 +35,7 @@ class Command(NamedTuple):
 
 
 def examples(page: Path, *languages: str) -> list[Example]:
-    """Those of a page that are in one of these languages, in their order."""
+    """The examples of a page in these languages, in their order."""
     text = page.read_text(encoding="utf-8")
     found = []
     for fence in _FENCE.finditer(text):
@@ -47,7 +47,7 @@ def examples(page: Path, *languages: str) -> list[Example]:
 
 
 def commands(example: Example) -> Iterator[Command]:
-    """What is typed: all of `sh`, and of `console` what is behind a prompt. A backslash continues a line."""
+    """The typed commands: all of `sh`, and the lines of `console` after a prompt. A backslash continues a line."""
     typed: list[list[str]] = []
     is_console, goes_on = example.language == "console", False
     for line in example.text.splitlines():
@@ -65,7 +65,7 @@ def commands(example: Example) -> Iterator[Command]:
 
 
 def calls(command: Command, program: str = "kera") -> Iterator[list[str]]:
-    """The arguments of each call of a program in a command, as the shell would give them."""
+    """The arguments of each call of a program in a command, as the shell would pass them."""
     lexer = shlex.shlex(command.text.replace("\\\n", " "), posix=True, punctuation_chars="|&;<>")
     lexer.commenters = "#"
     lexer.whitespace_split = True

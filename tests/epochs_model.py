@@ -1,14 +1,14 @@
-"""What an entry and its broker do for epochs, and nothing else: what readers and brokers are held against."""
+"""A model of an entry and its broker that covers only epochs; tests compare readers and brokers with the model."""
 
 from __future__ import annotations
 
 LONG_AGO = -(10**9)
 Chunk = tuple[str, int, int]
-"""Kind, greatest time, and a number that no other chunk has."""
+"""Kind, greatest time, and a unique number."""
 
 
 class Owner:
-    """An entry and its broker: what `Streamlet.promise`, `keep_promise` and `punctuate` do."""
+    """An entry and its broker: the effects of `Streamlet.promise`, `keep_promise` and `punctuate`."""
 
     def __init__(self, grace: int, *, punctuates: bool = True) -> None:
         self.grace = grace
@@ -21,7 +21,7 @@ class Owner:
         return max((time for _, time, _ in self.log), default=LONG_AGO)
 
     def promise(self, now: int) -> tuple[int, int]:
-        """What it promises, and from which place on."""
+        """The promised time, and the place in the log where the promise starts."""
         promised = now - self.grace
         if promised > self.promised and promised > self.watermark:
             self.promised = promised
@@ -33,14 +33,14 @@ class Owner:
         self.log.append(("chunk", time, number))
 
     def say(self, time: int) -> None:
-        """A producer says that nothing older comes."""
+        """A producer announces that it sends nothing older."""
         told = max(time, self.promised)
         if self.log and self.watermark < told:
             self.log.append(("punctuation", told, -1))
 
     def begin(self, now: int) -> None:
-        """Another owner, or another launch, of whom nobody knows what the one before has promised."""
+        """Another owner, or another launch, begins without knowing the previous promises."""
         self.promised = max(0, now)
 
     def hand_over(self) -> None:
-        """A move: the new owner knows only what was promised and is not in the log."""
+        """A move: the new owner knows only the promise that is not in the log."""

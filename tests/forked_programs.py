@@ -1,13 +1,13 @@
-"""Programs of KerA that tests start, without their imports: those take most of a program's start.
+"""Starts programs of KerA for tests without their imports, which take most of a program's start.
 
-`Forks` is a process that has imported what ``python -m kera.cli`` and the daemons need. For each such program that the
-process of the tests starts with `subprocess` or asyncio it forks a child: a child of the process of the tests, as
-the caller expects, with the same arguments, environment, directory and standard streams. What the child does from
-there on, and how it ends, is what the program does. A program that starts others, as ``kera dev``, forks them likewise.
+`Forks` is a process that has imported the modules of ``python -m kera.cli`` and of the daemons. For each such program
+that the process of the tests starts with `subprocess` or asyncio it forks a child: a child of the process of the tests,
+as the caller expects, with the same arguments, environment, directory and standard streams. From there on, the child
+runs and ends as the program does. A program that starts others, such as ``kera dev``, forks them likewise.
 
-A program is started in the ordinary way if it is another one, if its environment concerns Python itself or what is
-read at an import, or where the start has options that this module does not know. `started_alone` has all of them
-started that way, for tests about the start itself.
+A program is started in the ordinary way if it is another one, if its environment concerns Python itself or imports,
+or if the start has options that this module does not know. `started_alone` starts all programs that way, for tests
+about the start itself.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ MODULES = (
     "kera.spark_connector.service",
     "tests.integration.",
 )
-"""Beginnings of the names of modules that are forked with ``-m``."""
+"""Prefixes of the names of modules that are forked with ``-m``."""
 ABOUT_IMPORTS = ("sys.modules", "fork", "multiprocessing")
-"""Text given to ``-c`` that imports KerA is forked, unless it has one of these words."""
+"""A program after ``-c`` that imports KerA is forked, unless it has one of these words."""
 DAEMONS = ("coordinator", "broker", "backup")
 STARTING = ("dev", "node", "bench")
-"""Commands of `kera` that start programs themselves."""
+"""Commands of `kera` that start other programs."""
 USERS = ("tests/integration/", "tests/spark/")
-"""Tests with such text that is a user's program. In unit tests it is about a module, and so about its import."""
+"""Tests whose programs after ``-c`` are those of users. In unit tests, such a program tests the import of a module."""
 IMPORTED = (
     "kera.client",
     "kera.coordinator.__main__",
@@ -71,16 +71,16 @@ READ_AT_IMPORTS = (
     "LANG",
     "LC_",
 )
-"""Beginnings of the names of variables; a program in whose environment one differs is started in the ordinary way."""
+"""Prefixes of the names of variables; a program with a different value of one is started in the ordinary way."""
 MESSAGE_BYTES_MAX = 1 << 20
 COMMAND_LINE_BYTES = 8192
-"""Room for the command line of a program, which takes the place of that of the process that forks."""
+"""Space for the command line of a program, which replaces that of the forking process."""
 CLONE_PARENT = 0x00008000
 SYS_CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
 
 
 class Forks:
-    """The process that forks, as the process of the tests sees it. Started by the main thread, which lives longest."""
+    """The tests' handle of the forking process. The main thread starts that process, because it lives longest."""
 
     def __init__(
         self, process: subprocess.Popen[Any] | None, requests: socket.socket, environment: Mapping[str, str]
@@ -94,9 +94,9 @@ class Forks:
 
     @classmethod
     def new(cls, *, daemons: bool) -> Forks:
-        """One that imports everything first: what gRPC writes is for daemons' logs, and not for users of commands."""
+        """A new process with all imports. gRPC is only for daemons: it writes to logs, not to users of commands."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # Neither has threads of its own, which a fork would be without.
+        # These libraries start no threads then; a fork would lack them.
         alone = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
         with theirs:
             process = subprocess.Popen(
@@ -115,22 +115,22 @@ class Forks:
         return cls(process, ours, os.environ)
 
     def close(self) -> None:
-        """End it; what it has forked goes on."""
+        """End the process; its forked children go on."""
         self._socket.close()
         if self._process is not None:
             self._process.wait()
 
     def takes(self, argv: Sequence[str], environment: Mapping[str, str], directory: str) -> bool:
-        """Whether this program is one to fork."""
+        """Whether this program can be forked."""
         names = [name for name in {*environment, *self._environment} if name.startswith(READ_AT_IMPORTS)]
-        if self._owner != os.getpid():  # a fork of the process of the tests: the child would not be its own
+        if self._owner != os.getpid():  # in a fork of the tests: a child would be that one's
             return False
         same = all(environment.get(name) == self._environment.get(name) for name in names)
         short = len("\0".join(argv).encode()) < COMMAND_LINE_BYTES and len(json.dumps(dict(environment))) < 100_000
         return same and short and os.access(directory, os.X_OK)
 
     def fork(self, request: Mapping[str, Any], streams: Sequence[int]) -> int:
-        """The process id of a new child of this process; `streams` are its standard ones."""
+        """Fork a new child of this process with `streams` as its standard ones; return its process id."""
         message = json.dumps(request).encode()
         descriptors = array.array("i", streams)
         with self._lock:
@@ -139,7 +139,7 @@ class Forks:
 
 
 def _is_keras(argv: Sequence[str]) -> bool:
-    """Whether an interpreter runs a program of KerA's with these arguments."""
+    """Whether an interpreter with these arguments runs a program of KerA."""
     if len(argv) < 3 or argv[0] != sys.executable:
         return False
     flag, program = argv[1:3]
@@ -150,15 +150,15 @@ def _is_keras(argv: Sequence[str]) -> bool:
 
 
 _forks: dict[bool, Forks] = {}
-"""By whether they are for daemons."""
+"""Key: whether the process is for daemons."""
 _alone = 1
-"""How many blocks want no forks."""
+"""Number of active blocks without forks."""
 _execute_child = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
 def forked_programs() -> Iterator[None]:
-    """Have programs forked from here on."""
+    """Fork programs within the block."""
     global _alone  # noqa: PLW0603 - there is one for the process
     if SYS_CLONE is None or os.environ.get("KERA_TESTS_FORK") == "0":
         yield
@@ -176,14 +176,14 @@ def forked_programs() -> Iterator[None]:
 
 
 def begin_to_fork() -> None:
-    """Import what programs need, before a thread asks for one: only the main thread can do that, see `Forks`."""
+    """Import the modules of programs before a thread starts one: only the main thread can do that, see `Forks`."""
     if not _forks and not _alone and threading.current_thread() is threading.main_thread():
         _forks.update({daemons: Forks.new(daemons=daemons) for daemons in (False, True)})
 
 
 @contextlib.contextmanager
 def started_alone() -> Iterator[None]:
-    """Have each program start with an interpreter of its own, as for users."""
+    """Start each program with a new interpreter within the block, as users do."""
     global _alone  # noqa: PLW0603 - as above
     _alone += 1
     try:
@@ -193,7 +193,7 @@ def started_alone() -> Iterator[None]:
 
 
 def _start(popen: subprocess.Popen[Any], *arguments: Any) -> None:
-    """In place of `Popen._execute_child`, whose arguments these are."""
+    """Replaces `Popen._execute_child`, and has its arguments."""
     (args, executable, preexec_fn, _, pass_fds, cwd, env, _, _, shell) = arguments[:10]
     (p2cread, _, _, c2pwrite, _, errwrite) = arguments[10:16]
     _, gid, gids, uid, umask, start_new_session, process_group = arguments[16:23]
@@ -227,7 +227,7 @@ def _start(popen: subprocess.Popen[Any], *arguments: Any) -> None:
 
 
 def _fork_beside() -> int:
-    """As `os.fork`, but the child is one of this process's parent."""
+    """As `os.fork`, but the child belongs to this process's parent."""
     python = ctypes.PyDLL(None)  # the interpreter stays locked meanwhile
     flags = ctypes.c_long(CLONE_PARENT | signal.SIGCHLD)
     nothing = ctypes.c_long(0)
@@ -241,7 +241,7 @@ def _fork_beside() -> int:
 
 
 def _show(argv: Sequence[str]) -> None:
-    """Have `/proc` show this command line."""
+    """Make `/proc` show this command line."""
     start, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:47])
     text = b"".join(os.fsencode(each) + b"\0" for each in argv)[: end - start]
     ctypes.memset(start, 0, end - start)
@@ -249,7 +249,7 @@ def _show(argv: Sequence[str]) -> None:
 
 
 def _serve(requests: socket.socket) -> dict[str, Any] | None:
-    """Fork until nobody asks any more: None then; in a child, what it is to run."""
+    """Fork until the requests end, and return None then; in a child, return the program to run."""
     while True:
         message, descriptors, _, _ = socket.recv_fds(requests, MESSAGE_BYTES_MAX, 3)
         if not message:
@@ -268,7 +268,7 @@ def _serve(requests: socket.socket) -> dict[str, Any] | None:
 
 
 def _become(program: Mapping[str, Any]) -> None:
-    """Be what an interpreter with these arguments would be now."""
+    """Become an interpreter with these arguments."""
     _show(program["argv"])
     if program["session"]:
         os.setsid()
@@ -282,11 +282,11 @@ def _become(program: Mapping[str, Any]) -> None:
     sys.stdout = open(1, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)  # noqa: SIM115
     sys.stderr = open(2, "w", 1, encoding=sys.stderr.encoding, errors=sys.stderr.errors)  # noqa: SIM115
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
-    if flag == "-c":  # which may be about how a program ends
+    if flag == "-c":  # such a test may check how a program ends
         main = sys.modules["__main__"] = types.ModuleType("__main__")
         exec(compile(text, "<string>", "exec"), main.__dict__)
         return
-    for name in (text, f"{text}.__main__"):  # it would warn of one that is there
+    for name in (text, f"{text}.__main__"):  # runpy warns of a module that is loaded already
         if not hasattr(sys.modules.get(name), "__path__"):
             sys.modules.pop(name, None)
     try:
@@ -300,9 +300,9 @@ def _become(program: Mapping[str, Any]) -> None:
 
 
 def _end(code: int) -> None:
-    """End without taking everything apart, which copies the memory that is shared with the parent.
+    """End without the interpreter's teardown, which would copy the memory that is shared with the parent.
 
-    Returns where output cannot be written: the interpreter has its own ways with that.
+    Returns if output cannot be written: the interpreter then reports that itself.
     """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
@@ -315,12 +315,12 @@ def _end(code: int) -> None:
 
 
 def _fork_for_others(environment: Mapping[str, str]) -> dict[str, Any] | None:
-    """Begin to fork programs for this one; in each of them, gives what it is to be."""
+    """Begin to fork programs for this one; in each of them, return the program to run."""
     global _alone  # noqa: PLW0603 - in this program
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork() == 0:
         ours.close()
-        os.setsid()  # what is told to all of a program's group is not for this
+        os.setsid()  # signals to the program's process group must not reach this process
         _show(["forks"])
         with Path(os.devnull).open("r+b") as nothing:
             for number in range(3):
@@ -334,7 +334,7 @@ def _fork_for_others(environment: Mapping[str, str]) -> dict[str, Any] | None:
     _forks.update(dict.fromkeys((False, True), Forks(None, ours, environment)))
     _alone = 0
     subprocess.Popen._execute_child = _start  # type: ignore[attr-defined]
-    uvloop.new_event_loop = asyncio.new_event_loop  # type: ignore[assignment]  # whose processes are those of `subprocess`
+    uvloop.new_event_loop = asyncio.new_event_loop  # type: ignore[assignment]  # it starts processes by `subprocess`
     return None
 
 

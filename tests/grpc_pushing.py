@@ -1,9 +1,9 @@
-"""Connections of gRPC that send as much as they are let, as one would who means harm; and a server for them.
+"""gRPC connections that send as much as the server allows, as an attacker would; and a server for them.
 
-They speak HTTP/2 by themselves, as a library of gRPC would not begin a message that it does not mean to end. What they
-are let send is what a server has room for: they keep to its windows, as it would close the connection otherwise.
+They implement HTTP/2 themselves, because a gRPC library does not start a message without finishing it. They respect
+the flow-control windows of the server, which would close the connection otherwise.
 
-``python -m tests.grpc_pushing --connections 1000 --mib 4 --method unary`` measures what a server takes for that.
+``python -m tests.grpc_pushing --connections 1000 --mib 4 --method unary`` measures the memory of a server under that.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ METHODS = {
     "reflection": "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
 }
 QUIET_S = 0.5
-"""Without a byte: then no more is taken."""
+"""After this time without a byte, the server takes no more."""
 
 
 @dataclass
@@ -69,7 +69,7 @@ class _Stream:
 
 @dataclass
 class Pusher(asyncio.Protocol):
-    """One connection, and its calls: each announces a message of `message_bytes`, and sends all but its last byte."""
+    """A connection and its calls; each call announces a message of `message_bytes`, and sends all but the last byte."""
 
     method: str
     message_bytes: int
@@ -87,7 +87,7 @@ class Pusher(asyncio.Protocol):
     _paused: bool = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's is none, and can do the same
+        self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass, but works
         transport.write(PREFACE + frame(SETTINGS, 0, 0))
         pairs = [
             (b":method", b"POST"),
@@ -115,7 +115,7 @@ class Pusher(asyncio.Protocol):
             self._transport.abort()
 
     def _push(self) -> None:
-        """Send what there is room for."""
+        """Send as much as the windows allow."""
         last = self.message_bytes + 5 - 1
         for number, stream in self._streams.items():
             while not self._paused and (size := min(FRAME_BYTES, self._room, stream.room, last - stream.sent)) > 5:
@@ -168,7 +168,7 @@ class Pusher(asyncio.Protocol):
 async def push(
     port: int, method: str, message_bytes: int, *, connections: int = 1, calls: int = 1, timeout_s: float = 60.0
 ) -> list[Pusher]:
-    """Connections that send until no more is taken."""
+    """Connections that send until the server takes no more."""
     loop = asyncio.get_running_loop()
     pushers = []
     for _ in range(connections):
@@ -186,7 +186,7 @@ async def push(
 
 
 class Pushed:
-    """A server with security on, in a process of its own, to see what it takes."""
+    """A server with security on, in a separate process to measure its memory."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-m", "tests.grpc_pushing", "--serve"]
@@ -197,11 +197,11 @@ class Pushed:
 
     @property
     def memory(self) -> int:
-        """Bytes."""
+        """Resident memory of the server, in bytes."""
         return int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]) * mmap.PAGESIZE
 
     async def most_memory(self, method: str, message_bytes: int, connections: int, calls: int = 1) -> tuple[int, int]:
-        """More than when it had begun, at most, while it is pushed; and what it was sent."""
+        """The maximal growth of its memory during the push, and the number of sent bytes."""
         pushing = asyncio.create_task(push(self.port, method, message_bytes, connections=connections, calls=calls))
         most = 0
         while not pushing.done():

@@ -1,7 +1,7 @@
-"""Says where a test hangs, before pytest-timeout ends its process: where each thread is, and each task of each loop.
+"""Reports where a test hangs, before pytest-timeout ends its process: the stacks of all threads and of all tasks.
 
-pytest-timeout says it of threads, to the output of a process that has none if it is a worker of pytest-xdist, and of a
-loop only that it waits. This writes to the error output that the run began with.
+pytest-timeout reports only threads, and writes to an output that a worker of pytest-xdist does not have; about a loop
+it shows only that it waits. This module writes to the error output that the run began with.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import Any
 import pytest
 
 EARLIER_S = 2.0
-"""So long before the test's time is up."""
+"""Time of the report before the test's time-out."""
 DEEPEST = 40
-"""So many awaits of a task are told."""
+"""The maximal number of reported awaits of a task."""
 
 
 class Hanging:
-    """A plugin of pytest, for the processes that run tests; to be made before their output is captured."""
+    """A plugin of pytest, for the processes that run tests; create it before their output is captured."""
 
     def __init__(self) -> None:
         self._to = os.fdopen(os.dup(2), "w")
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        """Have a watch on the test."""
+        """Watch the test."""
         seconds = time_of(item)
         timer = threading.Timer(max(seconds - EARLIER_S, seconds / 2), self._tell, [item.nodeid, seconds])
         timer.daemon = True
@@ -51,7 +51,7 @@ class Hanging:
 
 
 def time_of(item: pytest.Item) -> float:
-    """How many seconds pytest-timeout lets a test run; 0: as long as it takes."""
+    """The time-out of a test in seconds, for pytest-timeout; 0: unlimited."""
     marker = item.get_closest_marker("timeout")
     asked = item.config.getoption("timeout", None)
     if marker is not None and asked is None:
@@ -60,7 +60,7 @@ def time_of(item: pytest.Item) -> float:
 
 
 def awaits_of(task: asyncio.Task[Any]) -> Iterator[str]:
-    """A line for each coroutine that awaits the next one, from the task's own to the one that waits."""
+    """A line for each coroutine that awaits the next one, from the task's own to the innermost."""
     awaits: Any = task.get_coro()
     for _ in range(DEEPEST):
         frame = getattr(awaits, "cr_frame", None) or getattr(awaits, "gi_frame", None)

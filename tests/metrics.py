@@ -1,4 +1,4 @@
-"""Metrics of a source, as they are scraped."""
+"""Metrics of a source, as a scrape returns them."""
 
 from prometheus_client import generate_latest
 
@@ -7,11 +7,11 @@ from kera.server.monitoring.sources import Fixed, Source
 
 
 def shown(source: Source, *, everything: bool = True) -> str:
-    """The text."""
+    """The text of a scrape."""
     return generate_latest(Fixed(at_once(source.steps(everything=everything)))).decode()
 
 
 def values(source: Source, *, everything: bool = True) -> dict[str, float]:
-    """By name and labels."""
+    """The scraped values, by name and labels."""
     lines = shown(source, everything=everything).splitlines()
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}

@@ -1,11 +1,10 @@
-"""Hosts on one machine, for tests: each has a network, an address and a host name of its own.
+"""Hosts on one machine, for tests: each has its own network, address and host name.
 
-A host is a process that waits, in namespaces that are its own. They have no names, nothing of them is seen in the
-machine's own network, and they are gone with the last process in them. The one that waits ends when the process of the
-test does, in whatever way.
+A host is a waiting process in its own namespaces. They have no names, are invisible in the machine's own network, and
+vanish with the last process in them. The waiting process ends when the process of the test does, in whatever way.
 
-The kernel, the files, ``/dev/shm`` and the process ids are the machine's. So these hosts are apart where programs go by
-names and addresses, and together where they try what they can reach.
+The kernel, the files, ``/dev/shm`` and the process ids are the machine's. So these hosts are separate for programs that
+compare names and addresses, and together for programs that try what they can reach.
 """
 
 import os
@@ -26,35 +25,35 @@ TRIAL = (
     " && hostname trial && mount --bind /etc/hosts /etc/hosts"
 )
 NETWORK = "10.77.0."
-"""Only these hosts see it, so that it cannot collide with another one, nor with itself in two runs."""
+"""Only these hosts see this network, so that it cannot collide with others, nor with that of another run."""
 END_S = 10.0
-"""For the processes of a host to end."""
+"""Time for the processes of a host to end."""
 SWITCH = "switch"
-"""The bridge between all hosts. It is in the network of the first one, where the machine's firewall has no say."""
+"""The bridge between all hosts. It is in the network of the first one, where the machine's firewall has no effect."""
 
 
 class Host(NamedTuple):
-    """A host, which is there as long as the block of `hosts`."""
+    """A host, which exists as long as the block of `hosts`."""
 
     name: str
     address: str
     keeper: int
-    """Id of the process that keeps the namespaces."""
+    """Id of the process that keeps the namespaces alive."""
     network: str
     """The network's identity, as the links in ``/proc`` have it."""
 
     @property
     def enter(self) -> list[str]:
-        """What a command begins with that is to run there. It has the id of the process that is started so."""
+        """The beginning of a command that runs on the host. The started process keeps its id."""
         return ["nsenter", f"--target={self.keeper}", *NAMESPACES, "--"]
 
     def run(self, *command: str) -> None:
-        """Run a command there, to its end."""
+        """Run a command on the host, to its end."""
         subprocess.run([*self.enter, *command], check=True, timeout=30)
 
 
 def why_not() -> str | None:
-    """Why this machine cannot have such hosts; None: it can."""
+    """The reason why this machine cannot have such hosts; None: it can."""
     if os.geteuid() != 0:
         return "only root can make hosts of their own"
     missing = [program for program in PROGRAMS if shutil.which(program) is None]
@@ -68,9 +67,9 @@ def why_not() -> str | None:
 
 @contextmanager
 def hosts(*names: str) -> Iterator[list[Host]]:
-    """Hosts that reach each other, by address and by name, and nothing else; at the end all that runs there is killed.
+    """Hosts that reach only each other, by address and by name; at the end, all their processes are killed.
 
-    Processes that were started there should be stopped before: nobody gets to say goodbye.
+    Stop the processes before: a killed one cannot clean up.
     """
     with ExitStack() as stack, NamedTemporaryFile("w", prefix="kera-hosts-") as table:
         made: list[Host] = []
@@ -96,8 +95,8 @@ def hosts(*names: str) -> Iterator[list[Host]]:
 
 @contextmanager
 def host_alone(name: str, number: int) -> Iterator[Host]:
-    """A host without a network card; whoever makes one for it gives it its address."""
-    # What keeps the namespaces ends with its standard input, and so with this process.
+    """A host without a network card; the caller that makes one gives it its address."""
+    # The keeper of the namespaces ends with its standard input, and so with this process.
     keeper = subprocess.Popen(
         ["unshare", *NAMESPACES, "sh", "-c", 'hostname "$0" && echo ready && exec cat', name],
         stdin=subprocess.PIPE,
@@ -108,7 +107,7 @@ def host_alone(name: str, number: int) -> Iterator[Host]:
         assert keeper.stdout is not None
         assert keeper.stdout.readline() == b"ready\n", f"host {name} could not be made"
         link = Path(f"/proc/{keeper.pid}/ns/net")
-        with link.open():  # while it is open, no other network is given its identity
+        with link.open():  # while it is open, no other network gets its identity
             address, network = f"{NETWORK}{number}", str(link.readlink())
             host = Host(name, address, keeper.pid, network)
             assert host.network != str(Path("/proc/self/ns/net").readlink())
@@ -124,12 +123,12 @@ def host_alone(name: str, number: int) -> Iterator[Host]:
 
 
 def _kill_all(host: Host) -> bool:
-    """Whether there was a process on the host, besides its keeper."""
+    """Kill the processes of a host but its keeper; return whether there were any."""
     found = False
     for process in Path("/proc").iterdir():
         if not process.name.isdecimal() or process.name == str(host.keeper):
             continue
-        with suppress(OSError):  # it has just ended
+        with suppress(OSError):  # the process has just ended
             if str((process / "ns" / "net").readlink()) == host.network:
                 os.kill(int(process.name), signal.SIGKILL)
                 found = True

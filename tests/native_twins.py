@@ -1,7 +1,7 @@
-"""Functions that the extension in C has, and their twins in Python: to run tests with either, and to compare them.
+"""Functions of the extension in C, and their twins in Python: to run tests with either, and to compare them.
 
-The twins are what says what is right. `python_only` has all modules use them, so that none of them calls a function of
-the extension on its way.
+The twins define the right results. `python_only` makes all modules use them, so that none of them calls a function of
+the extension.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ needs_native = pytest.mark.skipif(native is None, reason=f"without native core: 
 
 
 def twin_of(function: Any) -> Callable[..., Any] | None:
-    """The twin in Python of a function of the extension; None if it is none."""
+    """The twin in Python of a function of the extension; None for any other object."""
     bound = getattr(function, "__self__", None) if isinstance(function, BuiltinFunctionType) else None
     return bound[0] if isinstance(bound, tuple) else None
 
 
 def accelerated(*modules: ModuleType) -> dict[str, Callable[..., Any]]:
-    """Functions of the extension that modules define or import, by their names; empty without the extension."""
+    """Functions of the extension that modules define or import, by name; empty without the extension."""
     return {name: each for module in modules for name, each in vars(module).items() if twin_of(each) is not None}
 
 
 @contextlib.contextmanager
 def python_only(*modules: ModuleType) -> Iterator[None]:
-    """Have the modules that define them, and others, use the twins in Python."""
+    """Make the defining modules, and others, use the twins in Python."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (lean_decode, joining):
             patch.setattr(module, "native", None)
@@ -59,28 +59,28 @@ def python_only(*modules: ModuleType) -> Iterator[None]:
 
 
 class Outcome(NamedTuple):
-    """What came of a call."""
+    """The result of a call: its value or its error."""
 
     value: Any
     error: tuple[Any, ...] | None
 
 
 def outcome(function: Callable[..., Any], *arguments: Any, **named: Any) -> Outcome:
-    """What comes of a call: the value, or all that can be seen of the error."""
+    """The outcome of a call: the value, or all that is visible of the error."""
     try:
         value = function(*arguments, **named)
-    except Exception as error:  # noqa: BLE001 - both are to fail in the same way, whatever it is
+    except Exception as error:  # noqa: BLE001 - both must fail in the same way, whatever it is
         seen = error.attributes if isinstance(error, KeraError) else None
         return Outcome(None, (type(error), str(error), seen))
     return Outcome((type(value), value), None)
 
 
 class Refused(Exception):
-    """The extension does not know that all is well."""
+    """The extension leaves the call to its twin, because it is not sure that the arguments are fine."""
 
 
 def alone(name: str) -> Callable[..., Any]:
-    """A function of the extension whose twin is not asked: `Refused` is raised instead."""
+    """A function of the extension that raises `Refused` instead of calling its twin."""
 
     def refuse(*_: Any, **__: Any) -> None:
         raise Refused

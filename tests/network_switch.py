@@ -1,16 +1,16 @@
-"""A switch in user space between hosts of `tests.namespaces`, for what a kernel's own bridge does not do.
+"""A switch in user space between hosts of `tests.namespaces`, with faults that a kernel's own bridge does not have.
 
 Each host's network card is a TAP device whose other end this process has: every frame that a host sends goes through a
-`Link`, one for each pair of hosts and direction, that can be cut, lose a part of them at random, and take its time.
-Nobody is told: connections look as if the other end had nothing to say. It needs no netem and no nft, which kernels of
-small machines lack.
+`Link`, one for each pair of hosts and direction, that can be cut, lose a part of the frames at random, or delay them.
+The hosts get no errors: connections look as if the other end were silent. The switch needs neither netem nor nft,
+which kernels of small machines lack.
 
     with hosts_on_a_switch("store", "work", seed=1) as (switch, [store, work]):
         switch.set(Link(loss=0.1), store, work)                   # one way
         switch.set(Link(is_cut=True), store, work, both=True)
         switch.heal()
 
-What runs here is told by lines of JSON: see `Switch`.
+`Switch` controls this process by lines of JSON.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from tempfile import NamedTemporaryFile
 from tests.namespaces import Host, host_alone
 
 MTU_BYTES = 9000
-"""Large frames, as each one is a turn of a loop in Python."""
+"""Frames are large, because each one is a turn of a loop in Python."""
 FRAMES_MAX = 20_000
-"""Under way between all hosts; what comes when there are so many is dropped, as by a switch without memory."""
+"""Maximal number of delayed frames between all hosts; further ones are dropped, as by a switch without memory."""
 FRAMES_AT_ONCE_MAX = 64
-"""That are taken from one host before the next one has its turn."""
+"""Maximal number of frames of one host before the next one has its turn."""
 ANSWER_TIMEOUT_S = 10.0
 
 _TUNSETIFF = 0x400454CA
@@ -52,40 +52,40 @@ _BROADCAST = b"\xff\xff\xff\xff\xff\xff"
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What happens to frames from one host to another."""
+    """The treatment of frames from one host to another."""
 
     is_cut: bool = False
     loss: float = 0.0
-    """The part of all frames that is lost."""
+    """The share of lost frames."""
     delay_s: float = 0.0
-    """One way."""
+    """Delay in one direction."""
 
 
 WHOLE = Link()
 
 
 class Wires:
-    """Decides what becomes of frames; hosts have numbers, from 0 on. No I/O."""
+    """Decides about frames, without I/O; hosts have numbers, from 0 on."""
 
     def __init__(self, count: int, seed: int) -> None:
         self._links = dict.fromkeys(permutations(range(count), 2), WHOLE)
         self._random = random.Random(seed)
         self._under_way: list[tuple[float, int, int, bytes]] = []
-        """When they arrive, in which order they were sent, where, and what."""
+        """Time of arrival, number in the order of sending, receiving host, and frame."""
         self._sent = 0
         self.dropped = 0
-        """As there were too many."""
+        """Frames that were dropped because there were too many."""
 
     def set(self, from_: int, to: int, link: Link) -> None:
-        """From now on; what is under way arrives as it would have."""
+        """Set a link for later frames; delayed frames arrive as before."""
         self._links[from_, to] = link
 
     def heal(self) -> None:
-        """All links are whole."""
+        """Make all links whole."""
         self._links = dict.fromkeys(self._links, WHOLE)
 
     def send(self, from_: int, to: int, frame: bytes, now_s: float) -> bool:
-        """Whether a frame arrives at once; if not, it is lost or comes with `arrived`."""
+        """Return whether a frame arrives at once; if not, it is lost, or `arrived` returns it later."""
         link = self._links[from_, to]
         if link.is_cut or (link.loss and self._random.random() < link.loss):
             return False
@@ -99,31 +99,31 @@ class Wires:
         return False
 
     def arrived(self, now_s: float) -> Iterator[tuple[int, bytes]]:
-        """Frames that were delayed long enough, with the hosts that they are for."""
+        """Frames whose delay has passed, with their receiving hosts."""
         while self._under_way and self._under_way[0][0] <= now_s:
             _, _, to, frame = heapq.heappop(self._under_way)
             yield to, frame
 
     def wait_s(self, now_s: float) -> float | None:
-        """Until the next one arrives; None: there is none."""
+        """Time until the next delayed frame arrives; None: no frame is delayed."""
         return max(0.0, self._under_way[0][0] - now_s) if self._under_way else None
 
 
 class Switch:
-    """The switch, as the test has it: a process of its own."""
+    """The test's handle of the switch, which is a separate process."""
 
     def __init__(self, process: subprocess.Popen[str], hosts: list[Host]) -> None:
         self._process = process
         self._number = {host.name: number for number, host in enumerate(hosts)}
 
     def set(self, link: Link, from_: Host, to: Host, *, both: bool = False) -> None:
-        """Have frames from one host to another go so; `both`: and back."""
+        """Set the link from one host to another; `both`: and back."""
         pairs = [(from_, to), (to, from_)] if both else [(from_, to)]
         for one, other in pairs:
             self._ask({"from": self._number[one.name], "to": self._number[other.name], **asdict(link)})
 
     def heal(self) -> None:
-        """Have all links whole."""
+        """Make all links of the switch whole."""
         self._ask({"heal": True})
 
     def _ask(self, command: dict[str, object]) -> None:
@@ -139,9 +139,9 @@ class Switch:
 
 @contextlib.contextmanager
 def hosts_on_a_switch(*names: str, seed: int) -> Iterator[tuple[Switch, list[Host]]]:
-    """Hosts that reach each other through the switch, by address and by name, and nothing else.
+    """Hosts that reach only each other, through the switch, by address and by name.
 
-    At the end all that runs there is killed. `seed`: of what is lost.
+    At the end, all their processes are killed. `seed`: for the choice of lost frames.
     """
     with contextlib.ExitStack() as stack, NamedTemporaryFile("w", prefix="kera-hosts-") as table:
         hosts = [stack.enter_context(host_alone(name, number)) for number, name in enumerate(names, start=1)]
@@ -158,7 +158,7 @@ def hosts_on_a_switch(*names: str, seed: int) -> Iterator[tuple[Switch, list[Hos
         )
         stack.callback(process.communicate)
         switch = Switch(process, hosts)
-        switch.heal()  # answers when all cards are there
+        switch.heal()  # the answer comes when all cards exist
         for host in hosts:
             host.run("ip", "address", "add", f"{host.address}/24", "dev", _CARD)
             host.run("ip", "link", "set", _CARD, "mtu", str(MTU_BYTES), "up")
@@ -168,7 +168,7 @@ def hosts_on_a_switch(*names: str, seed: int) -> Iterator[tuple[Switch, list[Hos
 
 
 class _Switching:
-    """The switch at work: ends with its standard input."""
+    """The running switch; it ends with its standard input."""
 
     def __init__(self, seed: int, keepers: list[int]) -> None:
         self._cards = [_card_of(keeper, number) for number, keeper in enumerate(keepers)]
@@ -208,7 +208,7 @@ class _Switching:
             except BlockingIOError:
                 return
             now_s = time.monotonic()
-            if frame[:6] == _BROADCAST:  # who has this address?
+            if frame[:6] == _BROADCAST:  # a question for the owner of an address
                 receivers = [to for to in range(len(self._cards)) if to != from_]
             else:
                 receivers = [frame[5]] if frame[:5] == _mac(0)[:5] and frame[5] < len(self._cards) else []
@@ -217,7 +217,7 @@ class _Switching:
                     self._deliver(to, frame)
 
     def _deliver(self, to: int, frame: bytes) -> None:
-        with contextlib.suppress(OSError):  # its card is not up yet, or takes no more
+        with contextlib.suppress(OSError):  # the card is not up yet, or its queue is full
             os.write(self._cards[to], frame)
 
 
@@ -226,7 +226,7 @@ def _mac(number: int) -> bytes:
 
 
 def _card_of(keeper: int, number: int) -> int:
-    """Make a host's network card; the end that is ours."""
+    """Make a host's network card; return this process's end."""
     with Path(f"/proc/{keeper}/ns/net").open() as network:
         if ctypes.CDLL(None, use_errno=True).setns(network.fileno(), _CLONE_NEWNET) != 0:
             raise OSError(ctypes.get_errno(), f"setns to the network of process {keeper}")

@@ -1,7 +1,7 @@
-"""Which worker runs what, and in which order: the longest groups first, so that no worker is left with one at the end.
+"""The order of tests: the longest groups first, so that no worker is left with a long one at the end.
 
-A group is what runs on one worker: those of a marker ``xdist_group``, else the tests of a module. `RECORDED` has how
-long the longer ones take, measured by `tests.budget` in a run of `make test`; others come after them.
+A group runs on one worker: the tests with the same marker ``xdist_group``, else the tests of a module. `RECORDED` has
+the times of the longer ones, measured by `tests.budget` in a run of `make test`; others come after them.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 FOLDERS = ("spark", "integration", "simulation", "property", "unit")
-"""Those with the longest groups first."""
+"""Folders of tests; those with the longest groups come first."""
 RECORDED = Path(__file__).with_name("durations.txt")
-"""Lines of a number of seconds and the name of a group. They decide about the order only: old ones do no harm."""
+"""Lines with the seconds and the name of a group. They only decide the order: old ones do no harm."""
 WORTH_S = 3.0
-"""Groups that take less are not recorded."""
+"""Faster groups are not recorded."""
 
 
 def group_of(item: pytest.Item) -> str:
-    """What the test belongs to; a test without a group gets that of its module."""
+    """The group of a test; a test without a group gets that of its module."""
     marker = item.get_closest_marker("xdist_group")
     if marker is not None:
         return str(marker.args[0])
@@ -36,7 +36,7 @@ def _parts(module: Path, root: Path) -> tuple[str, ...]:
 
 
 def put_in_order(items: list[pytest.Item], recorded: Mapping[str, float]) -> None:
-    """Sort tests by what their groups take."""
+    """Sort tests by the times of their groups."""
     places = {name: number for number, name in enumerate(FOLDERS)}
 
     def place(item: pytest.Item) -> tuple[float, int]:
@@ -53,7 +53,7 @@ def recorded() -> dict[str, float]:
 
 
 def record(seconds: Mapping[str, float], file: Path) -> None:
-    """Write what groups took to `file`, in the form of `RECORDED`."""
+    """Write the times of groups to `file`, in the form of `RECORDED`."""
     long = sorted((-each, name) for name, each in seconds.items() if each >= WORTH_S)
     file.parent.mkdir(exist_ok=True)
     file.write_text("".join(f"{-each:.0f} {name}\n" for each, name in long))

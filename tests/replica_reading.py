@@ -1,4 +1,4 @@
-"""Reads everything that backups have of a broker, in one go: what tests compare with what was acknowledged."""
+"""Reads all replicas that backups have of a broker, in one go, for comparison with the acknowledged records."""
 
 import asyncio
 from collections import Counter
@@ -20,53 +20,53 @@ from kera.v1 import backup_pb2, common_pb2
 log = get_logger("kera.recovery")
 
 PARALLEL_MAX = 2
-"""Replicas that are read at the same time."""
+"""Maximal number of replicas that are read at the same time."""
 
 Streamlets = Mapping[int, Collection[int]]
-"""Streamlets by stream; none of a stream: all of it."""
+"""Streamlets by stream; an empty collection: all of the stream."""
 Take = Callable[[ChunkHeader, memoryview], Awaitable[None]]
-"""Takes the bytes of a chunk, for as long as it runs. Several may run at the same time."""
+"""Takes the bytes of a chunk, which are valid while it runs. Several calls may run at the same time."""
 
 
 class Unread(NamedTuple):
-    """A virtual segment of which no replica could be read whole."""
+    """A virtual segment without a complete replica."""
 
     virtual_segment_id: int
     reasons: tuple[str, ...]
-    """One for each replica."""
+    """A reason for each replica."""
 
 
 class Run(NamedTuple):
-    """Chunks that follow each other in one segment."""
+    """Consecutive chunks in one segment."""
 
     address: SegmentAddress
     start: int | None
-    """Position of the first one within the segment, in bytes. None: not known, as chunks before it are missing."""
+    """Position of the first chunk within the segment, in bytes. None: unknown, because chunks before it are missing."""
     chunks: Headers
 
     @property
     def length(self) -> int:
-        """Of all chunks, in bytes."""
+        """The length of all chunks, in bytes."""
         return int(chunk_bytes(self.chunks).sum())
 
 
 @dataclass(slots=True)
 class ReplicasRead:
-    """What came of reading."""
+    """The result of reading."""
 
     runs: list[Run] = field(default_factory=list)
     cuts: list[Cut] = field(default_factory=list)
     gaps: list[tuple[EntryId, int, int]] = field(default_factory=list)
-    """Records that no replica has, though something behind them was acknowledged: from this one until that one."""
+    """Records that no replica has, although later ones were acknowledged: first missing and next existing record."""
     conflicts: set[ChunkHeader] = field(default_factory=set)
-    """Chunks that have no place beside those that were taken."""
+    """Chunks that contradict the accepted ones."""
     duplicates: int = 0
-    """Chunks that came more than once."""
+    """Number of repeated chunks."""
     disagreeing: list[int] = field(default_factory=list)
     """Virtual segments whose closed replicas have different lengths or checksums."""
     unread: list[Unread] = field(default_factory=list)
     backups_failed: dict[int, str] = field(default_factory=dict)
-    """Backups that did not answer (any more), and why."""
+    """Backups that did not answer, or stopped answering, with the reasons."""
 
 
 async def read_replicas(
@@ -78,10 +78,10 @@ async def read_replicas(
     node_id: str = "",
     limits: ReadLimits | None = None,
 ) -> ReplicasRead:
-    """Read everything that `backups` have of a broker, or of some streamlets only.
+    """Read all replicas that `backups` have of a broker, or of some streamlets only.
 
-    `take` gets the bytes of each chunk once, before it is known whether it will be cut; of chunks in conflict, perhaps
-    of all. `node_id`: backups there are reached through their unix sockets. Raises what `take` raises, in a group;
+    `take` gets the bytes of each chunk once, before the merge may cut it; chunks in conflict may all reach it.
+    `node_id`: backups on this node are reached through their unix sockets. Raises the errors of `take`, in a group;
     failures of backups are in the result.
     """
     limits = limits or ReadLimits()
@@ -94,7 +94,7 @@ async def read_replicas(
 
 
 class _Reading:
-    """One run of `read_replicas`."""
+    """A run of `read_replicas`."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class _Reading:
             await self._source(source)
 
     async def _source(self, source: Source) -> None:
-        """Read replicas until one was whole, or there is none left."""
+        """Read replicas until one is complete, or none is left."""
         reasons: list[str] = []
         whole = False
         for backup_id, info in source.replicas:
@@ -158,7 +158,7 @@ class _Reading:
             self._unread.append(Unread(source.virtual_segment_id, tuple(reasons)))
 
     async def _replica(self, link: BackupLink, info: backup_pb2.ReplicaInfo) -> str:
-        """Read a replica; returns what is wrong with it, if anything. Raises errors of the backup."""
+        """Read a replica; returns its defect, or an empty text. Raises errors of the backup."""
         request = backup_pb2.ReadReplicaRequest(
             broker_id=self._broker_id,
             virtual_segment_id=info.virtual_segment_id,
@@ -183,7 +183,7 @@ class _Reading:
         return wrong
 
     async def _chunks(self, chunks: memoryview, checksum: int, info: backup_pb2.ReplicaInfo) -> int:
-        """Take the chunks of an answer; the checksum that goes on over them. Raises `CorruptChunk`."""
+        """Take the chunks of an answer; returns the continued checksum. Raises `CorruptChunk`."""
         at = 0
         headers: list[ChunkHeader] = []
         try:
@@ -204,7 +204,7 @@ class _Reading:
 
 
 def _told(found: Recovered, came: Counter[ChunkHeader]) -> ReplicasRead:
-    """What was found of the chunks that came, with whatever is strange about it."""
+    """The result for the chunks that were read, with all irregularities."""
     result = ReplicasRead(cuts=found.cuts, duplicates=came.total() - len(came), conflicts=set(came))
     for cut in found.cuts:
         result.conflicts.difference_update(as_headers(cut.chunks))
@@ -216,7 +216,7 @@ def _told(found: Recovered, came: Counter[ChunkHeader]) -> ReplicasRead:
             if end != first:
                 result.gaps.append((EntryId(*address[:3]), end, first))
         sizes = chunk_bytes(chunks)
-        # A durable head cannot be behind its own chunk: then chunks before it are missing.
+        # A durable head cannot be after its own chunk: if it seems to be, chunks before it are missing.
         whole = bool((column(chunks, "durable_head") <= sizes.cumsum() - sizes).all())
         is_first = before is None or before.address != address
         result.runs.append(Run(address, 0 if whole and is_first else None, chunks))

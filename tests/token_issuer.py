@@ -1,4 +1,4 @@
-"""An issuer of tokens for tests: its keys, the set that it publishes, and tokens that it signs, good ones or not."""
+"""An issuer of tokens for tests: its keys, its published key set, and valid and invalid tokens that it signs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CURVES: dict[str, Callable[[], Any]] = {
 
 
 def private_key(algorithm: str, name: str = "") -> Any:
-    """One of a kind, the same for each name: to make them takes long."""
+    """A key of a kind; each name always gets the same one, because making keys is slow."""
     return _private_key(algorithm, name)
 
 
@@ -39,7 +39,7 @@ def _private_key(algorithm: str, name: str) -> Any:
 
 
 def jwk(key_id: str | None, algorithm: str, name: str = "", **changes: Any) -> dict[str, Any]:
-    """The public key, as issuers publish it."""
+    """The public key in the form that issuers publish."""
     signing = "EdDSA" if algorithm == "Ed448" else algorithm
     public = private_key(algorithm, name).public_key()
     document: dict[str, Any] = get_default_algorithms()[signing].to_jwk(public, as_dict=True)
@@ -52,7 +52,7 @@ def key_set(*keys: dict[str, Any]) -> bytes:
 
 
 def claims_of(user: str, now_s: float, **changes: Any) -> dict[str, Any]:
-    """For five minutes, unless they are changed; what is changed to None is not there."""
+    """Claims for five minutes, with changes; a claim that is changed to None is left out."""
     claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": user, "iat": int(now_s), "exp": int(now_s) + 300, **changes}
     return {name: value for name, value in claims.items() if value is not None}
 
@@ -74,14 +74,14 @@ def encoded(part: bytes) -> str:
 
 
 def signed_bytes(claims: bytes, header: bytes = b'{"alg":"ES256","kid":"one"}') -> str:
-    """Claims and a header that no library would make, with the signature of an issuer that does."""
+    """Claims and a header that no library would make, with a valid signature."""
     text = f"{encoded(header)}.{encoded(claims)}"
     signature = get_default_algorithms()["ES256"].sign(text.encode(), private_key("ES256"))
     return f"{text}.{encoded(signature)}"
 
 
 class Published:
-    """A web server on this host that answers with keys, or as `answer` says."""
+    """A web server on this host that answers with keys, or by `answer`."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -89,7 +89,7 @@ class Published:
         self.answer: Callable[[BaseHTTPRequestHandler], None] | None = None
         self.url = ""
         self.released = threading.Event()
-        """What a slow answer waits for."""
+        """A slow answer waits for this event."""
 
 
 @contextlib.contextmanager
@@ -115,7 +115,7 @@ def published(data: bytes, context: ssl.SSLContext | None = None, host: str = "1
         daemon_threads = True
 
         def handle_error(self, *_: Any) -> None:
-            """Who asks has gone; that is what some tests are about."""
+            """Ignore clients that have gone: some tests are about them."""
 
     server = Server((host, 0), Handler)
     if context is not None:

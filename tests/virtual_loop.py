@@ -1,6 +1,6 @@
-"""An event loop that does not wait: when nothing is ready, it is as late as its next timer wants it to be.
+"""An event loop that does not wait: when nothing is ready, its time leaps to its next timer.
 
-For what one process does by itself. There must be no threads and no sockets: nobody would wait for them.
+It is for code within one process. Threads and sockets are not allowed: the loop would not wait for them.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 
 
 class _Leaps(selectors.SelectSelector):
-    """Waits for nothing: the time that it would have waited is over."""
+    """Does not wait: its time leaps over each wait."""
 
     now_s = 1_000.0
 
@@ -24,18 +24,18 @@ class _Leaps(selectors.SelectSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """See the head of this module."""
+    """An event loop whose time leaps to its next timer."""
 
     def __init__(self) -> None:
         self._leaps = _Leaps()
         super().__init__(self._leaps)
 
     def time(self) -> float:
-        """Seconds since a thousand before its beginning."""
+        """Virtual seconds; the loop begins at 1000."""
         return self._leaps.now_s
 
 
 def run_virtually(main: Coroutine[Any, Any, Result]) -> Result:
-    """What `main` returns."""
+    """Run `main` on a virtual loop, and return its result."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main)

@@ -1,4 +1,4 @@
-"""Targets of which it is known what is wrong with them."""
+"""Fuzzing targets with known defects."""
 
 import os
 import time
@@ -28,7 +28,7 @@ def _ends(data: bytes) -> str:
 
 def _stands_still(data: bytes) -> str:
     if data == STANDS_STILL:
-        time.sleep(3600)  # sleep: what never returns is what is to be found
+        time.sleep(3600)  # sleep: the run must find this input, which never returns
     return "read"
 
 

@@ -1,6 +1,6 @@
-"""The verdicts of the programs of chaos see a loss, a repeat and what is out of order: what cannot fail proves nothing.
+"""The verdicts of the chaos programs find a loss, a repeat and a wrong order: a check that cannot fail proves nothing.
 
-What reads logs and readers of `tests.integration.control_support` is tested beside it, and so is `latency_truth`.
+The functions of `tests.integration.control_support` have their tests beside them, and so has `latency_truth`.
 """
 
 from __future__ import annotations
@@ -73,12 +73,14 @@ async def lose(number: int) -> None:
     raise Wrong(f"record {number} is lost")
 
 
-def test_a_program_that_kept_its_promise_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_successful_program_reports_passed(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended(good) == 0
     assert "PASSED: all is well: rounds 3" in capsys.readouterr().out
 
 
-def test_a_program_says_all_that_is_wrong_the_logs_and_how_to_do_it_again(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_program_reports_all_errors_the_logs_and_the_command_to_repeat_it(
+    capsys: pytest.CaptureFixture[str]
+) -> None:
     assert ended(bad, "--rounds", "7", "--kinds", "b", "--seed", "5") == 1
     said = capsys.readouterr().out
     assert "FAILED in round 2: Wrong('record 1 is lost')" in said
@@ -88,7 +90,7 @@ def test_a_program_says_all_that_is_wrong_the_logs_and_how_to_do_it_again(capsys
     assert "PASSED" not in said
 
 
-def test_kinds_of_several_words_can_be_repeated_and_a_program_without_rounds_names_none(
+def test_a_failed_program_without_rounds_names_no_round_and_quotes_its_kinds(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     async def work(_: Run) -> None:
@@ -102,12 +104,12 @@ def test_kinds_of_several_words_can_be_repeated_and_a_program_without_rounds_nam
 
 
 @pytest.mark.parametrize("rounds", ["0", "-1"])
-def test_no_rounds_are_no_run(rounds: str) -> None:
+def test_a_run_without_rounds_is_refused(rounds: str) -> None:
     with pytest.raises(SystemExit):
         ended(good, "--rounds", rounds)
 
 
-def test_the_folder_of_a_cluster_goes_when_its_rounds_have_ended_well_and_only_then(tmp_path: Path) -> None:
+def test_the_folder_of_a_cluster_is_removed_only_after_success(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     assert ended(bad, "--keep", str(kept)) == 1
     assert (kept / "cluster-1" / "broker.log").exists()
@@ -117,14 +119,14 @@ def test_the_folder_of_a_cluster_goes_when_its_rounds_have_ended_well_and_only_t
     assert not folder.exists()
 
 
-def test_a_seed_does_the_same_again_and_each_kind_comes_before_one_comes_again(tmp_path: Path) -> None:
+def test_a_seed_determines_the_kinds_and_each_kind_comes_before_any_repeats(tmp_path: Path) -> None:
     program = Program("", "", good, rounds=9, kinds=("a", "b", "c"))
     one, other = (program.run_of(tmp_path, "--seed", "3").kinds() for _ in range(2))
     assert one == other
     assert all(sorted(one[at : at + 3]) == ["a", "b", "c"] for at in range(0, 9, 3))
 
 
-async def test_a_short_form_has_the_options_of_the_long_one_and_raises_what_is_wrong(tmp_path: Path) -> None:
+async def test_a_short_run_takes_options_and_raises_its_errors(tmp_path: Path) -> None:
     run = await Program("", "", good, rounds=9, kinds=("a", "b", "c")).short(tmp_path, rounds=4, kinds=["a", "c"])
     assert (run.seen["rounds"], run.arguments.kinds) == (4, ["a", "c"])
     with pytest.raises(ExceptionGroup):
@@ -132,11 +134,11 @@ async def test_a_short_form_has_the_options_of_the_long_one_and_raises_what_is_w
 
 
 @pytest.mark.parametrize("name", [name for name, entry in PROGRAMS.items() if "Spark" not in entry.text])
-def test_every_program_of_the_list_is_there(name: str) -> None:
+def test_every_listed_program_exists(name: str) -> None:
     assert program_of(name).run_of(Path()).arguments.seed >= 0
 
 
-def test_a_name_that_is_no_program_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_program_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["nothing"]) == 2
     assert "no program nothing" in capsys.readouterr().err
     assert main([]) == 0
@@ -152,7 +154,7 @@ def outcome(**found: Any) -> Outcome:
     return Outcome(Options(1.0), "", stream, **{"sent": 9, "acknowledged": 9, **found})
 
 
-def test_a_check_that_kept_everything_passes() -> None:
+def test_a_check_without_findings_passes() -> None:
     judge("s", outcome())
 
 
@@ -166,7 +168,7 @@ def test_a_check_that_kept_everything_passes() -> None:
         {"acknowledged": 8},
     ],
 )
-def test_a_check_that_found_something_fails(found: dict[str, Any]) -> None:
+def test_a_check_with_findings_or_missing_acknowledgements_fails(found: dict[str, Any]) -> None:
     with pytest.raises(Wrong):
         judge("s", outcome(**found))
 
@@ -185,7 +187,7 @@ def test_a_producer_that_waited_too_long_in_a_restart_fails() -> None:
         check_stall(turns, 399)
 
 
-def test_a_network_that_heals_and_is_of_no_use_for_too_long_fails() -> None:
+def test_a_network_that_is_unusable_for_too_long_after_healing_fails() -> None:
     slow = (0.1, SILENT_S + 1, ())
     Done(Break(("client", "broker"), "cut", ("clients",), ("broker-1",), 1.0), *slow).check()
     with pytest.raises(Wrong, match="more than 2 s"):
@@ -199,7 +201,7 @@ def cluster_of(*names: str, **methods: Any) -> Any:
     return SimpleNamespace(ready=ready, processes=dict.fromkeys(names, 1), **methods)
 
 
-async def test_a_frozen_backup_without_which_brokers_do_not_go_on_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_frozen_backup_that_stops_the_load_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "FREEZE_S", 0.0)
     done: list[str] = []
 
@@ -219,7 +221,7 @@ async def test_a_frozen_backup_without_which_brokers_do_not_go_on_fails(monkeypa
 
 
 @pytest.mark.parametrize("seed", range(9))
-async def test_a_round_about_moves_moves_what_its_broker_owns_and_fails_if_nothing_moves(
+async def test_a_round_of_moves_moves_streamlets_of_its_broker_and_fails_without_a_move(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owners = {"a": 1, "b": 2}
@@ -253,7 +255,7 @@ async def test_a_round_about_moves_moves_what_its_broker_owns_and_fails_if_nothi
 
 
 def recovered(stored: Sequence[tuple[int, int]], monkeypatch: pytest.MonkeyPatch, **told: Any) -> None:
-    """Compare what backups have, as ordinals and numbers, with acknowledged records 0 to 3."""
+    """Compare the chunks of backups, as ordinals and numbers, with acknowledged records 0 to 3."""
     chunks: Any = [
         (SimpleNamespace(stream_id=1, streamlet_id=0, entry=0, group_id=1, segment_id=1, first_record=ordinal), number)
         for ordinal, number in stored
@@ -277,13 +279,13 @@ def recovered(stored: Sequence[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 
 
 class Anything:
-    """Has no bytes for whatever it is asked for."""
+    """Has empty bytes for every index."""
 
     def __getitem__(self, _: object) -> bytes:
         return b""
 
 
-def test_backups_that_have_every_acknowledged_record_once_in_its_place_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backups_with_every_acknowledged_record_once_in_its_place_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     recovered([(0, 0), (1, 1), (2, 2), (3, 3)], monkeypatch)
 
 
@@ -314,7 +316,7 @@ def test_backups_that_contradict_each_other_fail(monkeypatch: pytest.MonkeyPatch
 async def looked_at(
     monkeypatch: pytest.MonkeyPatch, stored: Sequence[tuple[int, int]], consumed: int | None = None
 ) -> None:
-    """Compare a stream, of which streamlet 0 has these ordinals and numbers, with three acknowledged records."""
+    """Compare a stream whose streamlet 0 has these ordinals and numbers with three acknowledged records."""
     acknowledged = [[delivery(at) for at in range(3)], [], []]
     writer: Any = SimpleNamespace(number=0, deliveries=acknowledged)
 
@@ -343,7 +345,7 @@ async def looked_at(
     await hostile.check_stream(client, channels, "s", [writer])
 
 
-async def test_a_log_with_hostile_chunks_that_has_all_that_was_acknowledged_passes(
+async def test_a_log_with_hostile_chunks_and_all_acknowledged_records_passes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     await looked_at(monkeypatch, [(0, 0), (1, 1), (2, 2)])
@@ -365,14 +367,14 @@ async def test_a_log_with_hostile_chunks_that_lacks_or_repeats_a_record_fails(
         await looked_at(monkeypatch, stored)
 
 
-async def test_a_consumer_that_skips_hostile_chunks_and_is_given_other_records_fails(
+async def test_a_consumer_that_reads_too_few_records_beside_hostile_chunks_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(Wrong, match="a consumer"):
         await looked_at(monkeypatch, [(0, 0), (1, 1), (2, 2)], consumed=2)
 
 
-def test_hostile_chunks_that_never_came_or_are_not_where_they_should_be_fail() -> None:
+def test_rounds_with_missing_or_misplaced_hostile_chunks_fail() -> None:
     def row(
         *, in_log: bool = True, acknowledged: int = 9, sent: int = 5, taken: int = 4, empty: int = 1
     ) -> hostile.Row:
@@ -414,7 +416,7 @@ async def written(*values: bytes) -> None:
     await access.Chaos._check_log(chaos, "u1", b"marker:1")
 
 
-async def test_a_record_behind_the_marker_of_somebody_who_was_refused_fails() -> None:
+async def test_a_record_of_a_refused_user_after_the_marker_fails() -> None:
     await written(b"u1:0", b"u1:1", b"marker:1", b"u2:0")
     with pytest.raises(Wrong, match="u1 has written"):
         await written(b"u1:0", b"marker:1", b"u1:1")
@@ -429,7 +431,7 @@ async def ruled(way: str, *, users: Sequence[Any], rules: Sequence[str] = (), to
     await access.Chaos._check_rules(chaos, "u1", way)
 
 
-async def test_what_was_revoked_and_is_there_again_fails() -> None:
+async def test_revoked_rights_that_are_back_fail() -> None:
     plain, with_role = SimpleNamespace(name="u1", roles=[]), SimpleNamespace(name="u1", roles=["writers"])
     await ruled("right", users=[plain])
     await ruled("role", users=[plain])
@@ -448,7 +450,7 @@ async def test_what_was_revoked_and_is_there_again_fails() -> None:
 
 
 class Tried:
-    """A user who was refused so often for what it did, and has seen this when it ended."""
+    """A user with these refused operations, and with these values seen at its end."""
 
     def __init__(self, refused: Sequence[str] = ("write", "read"), seen: Sequence[bytes] = (), read: int = 99) -> None:
         self.written, self.read = 99, read
@@ -471,7 +473,7 @@ class Tried:
         self.seen.update(self._at_last)
 
 
-async def test_somebody_who_reads_the_marker_late_or_does_not_try_or_is_not_let_in_again_fails(
+async def test_a_user_that_reads_the_marker_or_does_not_try_or_cannot_go_on_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def done(*_: object) -> None:
@@ -500,7 +502,7 @@ async def test_somebody_who_reads_the_marker_late_or_does_not_try_or_is_not_let_
         await access.Chaos._goes_on(chaos, "u1", "token")
 
 
-def test_an_attack_that_others_notice_or_that_reaches_nobody_or_costs_too_much_fails() -> None:
+def test_an_attack_that_disturbs_others_reaches_no_server_or_costs_too_much_fails() -> None:
     none = Taken(0, 0, 0)
     answered = {**{what: {"p99": 1.0} for what in ASKED}, "errors": []}
 
@@ -524,20 +526,20 @@ def test_an_attack_that_others_notice_or_that_reaches_nobody_or_costs_too_much_f
 
 
 def told(*chunks: tuple[int, int]) -> None:
-    """A consumer of streamlet 0 tells of chunks: number of the first record, and how many."""
+    """A consumer of streamlet 0 reports chunks: number of the first record, and record count."""
     followed = Followed("")
     for first, count in chunks:
         followed._take({"streamlet": 0, "first": first, "count": count, "next": (1, 1, 0), "pushed": True})
 
 
-def test_a_consumer_that_goes_on_where_it_was_killed_passes_and_one_that_skips_or_repeats_fails() -> None:
+def test_a_killed_consumer_must_resume_without_skips_or_repeats() -> None:
     told((0, 3), (6, 1), (8, 2))
-    for second in (4, 8):  # once more, and one left out
+    for second in (4, 8):  # one repeated, and one skipped
         with pytest.raises(Wrong, match="was due"):
             told((0, 3), (second, 1))
 
 
-def test_rounds_that_have_shown_nothing_of_shared_memory_fail() -> None:
+def test_rounds_that_do_not_exercise_shared_memory_fail() -> None:
     check_shown(Counter({"pushed": 5, "chunks": 6, "changed": 1}), frozen=1)
     with pytest.raises(Wrong, match="used again"):
         check_shown(Counter({"pushed": 5, "chunks": 6}), frozen=1)
@@ -558,7 +560,7 @@ def rows(*records: tuple[int, int]) -> pa.Table:
     )
 
 
-def test_a_query_that_reads_each_record_once_passes_and_one_that_loses_repeats_or_spoils_one_fails() -> None:
+def test_a_query_that_loses_repeats_or_spoils_a_record_fails() -> None:
     due = {0: 0, 1: 0}
     check(rows((0, 0), (1, 2)), due)
     check(rows((2, 4)), due)
@@ -570,16 +572,14 @@ def test_a_query_that_reads_each_record_once_passes_and_one_that_loses_repeats_o
         check(pa.table({"streamlet": [0], "offset": [0], "value": [value_of(0)[:-1] + b"?"]}), {0: 0, 1: 0})
 
 
-def test_numbers_that_come_out_never_or_twice_fail() -> None:
+def test_missing_repeated_or_extra_numbers_fail() -> None:
     check_once(3, Counter([0, 1, 2]))
     for found, why in (([0, 2], "missing: \\[1\\]"), ([0, 1, 1, 2], "\\{1: 2\\}"), ([0, 1, 2, 3], "4 came out")):
         with pytest.raises(Wrong, match=why):
             check_once(3, Counter(found))
 
 
-async def test_a_worker_of_spark_that_has_ended_by_itself_is_not_the_one_that_was_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_spark_worker_to_kill_is_one_that_still_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark, "PAUSE_S", 0.0)
     listed, killed = iter([[], [7], [8]]), list[int]()
 
@@ -595,7 +595,7 @@ async def test_a_worker_of_spark_that_has_ended_by_itself_is_not_the_one_that_wa
     assert killed == [8]
 
 
-def test_micro_batches_that_differ_fail(tmp_path: Path) -> None:
+def test_different_micro_batches_fail(tmp_path: Path) -> None:
     same = {0: {"7": (2, "aa")}, 1: {"8": (3, "bb")}}
     assert compare({"live": same, "killed": same}, 2) == 5
     for other in ({0: {"7": (2, "aa")}}, {**same, 1: {"8": (3, "cc")}}, {**same, 1: {"8": (4, "bb")}}):
@@ -627,7 +627,7 @@ class Keyed(Log):
 
 
 class Reading:
-    """Closes nothing."""
+    """A context of a consumer that does not close it."""
 
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
@@ -653,7 +653,7 @@ async def test_a_path_that_loses_repeats_or_reorders_a_record_is_found() -> None
 
 
 async def looked(tmp_path: Path, *, until_s: float = 15.0, every: int = 1, records: int = 100) -> list[str]:
-    """What is wrong with a part of 15 s, of which the first are looked at, and in which so many records came a slot."""
+    """The errors of a part of 15 s that is looked at until `until_s`, with `records` per slot."""
     path = ConstrainedPath(cast(Any, None), cast(Any, None), LATENCY.run_of(tmp_path))
     path._rate = 4.0 * records or 400.0
     at_s = time.monotonic() - 16.0
@@ -667,7 +667,7 @@ async def looked(tmp_path: Path, *, until_s: float = 15.0, every: int = 1, recor
     return path.wrong
 
 
-async def test_a_constraint_that_nobody_has_looked_at_and_a_load_that_is_none_are_found(tmp_path: Path) -> None:
+async def test_a_constraint_without_looks_and_a_part_without_load_are_found(tmp_path: Path) -> None:
     assert await looked(tmp_path) == []
     assert await looked(tmp_path, until_s=0.0) == ["load: nobody has looked at the constraint for 15.0 s"]
     assert await looked(tmp_path, until_s=10.0) == ["load: nobody has looked at the constraint for 5.2 s"]

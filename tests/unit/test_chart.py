@@ -1,4 +1,4 @@
-"""The values of the Helm chart: the schema has them all, describes them all, and refuses what it does not have."""
+"""The values of the Helm chart: the schema has and describes all of them, and refuses others."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ COPY = {"name": "clicks", "source": "kafka://k:9092/clicks", "target": "kera:cli
 
 
 def problems(values: dict[str, Any]) -> list[str]:
-    """What the schema says about values."""
+    """The errors of values according to the schema."""
     return [error.message for error in jsonschema.Draft7Validator(SCHEMA).iter_errors(values)]
 
 
 def objects(schema: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-    """Objects whose keys the schema names, by where they are in the values."""
+    """Objects whose keys the schema names, with their paths in the values."""
     if "properties" in schema:
         yield path, schema
     for name, each in schema.get("properties", {}).items():
@@ -45,7 +45,7 @@ def changed(path: tuple[str, ...], key: str, value: object) -> dict[str, Any]:
     return dict(values)
 
 
-def test_the_schema_is_one_and_takes_the_values_of_the_chart() -> None:
+def test_the_schema_is_valid_and_accepts_the_values_of_the_chart() -> None:
     jsonschema.Draft7Validator.check_schema(SCHEMA)
 
     assert problems(VALUES) == []

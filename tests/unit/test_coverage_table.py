@@ -1,4 +1,4 @@
-"""What scripts/coverage_table.py makes of reports."""
+"""The tables that scripts/coverage_table.py makes from reports."""
 
 from pathlib import PurePath
 from typing import Any
@@ -8,7 +8,7 @@ from scripts.coverage_table import fallen, package_of, per_package, table
 
 
 def file(lines_run: int, branches_run: int) -> dict[str, Any]:
-    """Of ten lines and ten branches, so many were run."""
+    """The summary of a file with ten lines and ten branches, and of those that ran."""
     counts = {"num_statements": 10, "covered_lines": lines_run, "num_branches": 10, "covered_branches": branches_run}
     return {"summary": counts}
 
@@ -29,7 +29,7 @@ def test_a_file_counts_for_its_package(path: str, package: str) -> None:
     assert package_of(PurePath(path)) == package
 
 
-def test_a_table_has_lines_branches_and_both_of_each_package_and_of_all() -> None:
+def test_a_table_has_lines_branches_and_both_for_each_package_and_in_total() -> None:
     assert table(per_package(BEFORE), None) == [
         "%                      lines branch   both",
         "kera.core               80.0   60.0   70.0",
@@ -38,7 +38,7 @@ def test_a_table_has_lines_branches_and_both_of_each_package_and_of_all() -> Non
     ]
 
 
-def test_two_reports_stand_side_by_side() -> None:
+def test_two_reports_are_shown_side_by_side() -> None:
     lines = table(per_package(BEFORE), per_package(AFTER))
     assert lines[1] == "kera.core               80.0   60.0   70.0     80.0   50.0   65.0     -5.0"
     assert lines[2].rstrip() == "y                      100.0  100.0  100.0", "which the other does not have"
@@ -55,7 +55,7 @@ def test_two_reports_stand_side_by_side() -> None:
         (50.0, 40.0, []),
     ],
 )
-def test_a_package_that_has_fallen_too_far_is_told(
+def test_packages_whose_coverage_fell_too_far_are_named(
     points_max: float | None, share_min: float | None, expected: list[str]
 ) -> None:
     before, after = per_package(BEFORE), per_package(AFTER)

@@ -1,4 +1,4 @@
-"""What failed is named so that pytest takes it again, and only where nothing else may be wrong."""
+"""The file of failed tests: pytest accepts its names, and it exists only if a rerun makes sense."""
 
 import pytest
 
@@ -47,7 +47,7 @@ def plugin(pytester: pytest.Pytester, pytestconfig: pytest.Config, monkeypatch: 
 
 
 @pytest.mark.parametrize("workers", [[], WORKERS])
-def test_what_failed_is_run_again_and_nothing_else(pytester: pytest.Pytester, workers: list[str]) -> None:
+def test_only_failed_tests_are_run_again(pytester: pytest.Pytester, workers: list[str]) -> None:
     pytester.makepyfile(TESTS)
     first = pytester.runpytest_subprocess(*workers, timeout=60)
     first.assert_outcomes(passed=2, failed=2, errors=1)
@@ -56,13 +56,13 @@ def test_what_failed_is_run_again_and_nothing_else(pytester: pytest.Pytester, wo
 
 
 @pytest.mark.parametrize("workers", [[], WORKERS])
-def test_of_many_failures_none_is_taken_for_chance(pytester: pytest.Pytester, workers: list[str]) -> None:
+def test_many_failures_are_not_listed_for_a_rerun(pytester: pytest.Pytester, workers: list[str]) -> None:
     pytester.makepyfile(MANY)
     pytester.runpytest_subprocess(*workers, timeout=60).assert_outcomes(failed=FAILED_MAX + 1)
     assert not (pytester.path / FAILED).exists()
 
 
-def test_what_was_cut_short_is_not_run_again(pytester: pytest.Pytester) -> None:
+def test_an_interrupted_run_lists_no_failures(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("import os\ndef test_that_ends_its_worker():\n    os._exit(3)\n")
     result = pytester.runpytest_subprocess(*WORKERS, timeout=60)
     assert result.ret != 0
@@ -88,5 +88,5 @@ def test_failures_of_an_earlier_run_are_forgotten(pytester: pytest.Pytester) -> 
         ("tests/at@home/a.py::test_it", "tests/at@home/a.py::test_it"),
     ],
 )
-def test_a_group_is_no_part_of_a_name(said: str, test: str) -> None:
+def test_the_group_is_removed_from_the_name_of_a_test(said: str, test: str) -> None:
     assert without_group(said) == test

@@ -1,4 +1,4 @@
-"""Short runs of ``make fuzz-chunks`` and ``make fuzz-structures``, in children: what ends a process is found."""
+"""Short runs of ``make fuzz-chunks`` and ``make fuzz-structures``, in child processes to find crashes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXAMPLES = 500
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("structure", [False, True], ids=["bytes", "structure"])
-def test_no_chunk_ends_a_reader_and_each_is_read_or_refused_by_its_name(structure: bool) -> None:
+def test_mutated_chunks_are_read_or_refused_and_crash_no_reader(structure: bool) -> None:
     report = run(EXAMPLES, 7, structure=structure)
     assert report.defects == []
     outcomes = report.outcomes
@@ -26,7 +26,7 @@ def test_no_chunk_ends_a_reader_and_each_is_read_or_refused_by_its_name(structur
     assert min(outcomes.values()) > EXAMPLES // 50, "some are still whole, and some are not"
 
 
-def test_what_is_not_changed_is_read() -> None:
+def test_unchanged_chunks_are_read_and_too_large_ones_refused() -> None:
     for source in whole():
         found = opened(source, source.payload)
         assert found.equals(source.batch)
@@ -42,7 +42,7 @@ def test_a_seed_gives_the_same_chunk_again() -> None:
             opened(source, source.payload[:60])
 
 
-def test_a_message_that_was_taken_apart_is_put_together_again() -> None:
+def test_a_decomposed_message_can_be_reassembled() -> None:
     for source in sources_of(ARROW_VERSION):
         message = Message(source.payload, source.batch.schema, ARROW_CODECS.get(source.codec))
         assert len(message.fields) == len(message.nodes)

@@ -1,4 +1,4 @@
-"""A short run of ``make fuzz-wire`` over all decoders, what it has kept, and whether it would find something."""
+"""A short run of ``make fuzz-wire`` over all decoders, its kept inputs, and defects that it must find."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.unit.fuzz_selftest import TARGETS as SELFTEST
 
 SEED = 7
 INPUTS = 120
-"""Of each target."""
+"""Inputs per target."""
 WORLD = World(theirs(), frozenset({"of-another"}), frozenset({9}), frozenset({1, 2}), tuple(range(50, 60)))
 STILL_S = 1.0
 
@@ -34,7 +34,7 @@ STILL_S = 1.0
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_what_was_kept_is_read_or_refused_by_its_name(name: str) -> None:
+def test_kept_inputs_are_read_or_refused(name: str) -> None:
     kept = list(corpus.kept(name))
     assert len(kept) > 1
     for each in kept:
@@ -42,21 +42,21 @@ def test_what_was_kept_is_read_or_refused_by_its_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_whatever_comes_is_read_or_refused_by_its_name(name: str) -> None:
+def test_generated_inputs_are_read_or_refused(name: str) -> None:
     target = TARGETS[name]
     outcomes = {outcome(target, target.make(random_of(name, SEED, number))) for number in range(INPUTS)}
     assert len(outcomes) > 1, "some are good, and some are not"
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_a_seed_makes_the_same_again_and_another_one_something_else(name: str) -> None:
+def test_a_seed_determines_the_generated_inputs(name: str) -> None:
     def made(seed: int) -> list[bytes]:
         return [TARGETS[name].make(random_of(name, seed, number)) for number in range(5)]
 
     assert made(1) == made(1) != made(2)
 
 
-def test_what_is_kept_reaches_most_of_what_decodes() -> None:
+def test_kept_inputs_reach_most_lines_of_the_decoders() -> None:
     for module in (
         "kera.core.format.lean.layout",
         "kera.core.format.record_batch",
@@ -72,14 +72,14 @@ def test_what_is_kept_reaches_most_of_what_decodes() -> None:
         assert len(found) > 0.8 * len(wanted), module
 
 
-# -- what is found -----------------------------------------------------------------------------------------------------
+# -- found defects -----------------------------------------------------------------------------------------------------
 
 
 def found_in(name: str) -> running.Report:
     return running.run(SELFTEST[name], SEED, 30.0, inputs_max=30, module="tests.unit.fuzz_selftest")
 
 
-def test_an_input_that_ends_the_process_is_found_and_the_others_are_given() -> None:
+def test_an_input_that_ends_the_process_is_found_and_the_run_continues() -> None:
     report = found_in("ends")
     assert report.inputs == 30
     ended = [defect for defect in report.defects if "ended with 7" in defect]
@@ -103,10 +103,10 @@ def test_an_input_that_takes_memory_is_found() -> None:
     assert any("MemoryError" in defect for defect in report.defects)
 
 
-# -- what is sent to daemons -------------------------------------------------------------------------------------------
+# -- requests to daemons -----------------------------------------------------------------------------------------------
 
 
-def test_each_method_is_asked_of_those_who_have_it() -> None:
+def test_each_method_is_requested_from_all_roles_that_have_it() -> None:
     known = {each for each in vars(api).values() if isinstance(each, Method)}
     assert set(METHODS) == known
     asked = {role: {methods_of(role, Random(number)) for number in range(3_000)} for role in SERVICES}
@@ -117,7 +117,7 @@ def test_each_method_is_asked_of_those_who_have_it() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
-def test_a_message_that_is_taken_apart_is_put_together_again(method: Method[Any, Any]) -> None:
+def test_a_decomposed_message_can_be_reassembled(method: Method[Any, Any]) -> None:
     for message in (request_of(method, theirs()), filled(method.request), filled(method.response)):
         data = message.SerializeToString()
         assert type(message).FromString(data_of(fields_of(data, message.DESCRIPTOR))) == message
@@ -127,7 +127,7 @@ def test_a_message_that_is_taken_apart_is_put_together_again(method: Method[Any,
 
 @pytest.mark.parametrize("kind", PROTOCOLS)
 @pytest.mark.parametrize("role", SERVICES)
-def test_a_seed_sends_the_same_again(role: str, kind: str) -> None:
+def test_a_seed_determines_the_sent_data(role: str, kind: str) -> None:
     for protocol in PROTOCOLS[kind]:
         sent = [[protocol(role, WORLD, Random(number)) for number in range(20)] for _ in range(2)]
         assert sent[0] == sent[1]
@@ -135,14 +135,14 @@ def test_a_seed_sends_the_same_again(role: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("role", SERVICES)
-def test_with_each_method_something_can_be_said_that_is_right_and_about_nobody_else(role: str) -> None:
+def test_each_method_has_a_valid_request_about_own_objects_only(role: str) -> None:
     world = replace(WORLD, valid=1.0)
     asked = {methods_of(role, Random(number)) for number in range(3_000)}
     for method in asked:
         assert request(method, world, Random(1)), method.name
 
 
-def test_a_client_of_tls_is_answered_that_says_what_is_spoilt(tmp_path: Path) -> None:
+def test_a_tls_server_answers_the_hello_that_is_then_spoilt(tmp_path: Path) -> None:
     authority, _ = Authority.open_or_make(tmp_path)
     one = authority.issue("localhost")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -155,7 +155,7 @@ def test_a_client_of_tls_is_answered_that_says_what_is_spoilt(tmp_path: Path) ->
     assert len({spoilt_hello(Random(number)) for number in range(50)}) > 20
 
 
-def test_nothing_is_sent_about_what_is_somebody_elses() -> None:
+def test_requests_about_objects_of_others_are_not_allowed() -> None:
     request = CASES[api.TRUNCATE_STREAMLETS].build(theirs())
     assert WORLD.allows(api.TRUNCATE_STREAMLETS, request.SerializeToString())
     for cursor in request.cursors:  # type: ignore[attr-defined]  # it has some
@@ -166,7 +166,7 @@ def test_nothing_is_sent_about_what_is_somebody_elses() -> None:
     assert not WORLD.allows(api.DELETE_STREAM, api.DELETE_STREAM.request(name="of-another").SerializeToString())
 
 
-def test_whole_frames_are_said_to_be_so() -> None:
+def test_sent_frames_are_marked_as_whole_or_not() -> None:
     sent = [PROTOCOLS["frames_address"][0]("broker", WORLD, Random(number)) for number in range(40)]
     assert any(isinstance(each, Sent) and each.requests for each in sent)
     assert any(isinstance(each, Sent) and not each.requests for each in sent)

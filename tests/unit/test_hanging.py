@@ -1,4 +1,4 @@
-"""A test that hangs says where, also as one of several workers' tests."""
+"""Reports of where a test hangs, with and without workers of pytest-xdist."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def pytest_configure(config):
 
 
 @pytest.mark.parametrize("workers", [[], ["-n", "1", "--max-worker-restart", "0"]])
-def test_where_a_test_hangs_is_told_before_its_time_is_up(
+def test_the_place_where_a_test_hangs_is_reported_before_its_time_out(
     pytester: pytest.Pytester, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch, workers: list[str]
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(pytestconfig.rootpath))

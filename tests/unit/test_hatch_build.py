@@ -1,4 +1,4 @@
-"""The hook of the wheels (hatch_build.py): which there are where the jar, or the native core, cannot be built."""
+"""The hook of the wheels (hatch_build.py): their contents with and without the jar and the native core."""
 
 import importlib.util
 import subprocess
@@ -24,7 +24,7 @@ class NotPossible(Exception):
 
 
 class Program:
-    """Instead of a program that builds the jar, or the native core."""
+    """Stands in for a program that builds the jar, or the native core."""
 
     NotPossible = NotPossible
     JAR = JAR
@@ -64,7 +64,7 @@ def build(
     java: bool = True,
     compiler: bool = True,
 ) -> dict[str, Any]:
-    """What is put into a wheel with these policies, where these things are installed."""
+    """The build data of a wheel with these policies on a machine with these tools."""
     missing = {module.JAR_PROGRAM: "" if java else "no JDK", module.NATIVE_PROGRAM: "" if compiler else "no compiler"}
     monkeypatch.setattr(module, "build_program", lambda _, path: Program(missing[path]))
     monkeypatch.setattr(module.Hook, "root", str(ROOT))
@@ -80,7 +80,7 @@ def build(
 
 
 @pytest.mark.parametrize("policy", [None, "", "require"])
-def test_without_the_jar_there_is_no_wheel_unless_somebody_says_so(
+def test_a_wheel_without_the_jar_is_refused_by_default(
     module: ModuleType, monkeypatch: pytest.MonkeyPatch, policy: str | None
 ) -> None:
     with pytest.raises(NotPossible, match="no JDK") as caught:
@@ -89,14 +89,14 @@ def test_without_the_jar_there_is_no_wheel_unless_somebody_says_so(
 
 
 @pytest.mark.parametrize("policy", ["auto", "skip"])
-def test_a_wheel_without_the_jar_is_made_for_those_who_say_so(
+def test_a_wheel_without_the_jar_is_built_on_request(
     module: ModuleType, monkeypatch: pytest.MonkeyPatch, policy: str
 ) -> None:
     assert build(module, monkeypatch, jar=policy, native="skip", java=False) == {"force_include": {}}
 
 
 @pytest.mark.parametrize("policy", [None, "auto", "require"])
-def test_a_wheel_with_the_native_core_is_for_one_kind_of_machine(
+def test_a_wheel_with_the_native_core_is_tagged_for_one_platform(
     module: ModuleType, monkeypatch: pytest.MonkeyPatch, policy: str | None
 ) -> None:
     assert build(module, monkeypatch, jar="skip", native=policy) == {
@@ -107,7 +107,7 @@ def test_a_wheel_with_the_native_core_is_for_one_kind_of_machine(
 
 
 @pytest.mark.parametrize("policy", [None, "", "auto", "skip"])
-def test_without_a_compiler_the_wheel_is_for_any_machine(
+def test_a_wheel_built_without_a_compiler_is_for_any_machine(
     module: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], policy: str | None
 ) -> None:
     found = build(module, monkeypatch, jar="require", native=policy, compiler=False)
@@ -117,7 +117,7 @@ def test_without_a_compiler_the_wheel_is_for_any_machine(
     assert capsys.readouterr().err == told
 
 
-def test_without_a_compiler_there_is_no_wheel_if_somebody_says_so(
+def test_a_wheel_that_requires_the_native_core_is_refused_without_a_compiler(
     module: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(NotPossible, match="no compiler"):
@@ -125,7 +125,7 @@ def test_without_a_compiler_there_is_no_wheel_if_somebody_says_so(
 
 
 @pytest.mark.parametrize("variables", [{"jar": "never"}, {"jar": "skip", "native": "never"}])
-def test_a_policy_that_nobody_knows_is_refused(
+def test_an_unknown_policy_is_refused(
     module: ModuleType, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
 ) -> None:
     with pytest.raises(ValueError, match="=never: one of require, auto, skip"):
@@ -133,7 +133,7 @@ def test_a_policy_that_nobody_knows_is_refused(
 
 
 @pytest.mark.parametrize("policy", [None, "require"])
-def test_an_editable_install_needs_neither(
+def test_an_editable_install_needs_neither_jar_nor_native_core(
     module: ModuleType, monkeypatch: pytest.MonkeyPatch, policy: str | None
 ) -> None:
     found = build(module, monkeypatch, "editable", jar=policy, native=policy, java=False, compiler=False)
@@ -148,7 +148,7 @@ def test_an_editable_install_needs_neither(
 
 
 @pytest.mark.parametrize("target", ["wheel", "sdist"])
-def test_the_commit_is_written_down_in_a_package(
+def test_a_package_has_a_file_with_its_commit(
     module: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target: str
 ) -> None:
     monkeypatch.setenv("KERA_COMMIT", "0123abc")
@@ -160,13 +160,13 @@ def test_the_commit_is_written_down_in_a_package(
     assert (Path(written).read_text(), place) == ("0123abc\n", name)
 
 
-def test_a_package_of_which_nobody_knows_the_commit_has_none(
+def test_a_package_of_an_unknown_commit_has_no_file_of_the_commit(
     module: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert build(module, monkeypatch, target="sdist") == {"force_include": {}}
 
 
-def test_the_commit_is_that_of_the_sdist_or_of_the_work_tree(module: ModuleType, tmp_path: Path) -> None:
+def test_the_commit_comes_from_the_sdist_or_the_work_tree(module: ModuleType, tmp_path: Path) -> None:
     assert module.commit_of(tmp_path) == ""
     (tmp_path / "COMMIT").write_text("0123abc\n")
     assert module.commit_of(tmp_path) == "0123abc"
@@ -177,7 +177,7 @@ def test_the_commit_is_that_of_the_sdist_or_of_the_work_tree(module: ModuleType,
 # -- packages and files of deploy/ ------------------------------------------------------------------------------
 
 
-def test_a_distribution_has_its_packages_and_the_files_of_deploy_byte_by_byte(tmp_path: Path) -> None:
+def test_a_distribution_has_its_packages_and_exact_copies_of_the_files_of_deploy(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
     subprocess.run(command, cwd=ROOT / "distributions" / "cli", check=True, capture_output=True)
     (wheel,) = tmp_path.glob("kera_cli-*-py3-none-any.whl")
@@ -198,7 +198,7 @@ def test_a_distribution_has_its_packages_and_the_files_of_deploy_byte_by_byte(tm
     assert packaged == {name: (ROOT / "deploy" / name).read_bytes() for name in printed}
 
 
-def test_what_git_ignores_gets_into_no_wheel_with_a_package(module: ModuleType, tmp_path: Path) -> None:
+def test_a_package_in_a_wheel_has_no_files_that_git_ignores(module: ModuleType, tmp_path: Path) -> None:
     package = tmp_path / "spark" / "kera" / "spark"
     ignored = ("jars/some.jar", "__pycache__/module.pyc", "module.pyc", ".coverage.host.1", ".mypy_cache/module.json")
     for name in ("module.py", "py.typed", *ignored):

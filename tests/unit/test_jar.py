@@ -1,4 +1,4 @@
-"""The program that builds the jar (spark_connector/jvm/build.py), in trees of its own."""
+"""The program that builds the jar (spark_connector/jvm/build.py), in temporary trees."""
 
 import importlib.util
 import os
@@ -59,13 +59,13 @@ class Tree:
         )
 
     def build(self) -> bytes:
-        """Build the jar, which works, and give its bytes."""
+        """Build the jar successfully, and return its bytes."""
         built = self.run()
         assert built.returncode == 0, built.stderr
         return (self.root / JAR).read_bytes()
 
     def jars(self) -> list[str]:
-        """What there is where the jar belongs."""
+        """The names of the files in the folder of the jar."""
         return sorted(path.name for path in (self.root / JAR.parent).glob("*"))
 
 
@@ -75,7 +75,7 @@ def tree(tmp_path: Path) -> Tree:
 
 
 def without_java(folder: Path) -> dict[str, str]:
-    """An environment in which no Java is chosen."""
+    """An environment without Java."""
     return {"JAVA_HOME": "", "PATH": str(folder)}
 
 
@@ -91,12 +91,12 @@ def test_the_jar_has_the_classes_the_resources_and_the_version(tree: Tree) -> No
 
 
 @pytest.mark.slow
-def test_the_same_tree_gives_the_same_bytes_wherever_it_is(tree: Tree, tmp_path: Path) -> None:
+def test_the_jar_is_reproducible_in_another_folder(tree: Tree, tmp_path: Path) -> None:
     assert tree.build() == Tree(tmp_path / "another").build()
 
 
 @pytest.mark.slow
-def test_a_jar_that_is_current_is_left_alone_and_takes_no_compiler(tree: Tree, tmp_path: Path) -> None:
+def test_a_current_jar_is_left_alone_and_needs_no_compiler(tree: Tree, tmp_path: Path) -> None:
     tree.build()
     before = (tree.root / JAR).stat()
 
@@ -122,7 +122,7 @@ def test_a_jar_that_is_current_is_left_alone_and_takes_no_compiler(tree: Tree, t
         pytest.param(Path("pyproject.toml"), '[project]\nversion = "1.2.4"\n', marks=pytest.mark.slow),
     ],
 )
-def test_a_jar_of_other_sources_is_built_anew(tree: Tree, changed: Path, content: str) -> None:
+def test_a_jar_of_changed_sources_is_rebuilt(tree: Tree, changed: Path, content: str) -> None:
     before = tree.build()
     (tree.root / changed).write_text(content)
 
@@ -135,7 +135,7 @@ def test_a_jar_of_other_sources_is_built_anew(tree: Tree, changed: Path, content
 
 
 @pytest.mark.slow
-def test_a_jar_that_was_damaged_is_built_anew(tree: Tree) -> None:
+def test_a_damaged_jar_is_rebuilt(tree: Tree) -> None:
     before = tree.build()
     (tree.root / JAR).write_bytes(before[:100])
 
@@ -144,7 +144,7 @@ def test_a_jar_that_was_damaged_is_built_anew(tree: Tree) -> None:
 
 
 @pytest.mark.slow
-def test_a_source_with_an_error_leaves_the_jar_and_says_what_javac_says(tree: Tree) -> None:
+def test_a_compile_error_keeps_the_jar_and_shows_the_message_of_javac(tree: Tree) -> None:
     before = tree.build()
     (tree.root / SOURCES / "Broken.java").write_text("package kera.spark;\n\nclass Broken {\n    int x = ;\n}\n")
 
@@ -157,7 +157,7 @@ def test_a_source_with_an_error_leaves_the_jar_and_says_what_javac_says(tree: Tr
     assert tree.jars() == [JAR.name]
 
 
-def test_without_a_compiler_it_says_what_to_install(
+def test_a_build_without_a_compiler_names_the_package_to_install(
     tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = importlib.util.spec_from_file_location("kera_jar", tree.root / PROGRAM)
@@ -177,7 +177,7 @@ def test_without_a_compiler_it_says_what_to_install(
     assert tree.jars() == []
 
 
-def test_without_spark_it_says_in_one_line_what_to_install(tree: Tree) -> None:
+def test_a_build_without_spark_fails_with_one_line(tree: Tree) -> None:
     built = tree.run(isolated=True)
 
     assert built.returncode == 1
@@ -187,7 +187,7 @@ def test_without_spark_it_says_in_one_line_what_to_install(tree: Tree) -> None:
 
 
 @pytest.mark.slow
-def test_a_java_home_without_a_compiler_is_passed_over(tree: Tree, tmp_path: Path) -> None:
+def test_a_java_home_without_a_compiler_is_skipped(tree: Tree, tmp_path: Path) -> None:
     built = tree.run(environment={"JAVA_HOME": str(tmp_path)})
 
     assert built.returncode == 0, built.stderr

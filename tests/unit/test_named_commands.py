@@ -1,4 +1,4 @@
-"""Every command of `kera` that the product names in a message, a hint or a help text exists, with its options.
+"""Commands of `kera` in messages, hints and help texts of the product exist, with their options.
 
 The commands are found in the string literals of the packages, and checked against the real command line.
 """
@@ -17,7 +17,7 @@ from tests.unit.test_tidy import ROOT, example_app, kera_command, modules_of_pac
 
 OTHER_TEXTS = {".html", ".java", ".js"}
 NAMED = re.compile(r"(?<![\w./:@'-])kera((?:\s+(?:(?:--)?\{\}|[\w./:=\[\]<>|*-]+|…))+)")
-"""`kera` and the words after it, up to the next punctuation mark. `{}` stands for a value that a message fills in."""
+"""`kera` and the words after it, up to the next punctuation mark. `{}` stands for a value in a message."""
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z_-]*[a-z]")
 OF_OTHERS = {
     *("--jars", "--shm-size"),
@@ -29,7 +29,7 @@ PROSE = {"and", "has", "in", "is", "metadata", "source", "sources"}
 
 
 def texts(module: str) -> Iterator[str]:
-    """The string literals of a module; `{}` stands for what an f-string fills in."""
+    """The string literals of a module; `{}` stands for a value in an f-string."""
     tree = parsed(module)
     parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     for node in ast.walk(tree):
@@ -51,7 +51,7 @@ def unknown_commands(text: str, kera: Any) -> list[str]:
 
 
 def _unknown_word(command: Any, words: list[str]) -> str | None:
-    """The first word that is not a subcommand where one is wanted, or no option of the command."""
+    """The first word that is neither a subcommand, where one is expected, nor an option of the command."""
     options = {"--help", "--{}"}
     for word in words:
         subcommands = getattr(command, "commands", {})
@@ -61,7 +61,7 @@ def _unknown_word(command: Any, words: list[str]) -> str | None:
                 return word
         elif word in subcommands:
             command = subcommands[word]
-        elif subcommands:  # a word is wrong here; a placeholder, such as COMMAND, ends what can be checked
+        elif subcommands:  # a plain word is wrong here; a check cannot continue after a placeholder, such as COMMAND
             return word if re.fullmatch(r"[a-z][a-z-]*", word) else None
     return None
 
@@ -71,7 +71,7 @@ def options_of(command: Any) -> set[str]:
 
 
 def all_options(command: Any) -> set[str]:
-    """Those of a command and of all its subcommands."""
+    """The options of a command and of all its subcommands."""
     below = (all_options(each) for each in getattr(command, "commands", {}).values())
     return options_of(command).union({"--help", "--no"}, *below)
 
@@ -82,7 +82,7 @@ def product_texts() -> Iterator[tuple[Path, str]]:
             yield path.relative_to(ROOT), text
 
 
-def test_every_command_that_the_product_names_exists() -> None:
+def test_every_command_named_by_the_product_exists() -> None:
     kera = kera_command()
     named = [(path, text) for path, text in product_texts() if NAMED.search(text)]
     folders = {path.parent for path in modules_of_packages()}
@@ -92,7 +92,7 @@ def test_every_command_that_the_product_names_exists() -> None:
     assert [f"{path}: {unknown}" for path, text in named for unknown in unknown_commands(text, kera)] == []
 
 
-def test_every_option_that_the_product_names_exists() -> None:
+def test_every_option_named_by_the_product_exists() -> None:
     known = all_options(kera_command()) | OF_OTHERS
 
     assert [
@@ -112,7 +112,7 @@ def test_every_option_that_the_product_names_exists() -> None:
         ),
     ],
 )
-def test_a_command_that_does_not_exist_is_found(text: str, unknown: str) -> None:
+def test_an_unknown_command_is_found(text: str, unknown: str) -> None:
     assert unknown_commands(text, example_app()) == [unknown]
 
 
@@ -126,7 +126,7 @@ def test_a_command_that_does_not_exist_is_found(text: str, unknown: str) -> None
         "kera group {} --help",
     ],
 )
-def test_a_command_that_exists_is_no_violation(text: str) -> None:
+def test_existing_commands_and_prose_are_no_violations(text: str) -> None:
     assert unknown_commands(text, example_app()) == []
 
 

@@ -1,4 +1,4 @@
-"""The program that builds the native core (core/native/build.py), in trees of its own."""
+"""The program that builds the native core (core/native/build.py), in temporary trees."""
 
 import importlib.util
 import os
@@ -24,7 +24,7 @@ needs_compiler = pytest.mark.skipif(
 
 
 class Tree:
-    """A tree with the program, and sources that are quickly compiled."""
+    """A tree with the program, and sources that compile quickly."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -46,7 +46,7 @@ class Tree:
         )
 
     def built(self) -> list[str]:
-        """What there is where the extension belongs."""
+        """The names of the files in the folder of the extension."""
         return sorted(path.name for path in (self.root / EXTENSION.parent).iterdir())
 
 
@@ -65,7 +65,7 @@ def program_of(tree: Tree) -> ModuleType:
 
 
 @needs_compiler
-def test_it_is_built_once_until_its_sources_change(tree: Tree) -> None:
+def test_the_extension_is_built_once_until_its_sources_change(tree: Tree) -> None:
     assert tree.run("--check").returncode == 1
     assert tree.run().stdout == f"native: built {tree.root / EXTENSION}\n"
     before = (tree.root / EXTENSION).stat()
@@ -86,7 +86,7 @@ def test_it_is_built_once_until_its_sources_change(tree: Tree) -> None:
 
 
 @needs_compiler
-def test_what_the_compiler_says_is_told_and_what_there_was_stays(tree: Tree) -> None:
+def test_a_compile_error_is_shown_and_keeps_the_extension(tree: Tree) -> None:
     assert tree.run().returncode == 0
     before = (tree.root / EXTENSION).read_bytes()
     tree.write("int broken(\n")
@@ -100,7 +100,7 @@ def test_what_the_compiler_says_is_told_and_what_there_was_stays(tree: Tree) -> 
     assert tree.built() == [EXTENSION.name]
 
 
-def test_without_a_compiler_a_line_says_what_to_install(tree: Tree, tmp_path: Path) -> None:
+def test_a_build_without_a_compiler_names_the_packages_to_install(tree: Tree, tmp_path: Path) -> None:
     nothing = {"CC": "", "PATH": str(tmp_path)}
     for arguments, status in (((), 1), (("--auto",), 0)):
         ended = tree.run(*arguments, **nothing)
@@ -112,7 +112,7 @@ def test_without_a_compiler_a_line_says_what_to_install(tree: Tree, tmp_path: Pa
     assert tree.built() == []
 
 
-def test_without_headers_a_line_says_what_to_install(
+def test_a_build_without_headers_names_the_packages_to_install(
     tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = program_of(tree)
@@ -121,14 +121,14 @@ def test_without_headers_a_line_says_what_to_install(
         program.headers()
 
 
-def test_a_wheel_with_it_runs_with_each_python_on_one_kind_of_machine(tree: Tree) -> None:
+def test_the_platform_tag_is_for_the_stable_abi_on_linux(tree: Tree) -> None:
     kind, abi, platform = program_of(tree).platform_tag().split("-")
     assert (kind, abi) == ("cp311", "abi3")
     assert platform.startswith("linux_")
 
 
 @pytest.mark.skipif(native is None, reason="it was not built")
-def test_the_one_in_the_tree_is_of_the_sources_in_the_tree() -> None:
+def test_the_extension_of_this_tree_is_current() -> None:
     checked = subprocess.run(
         [sys.executable, ROOT / SOURCES / "build.py", "--check"], capture_output=True, text=True, check=False
     )

@@ -1,4 +1,4 @@
-"""What the switch between hosts does with frames, and that the rounds of `network` of chaos leave nothing out."""
+"""The treatment of frames by the switch between hosts, and the completeness of the rounds of the `network` chaos."""
 
 from itertools import islice, product
 from typing import Any, cast
@@ -7,13 +7,13 @@ from tests.chaos.partitions import DELAY, DELAY_S, FROM, HALF_OPEN, KINDS, LOSS,
 from tests.network_switch import FRAMES_MAX, Link, Switch, Wires
 
 
-def test_whole_links_pass_everything_at_once() -> None:
+def test_whole_links_pass_all_frames_at_once() -> None:
     wires = Wires(3, seed=1)
     assert all(wires.send(from_, to, b"frame", 0.0) for from_, to in [(0, 1), (1, 0), (2, 1)])
     assert wires.wait_s(0.0) is None
 
 
-def test_a_link_is_cut_one_way_only_until_all_are_healed() -> None:
+def test_a_link_is_cut_in_one_direction_until_it_is_healed() -> None:
     wires = Wires(2, seed=1)
     wires.set(0, 1, Link(is_cut=True))
     assert not wires.send(0, 1, b"frame", 0.0)
@@ -22,14 +22,14 @@ def test_a_link_is_cut_one_way_only_until_all_are_healed() -> None:
     assert wires.send(0, 1, b"frame", 0.0)
 
 
-def test_a_part_of_the_frames_is_lost() -> None:
+def test_a_lossy_link_loses_its_share_of_frames() -> None:
     wires = Wires(2, seed=1)
     wires.set(0, 1, Link(loss=0.3))
     arrived = sum(wires.send(0, 1, b"frame", 0.0) for _ in range(10_000))
     assert 6_700 < arrived < 7_300
 
 
-def test_frames_that_are_delayed_arrive_in_order_even_if_the_link_is_healed_meanwhile() -> None:
+def test_delayed_frames_arrive_in_order_and_on_time_even_after_healing() -> None:
     wires = Wires(2, seed=1)
     wires.set(0, 1, Link(delay_s=0.2))
     for number, at_s in enumerate((0.0, 0.0, 0.05)):
@@ -41,7 +41,7 @@ def test_frames_that_are_delayed_arrive_in_order_even_if_the_link_is_healed_mean
     assert list(wires.arrived(1.0)) == [(1, b"\2")]
 
 
-def test_no_more_frames_are_kept_than_the_bound() -> None:
+def test_frames_beyond_the_bound_are_dropped() -> None:
     wires = Wires(2, seed=1)
     wires.set(0, 1, Link(delay_s=1.0))
     for _ in range(FRAMES_MAX + 7):
@@ -50,7 +50,7 @@ def test_no_more_frames_are_kept_than_the_bound() -> None:
     assert len(list(wires.arrived(1.0))) == FRAMES_MAX
 
 
-def test_each_pair_of_roles_is_broken_in_each_way_before_one_comes_again() -> None:
+def test_each_pair_of_roles_breaks_in_each_way_before_any_repeats() -> None:
     count = len(PAIRS) * len(KINDS)
     for begin in (0, count):
         rounds = list(islice(plan(seed=3), begin, begin + count))
@@ -62,11 +62,11 @@ def test_each_pair_of_roles_is_broken_in_each_way_before_one_comes_again() -> No
             assert not set(each.ones) & set(each.others)
 
 
-def test_a_seed_has_the_same_rounds_again() -> None:
+def test_a_seed_determines_the_rounds() -> None:
     assert list(islice(plan(seed=5), 50)) == list(islice(plan(seed=5), 50)) != list(islice(plan(seed=6), 50))
 
 
-def test_a_break_sets_the_links_that_it_means() -> None:
+def test_a_break_sets_its_links() -> None:
     rounds = list(islice(plan(seed=1), len(PAIRS) * len(KINDS)))
     hosts: Any = {name: name for each in rounds for name in each.ones + each.others}
     for each in rounds:

@@ -48,7 +48,7 @@ DOCSTRINGS_LEFT = {
     "demo": 0,
     "scripts": 0,
 }
-"""Docstrings of each package that begin so, without naming their subject. Lower the counts; never raise one."""
+"""Docstrings of each package that match, without naming their subject. Lower the counts; never raise one."""
 
 
 CODE_LIMIT = 3
@@ -71,7 +71,7 @@ HEAD_ALONE_LEFT = {
     "spark_connector": 0,
     "tests": 30,
 }
-"""Docstrings of each tree that say nothing but where to read on. Lower the counts; never raise one."""
+"""Docstrings of each tree that only refer to the module head. Lower the counts; never raise one."""
 
 
 MESSAGE_RIDDLES = [
@@ -81,7 +81,7 @@ MESSAGE_RIDDLES = [
     re.compile(r"\b(?:there is not|has nothing|is none|are none|so many|so much|so long|nobody|no good)\b"),
 ]
 MESSAGES_LEFT = {"backup": 0, "broker": 0, "client": 0, "coordinator": 0, "core": 0, "spark_connector": 0}
-"""Texts of errors, logs, helps and metrics that have to be read twice, by tree. Lower the counts; never raise one."""
+"""Number of riddles in errors, logs, helps and metrics, by tree. Lower the counts; never raise one."""
 LOG_METHODS = {"debug", "info", "warning", "error", "exception", "critical"}
 MESSAGE_CALLS = re.compile(r"(Error|Exception|Parameter|Refused|NotAllowed|Family)$")
 MESSAGE_ARGUMENTS = {"help", "description", "message", "reason"}
@@ -115,7 +115,7 @@ def test_a_page_is_written_in_plain_english(page: Path) -> None:
     assert riddles_per_100(text) <= limit, "\n".join(["rewrite some of these sentences:", *worst[:20]])
 
 
-def test_limits_are_of_pages_that_need_them() -> None:
+def test_higher_limits_are_only_for_pages_that_need_them() -> None:
     easier = [
         name for name, limit in HIGHER.items() if riddles_per_100((ROOT / f"docs/{name}.md").read_text()) <= limit - 3
     ]
@@ -156,14 +156,14 @@ def test_docstrings_and_comments_are_written_in_plain_english(package: str) -> N
     assert 100 * len(worst) / len(found) <= CODE_LIMIT, "\n".join(["rewrite some of these sentences:", *worst[:20]])
 
 
-def test_docstrings_and_comments_are_found() -> None:
+def test_docstrings_and_comments_are_extracted() -> None:
     source = (
         'x = 1  # noqa: E501\n"""A sentence of four."""\n    # Of two\n    # lines that follow.\nf()  # who it is\n'
     )
     assert list(sentences(code_text(source))) == ["A sentence of four.", "Of two lines that follow.", "who it is"]
 
 
-def test_docstrings_say_what_a_thing_is() -> None:
+def test_docstrings_do_more_than_refer_to_the_module_head() -> None:
     found = {
         tree: sum(len(HEAD_ALONE.findall(path.read_text(encoding="utf-8"))) for path in (ROOT / tree).rglob("*.py"))
         for tree in HEAD_ALONE_LEFT
@@ -172,7 +172,7 @@ def test_docstrings_say_what_a_thing_is() -> None:
     assert not more, "say in one sentence what an object of the class is and promises, not where to read it"
 
 
-def test_a_docstring_that_says_nothing_is_found() -> None:
+def test_a_docstring_that_only_refers_to_the_module_head_is_found() -> None:
     assert HEAD_ALONE.findall('class A:\n    """See the head of this module. Belongs to a loop."""\n')
 
 

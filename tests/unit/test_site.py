@@ -1,4 +1,4 @@
-"""The pages of the documentation's site: their links, and that each can be found."""
+"""The pages of the documentation's site: links, navigation and reference."""
 
 import importlib
 import re
@@ -11,7 +11,7 @@ from scripts import api_reference, site
 NAVIGATION = (site.ROOT / "mkdocs.yml").read_text(encoding="utf-8")
 
 
-def test_links_go_to_pages_and_what_is_none_is_named_and_not_linked(tmp_path: Path) -> None:
+def test_links_are_adapted_to_the_site_and_those_to_other_files_become_text(tmp_path: Path) -> None:
     page, other, image = (tmp_path / name for name in ("docs/a.md", "docs/b.md", "docs/images/c.svg"))
     page.parent.mkdir()
     page.write_text(
@@ -28,7 +28,7 @@ def test_links_go_to_pages_and_what_is_none_is_named_and_not_linked(tmp_path: Pa
     )
 
 
-def test_links_go_to_files_that_are_there_and_to_sections_that_they_have() -> None:
+def test_links_go_to_existing_files_and_sections() -> None:
     places = dict(site._places())
     texts = {
         source: site.FENCE.sub("", source.read_text(encoding="utf-8")) for source in places if source.suffix == ".md"
@@ -46,7 +46,7 @@ def test_links_go_to_files_that_are_there_and_to_sections_that_they_have() -> No
 
 
 def _links_to_no_file() -> list[tuple[Path, str]]:
-    """Those of pages, and of notes beside the code that are not pages: on the site a link to no page is not a link."""
+    """Links to missing files in pages and in notes beside the code; on the site, only links to pages are links."""
     pages = {source for source, _ in site._places() if source.suffix == ".md"} | set(
         (site.ROOT / "bench").rglob("*.md")
     )
@@ -66,8 +66,10 @@ def _sections(page: str) -> set[str]:
 
 
 @pytest.mark.parametrize("code", [0, 1])
-def test_a_warning_ends_the_build_and_is_told(code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """mkdocs counts no warnings that it does not tell."""
+def test_a_warning_fails_the_build_and_is_printed(
+    code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """mkdocs does not count warnings that it does not print."""
     mkdocs = tmp_path / "mkdocs"
     mkdocs.write_text(f"""#!/bin/sh
 case "$*" in *--strict*) ;; *) exit 0 ;; esac
@@ -110,7 +112,7 @@ def test_the_python_api_has_signatures_fields_and_attributes() -> None:
 
 
 @pytest.mark.parametrize("parameters", ["", "a, b=1, *, c, **d", "a, /, b, *c, d=None", "a: str, *, b: int = 1"])
-def test_signatures_read_as_they_are_written(parameters: str) -> None:
+def test_signatures_are_shown_as_written(parameters: str) -> None:
     names: dict[str, Any] = {}
     exec(f"def f({parameters}): pass", names)
 

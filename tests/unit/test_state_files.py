@@ -1,7 +1,7 @@
-"""Small files in which daemons and tools keep their state, each with every kind of damage.
+"""Small files with the state of daemons and tools, each with every kind of damage.
 
-A file that has a copy is written anew from that. One that has none is refused with an error that names it, or is known
-to be gone. A value that nobody has written is never taken.
+A file that has a copy is rewritten from it. A file without a copy is refused with an error that names it, or is known
+to be gone. A damaged file never yields a value that was not written.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Kept(NamedTuple):
     """State of one kind."""
 
     names: tuple[str, ...]
-    """Of the file, and of its copy if it has one."""
+    """Names of the file, and of its copy if it has one."""
     store: Callable[[Path], Any]
-    """Writes it below a directory; returns what `load` is to find."""
+    """Writes the state below a directory; returns the expected result of `load`."""
     load: Callable[[Path], Any]
     nothing: Any
-    """What `load` finds where the file is gone; the exceptions that it raises there."""
+    """The result of `load` without the file, or the exceptions that it raises then."""
 
 
 def _store_identity(kind: type[DataDirectory]) -> Callable[[Path], Any]:
@@ -120,7 +120,7 @@ KEPT = {
 
 
 def _flipped(data: bytes) -> bytes:
-    """With another digit or letter: what is still JSON."""
+    """Data with another digit or letter, which are still JSON."""
     at = next(at for at in range(len(data) // 2, len(data)) if chr(data[at]).isalnum())
     return data[:at] + (b"1" if data[at : at + 1] != b"1" else b"2") + data[at + 1 :]
 
@@ -161,7 +161,7 @@ def spoil(path: Path, damage: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "number"), [(kind, at) for kind, kept in KEPT.items() for at in range(len(kept.names))]
 )
-def test_a_damaged_file_is_read_from_its_copy_or_refused_by_its_name(
+def test_a_damaged_file_is_restored_from_its_copy_or_refused_by_name(
     directory: Path, kind: str, number: int, damage: str
 ) -> None:
     kept = KEPT[kind]
@@ -186,7 +186,7 @@ def test_a_damaged_file_is_read_from_its_copy_or_refused_by_its_name(
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("kind", [kind for kind, kept in KEPT.items() if len(kept.names) == 2])
-def test_two_damaged_files_are_refused_by_their_name_with_the_way_out(directory: Path, kind: str, damage: str) -> None:
+def test_a_damaged_file_with_a_damaged_copy_is_refused_with_a_remedy(directory: Path, kind: str, damage: str) -> None:
     kept = KEPT[kind]
     kept.store(directory)
     for name in kept.names:
@@ -201,7 +201,7 @@ def test_two_damaged_files_are_refused_by_their_name_with_the_way_out(directory:
 
 
 @pytest.mark.parametrize("kind", KEPT)
-def test_half_a_temporary_file_beside_it_changes_nothing(directory: Path, kind: str) -> None:
+def test_a_partial_temporary_file_is_ignored(directory: Path, kind: str) -> None:
     kept = KEPT[kind]
     written = kept.store(directory)
     for name in kept.names:

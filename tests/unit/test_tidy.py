@@ -1,10 +1,10 @@
 """Rules of this tree that no linter knows, as tests.
 
-Most rules are a function from a file's text to its violations, so that a test can plant a violation and see it
+Most rules are a function from a file's text to its violations, so that a test can plant a violation and have it
 found: a rule that cannot fail protects nothing. In each section the tests over the tree come first, the planted
 violations after them.
 
-The words and paths that are searched for are put together from parts, so that this file passes its own rules.
+The searched words and paths are composed of parts, so that this file passes its own rules.
 """
 
 import ast
@@ -35,9 +35,9 @@ PACKAGES: list[str] = [
         each["tool"]["hatch"]["build"]["hooks"]["custom"]["packages"] for each in DISTRIBUTIONS.values()
     ),
 ]
-BUILD_FOLDERS = {Path("core/native"), Path("spark_connector/jvm")}  # below a source root, for what is built from it
+BUILD_FOLDERS = {Path("core/native"), Path("spark_connector/jvm")}  # below a source root, with sources of builds
 
-# Folders without a file of ours. Those whose name starts with a dot are skipped too, but for CI's.
+# Folders without our own files. Folders whose name starts with a dot are skipped too, except those of CI.
 SKIPPED_FOLDERS = {"__pycache__", "build", "dist", "metastore_db", "node_modules", "spark-warehouse", "target"}
 DOT_FOLDERS = {".ci", ".github"}
 
@@ -46,7 +46,7 @@ CODE_NAMES = {"Dockerfile", "Makefile", "run"}
 
 
 def files() -> Iterator[Path]:
-    """Every file of the tree that somebody wrote or generated, but not what tools leave behind."""
+    """Every written or generated file of the tree, without the leftovers of tools."""
     for folder, subfolders, names in os.walk(ROOT):
         subfolders[:] = [
             name
@@ -75,12 +75,12 @@ def text_of(path: Path) -> str:
 
 @functools.cache
 def parsed(text: str) -> ast.Module:
-    """Several rules look at the same modules."""
+    """Cached, because several rules look at the same modules."""
     return ast.parse(text)
 
 
 def violations(paths: Iterable[Path], rule: Callable[[str], list[str]]) -> list[str]:
-    """What `rule` finds, each with its file. A run over no file would prove nothing, so it fails."""
+    """The findings of `rule`, each with its file. A run over no file would prove nothing, so it fails."""
     checked = list(paths)
     assert checked, "no file to check"
     return [f"{path.relative_to(ROOT)}: {found}" for path in checked for found in rule(text_of(path))]
@@ -178,8 +178,8 @@ WALL_CLOCK = {
     "spark_connector/kera/spark_connector/reading/latency/pace.py": "how old a record is, and never younger",
     "spark_connector/kera/spark_connector/reading/streaming.py": "a start of now-5m is that long before now",
 }
-"""Who reads the wall clock, and what for. It is set ahead and back while programs run: so nothing that waits, times
-out, expires or is leased goes by it."""
+"""Modules that read the wall clock, and their reasons. It is set ahead and back while programs run: so no wait,
+time-out, expiry or lease uses it."""
 
 WALL_CLOCK_NAMES = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "date.today"}
 JAVA_WALL_CLOCK = {
@@ -191,7 +191,7 @@ WALL_CLOCK_OF_JAVA = re.compile(
 
 
 def wall_clock_reads(text: str) -> list[str]:
-    """Lines that read the wall clock, through `kera.core.base.clock` or past it."""
+    """Lines that read the wall clock, through `kera.core.base.clock` or directly."""
     if not re.search(r"import time|from time|datetime|date\b|now_us", text):  # parsing all modules takes long
         return []
     lines = text.splitlines()
@@ -213,7 +213,7 @@ def wall_clock_reads_of_java(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if WALL_CLOCK_OF_JAVA.search(line)]
 
 
-def test_the_wall_clock_is_read_where_a_reason_says_so_and_nowhere_else() -> None:
+def test_the_wall_clock_is_read_only_in_modules_with_a_reason() -> None:
     folders = [*PACKAGES, "bench", "demo", "scripts"]
     paths = {path for folder in folders for path in (ROOT / folder).rglob("*.py") if "_pb2" not in path.name}
     read = {str(path.relative_to(ROOT)) for path in paths if wall_clock_reads(text_of(path))}
@@ -254,7 +254,7 @@ def test_a_read_of_the_wall_clock_in_java_is_found() -> None:
 
 
 def is_sleep(node: ast.AST) -> bool:
-    """Whether `node` calls the sleep of time or asyncio. Sleeping for 0 only lets others run."""
+    """Whether `node` calls the sleep of time or asyncio. A sleep of 0 only lets others run."""
     match node:
         case ast.Call(args=[ast.Constant(value=0)]):
             return False
@@ -314,7 +314,7 @@ def test_a_fixed_sleep_is_found(text: str) -> None:
         "time.sleep(1)  # sleep: the kernel's clock ticks once a second",
     ],
 )
-def test_a_poll_a_yield_a_fake_clock_and_a_reason_are_no_fixed_sleep(text: str) -> None:
+def test_polls_yields_fake_clocks_and_sleeps_with_a_reason_are_no_fixed_sleeps(text: str) -> None:
     assert fixed_sleeps(text) == []
 
 
@@ -397,12 +397,12 @@ def test_every_package_is_in_one_wheel_and_is_marked_as_typed() -> None:
     assert packages_without_marker(ROOT) == []
 
 
-def test_kera_is_a_namespace() -> None:
+def test_kera_is_a_namespace_package() -> None:
     assert namespace_inits(ROOT) == []
     assert not (ROOT / "kera").exists()
 
 
-def test_what_is_wrong_with_a_package_is_found(tmp_path: Path) -> None:
+def test_a_violation_in_a_package_is_found(tmp_path: Path) -> None:
     assert without_docstring("import os\n")
     assert without_docstring('"""What it is."""\n') == []
 
@@ -447,12 +447,12 @@ def java() -> list[Path]:
     return [path for path in files() if path.suffix == ".java"]
 
 
-def test_java_and_c_are_laid_out_like_the_rest() -> None:
+def test_java_and_c_have_short_lines_without_tabs_and_trailing_spaces() -> None:
     assert violations(java(), badly_laid_out) == []
     assert violations([path for path in files() if path.suffix in {".c", ".h"}], badly_laid_out) == []
 
 
-def test_every_java_type_has_a_comment_that_says_what_it_is() -> None:
+def test_every_java_type_has_a_comment() -> None:
     assert violations(java(), without_javadoc) == []
 
 
@@ -495,7 +495,7 @@ def test_every_dependency_is_pinned(project: dict[str, Any]) -> None:
     assert unpinned(project["project"], (ROOT / "constraints.txt").read_text()) == []
 
 
-def test_an_extra_brings_in_its_distribution_at_the_version_that_all_have() -> None:
+def test_an_extra_requires_its_distribution_at_the_common_version() -> None:
     version = PYPROJECT["project"]["version"]
     extras = PYPROJECT["project"]["optional-dependencies"]
 
@@ -532,7 +532,7 @@ def documents() -> list[Path]:
 
 
 def shell_lines(markdown: str) -> Iterator[str]:
-    """Lines of shell in the code blocks, and inline code. Of a block with prompts, only the lines with one."""
+    """Shell lines in code blocks, and inline code. A block with prompts counts only its lines with a prompt."""
     for _, language, block in FENCE.findall(markdown):
         if language in SHELLS:
             lines = [line.strip() for line in block.replace("\\\n", " ").splitlines()]
@@ -548,7 +548,7 @@ def commands(markdown: str) -> Iterator[list[str]]:
         lexer.whitespace_split = True
         try:
             words = list(lexer)
-        except ValueError:  # a quote that is an apostrophe: no shell, but it may name a command
+        except ValueError:  # an apostrophe: the text is not shell, but may name a command
             words = line.split()
         command: list[str] = []
         for word in [*words, ";"]:
@@ -565,7 +565,7 @@ def make_targets() -> set[str]:
 
 
 def unknown_target(arguments: list[str]) -> str | None:
-    """The first argument of make that should be a target and is none."""
+    """The first argument of make that is not a target, but should be one."""
     waiting = iter(arguments)
     for argument in waiting:
         if argument in OPTIONS_OF_MAKE_WITH_VALUE:
@@ -576,7 +576,7 @@ def unknown_target(arguments: list[str]) -> str | None:
 
 
 def unknown_program(package: str, arguments: list[str]) -> str | None:
-    """The name that is none of `python -m` with bench or tests.chaos. A placeholder, such as NAME, is not a name."""
+    """The unknown name after `python -m` with bench or tests.chaos. A placeholder, such as NAME, is not a name."""
     from bench.__main__ import BENCHMARKS
     from tests.chaos.__main__ import PROGRAMS
 
@@ -585,7 +585,7 @@ def unknown_program(package: str, arguments: list[str]) -> str | None:
 
 
 def unknown_module(name: str) -> str | None:
-    """The module, if it is one of the programs of this tree and is not there."""
+    """The module, if it should be a program of this tree and does not exist."""
     path = ROOT.joinpath(*name.split("."))
     there = path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
     return name if name.split(".", maxsplit=1)[0] in {"bench", "tests"} and not there else None
@@ -600,13 +600,13 @@ def kera_command() -> Any:
 
 
 def unknown_word(command: Any, arguments: list[str]) -> str | None:
-    """The first argument that is not a subcommand where the command line `command` wants one, or no option of it."""
+    """The first argument that is neither a subcommand, where `command` expects one, nor an option."""
     waiting = iter(arguments)
     for argument in waiting:
         subcommands = getattr(command, "commands", {})
         if argument in {"--help", "…", "..."}:
             continue
-        if argument.startswith("-") and argument != "-":  # which is standard input
+        if argument.startswith("-") and argument != "-":  # a dash is standard input
             name, equals, _ = argument.partition("=")
             options = {name: option for option in command.params for name in (*option.opts, *option.secondary_opts)}
             if name not in options:
@@ -671,7 +671,7 @@ def test_every_target_is_explained_by_make_help() -> None:
         ("`python -m bench.nothing`", "python -m bench.nothing: there is no bench.nothing"),
     ],
 )
-def test_a_command_that_does_not_exist_is_found(markdown: str, unknown: str) -> None:
+def test_an_unknown_command_is_found(markdown: str, unknown: str) -> None:
     assert unknown_commands(markdown, example_app()) == [unknown]
 
 
@@ -687,7 +687,7 @@ def test_a_command_that_does_not_exist_is_found(markdown: str, unknown: str) -> 
         "The package `kera.client`; `don't make nothing`; `kera group …`.",
     ],
 )
-def test_a_command_that_exists_is_no_violation(markdown: str) -> None:
+def test_existing_commands_are_no_violations(markdown: str) -> None:
     assert unknown_commands(markdown, example_app()) == []
 
 
@@ -713,7 +713,7 @@ def example_app() -> Any:
 # --- scripts -----------------------------------------------------------------------------------------------
 
 
-def test_what_ci_runs_can_be_executed() -> None:
+def test_the_script_of_ci_is_executable() -> None:
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 
@@ -721,7 +721,7 @@ def test_what_ci_runs_can_be_executed() -> None:
 
 
 def missing_tests(text: str) -> list[str]:
-    """Tests that a document names as `path::function`, and that are not there."""
+    """Tests that a document names as `path::function`, but that do not exist."""
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
     return [
         f"{path}::{function}"
@@ -740,7 +740,7 @@ def test_each_invariant_names_tests_that_exist() -> None:
     assert violations([ROOT / "docs" / "invariants.md"], missing_tests) == []
 
 
-def test_a_test_that_is_not_there_is_found() -> None:
+def test_a_named_test_that_does_not_exist_is_found() -> None:
     here = "tests/unit/test_tidy.py"
     assert missing_tests(f"`{here}::missing_tests` `{here}::never_written` `tests/unit/never.py::missing_tests`") == [
         f"{here}::never_written",
@@ -748,7 +748,7 @@ def test_a_test_that_is_not_there_is_found() -> None:
     ]
 
 
-# --- where to look -----------------------------------------------------------------------------------------
+# --- places in the architecture ----------------------------------------------------------------------------
 
 SHORT_FOR = {
     "B": "broker/kera/broker",
@@ -768,7 +768,7 @@ MARKED = re.compile(r"`([\w/.]+)`")
 
 
 def missing_places(text: str) -> list[str]:
-    """Files and functions that a document names as `B/path.py` (`function`, …), and that are not there."""
+    """Files and functions that a document names as `B/path.py` (`function`, …), but that do not exist."""
     found = []
     for short, path, names in re.findall(
         rf"`({'|'.join(SHORT_FOR)})/(?!kera/)([\w/]+\.(?:py|java))`(?: \(([^)|]*)\))?", text
@@ -786,7 +786,7 @@ def missing_places(text: str) -> list[str]:
     return found
 
 
-def test_the_places_that_the_architecture_names_exist() -> None:
+def test_the_places_named_in_the_architecture_exist() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     for short, path in SHORT_FOR.items():
         assert re.search(rf"`{short}` (?:is )?`{path}`", text), f"{short} is not said to be {path}"
@@ -794,7 +794,7 @@ def test_the_places_that_the_architecture_names_exist() -> None:
 
 
 def unnamed_packages(text: str) -> list[str]:
-    """Packages that a document names neither as a folder nor by one of their files."""
+    """Packages that a document does not name as a folder or by one of their files."""
     paths = [
         re.sub(r"^(\w+)(?=/)", lambda short: SHORT_FOR.get(short[1], short[1]), path) for path in MARKED.findall(text)
     ]
@@ -807,14 +807,14 @@ def unnamed_packages(text: str) -> list[str]:
     return sorted(each for each in packages if not any(f"{path}/".startswith(f"{each}/") for path in named))
 
 
-def test_the_architecture_names_each_package() -> None:
+def test_the_architecture_names_every_package() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     assert unnamed_packages(text) == [], "give it a row below Where to look"
     assert unnamed_packages(text.replace("/tracing/", "/traces/")) == ["core/kera/core/tracing"]
     assert unnamed_packages(text.replace("J/columns/", "J/")) == ["spark_connector/jvm/src/main/java/kera/columns"]
 
 
-def test_a_place_that_is_not_there_is_found() -> None:
+def test_a_named_place_that_does_not_exist_is_found() -> None:
     text = (
         "`core/errors.py` (`invariant`: x; `never_written`) `C/never.py` (`a`) `J/columns/Columns.java` (`load`, `x`)"
     )
@@ -854,7 +854,7 @@ ROOMS_OF_THEIR_OWN = {
 
 
 def crowded_classes(text: str) -> list[str]:
-    """Classes with too many public methods: they have several ideas, and each of them wants a class."""
+    """Classes with too many public methods: they have several ideas, and each deserves its own class."""
     found = []
     for node in parsed(text).body:
         if isinstance(node, ast.ClassDef):
@@ -866,7 +866,7 @@ def crowded_classes(text: str) -> list[str]:
 
 
 def closets(texts: Mapping[str, str]) -> list[str]:
-    """Small modules, of those in `texts` by their names, that a single other one imports."""
+    """The small modules in `texts`, by name, that exactly one other module imports."""
     importers: dict[str, set[str]] = {name: set() for name in texts}
     for name, text in texts.items():
         for node in ast.walk(parsed(text)):
@@ -881,7 +881,7 @@ def closets(texts: Mapping[str, str]) -> list[str]:
 
 
 def callbacks_set_from_outside(text: str) -> list[str]:
-    """Assignments to a callback (`on_…`) of another object: whom it calls is for the constructor to be told."""
+    """Assignments to a callback (`on_…`) of another object: callbacks belong into the constructor."""
     return [line.strip() for line in text.splitlines() if re.match(r"\s*(?!self\.on_)[\w.]+\.on_\w+(?:: .+)? = ", line)]
 
 
@@ -902,7 +902,7 @@ def test_a_closet_is_found() -> None:
     assert closets({**texts, "c": "from e import x\n"}) == ["p.b", "e"]
 
 
-def test_small_modules_with_one_importer_are_part_of_it_unless_they_have_a_reason() -> None:
+def test_small_modules_with_one_importer_have_a_reason() -> None:
     texts = {}
     for path in modules_of_packages():
         parts = path.relative_to(ROOT).with_suffix("").parts

@@ -1,4 +1,4 @@
-"""Words that the project has given up: each had a plainer or a more usual one, and none comes back."""
+"""Words that the project has given up for plainer or more usual ones, and that must not come back."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""A client for commands whose answers are whatever a command takes them for, and that notes what it is asked."""
+"""A client for commands: its answers pass as any type that a command expects, and it notes each call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kera.client.admin.quotas import Quota
 from kera.connect.importing import ImportedCursor
 
 MANY = 200
-"""Elements of an asynchronous iteration: more than a command prints without being asked to."""
+"""Elements of an asynchronous iteration: more than a command prints by default."""
 ANSWERS: dict[str, Any] = {
     "_client.access.default_quota()": Quota(),
     "_client.access.users()": [User("limited", quota=Quota(streams=1))],
@@ -23,13 +23,13 @@ ANSWERS: dict[str, Any] = {
     "_client.schemas.check()": [],
     "kera.cli.group.importing._translated()": ([ImportedCursor(0, 7, 0, Position(1, 1, 64), 1)], 1),
 }
-"""Those whose type matters."""
+"""The answers whose type matters, by path."""
 FALSE = (".done", ".members")
-"""Parts of answers that are false, and so have commands go on."""
+"""Ends of the paths that are false, so that commands go on."""
 
 
 class Anything(str):
-    """Its own path; as a number it is 1, it has itself as its one element, and it equals everything.
+    """A string that is its own path; as a number it is 1, its one element is itself, and it equals everything.
 
     The path begins with an underscore, so as a name it is internal.
     """
@@ -123,7 +123,7 @@ for _name in ("add", "sub", "mul", "truediv", "floordiv", "divmod", "mod", "radd
 
 
 def run_with_anything(did: list[str], coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run a command with a client that answers anything, and note what it does with that."""
+    """Run a command with a client that answers anything, and note what the command does with the client."""
 
     @contextlib.asynccontextmanager
     async def connect(bootstrap: str, **options: Any) -> AsyncIterator[Any]:

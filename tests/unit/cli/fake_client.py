@@ -1,4 +1,4 @@
-"""A client for commands that does not connect: it answers as a test says, and notes what it is asked."""
+"""A client for commands that does not connect: a test sets its answers, and it notes each request."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from kera.cli._client import connecting_by
 
 
 class FakeClient:
-    """A client, and each of its faces.
+    """A client, and each of its parts, such as `admin`.
 
-    An answer is a value, an error to raise, a function of what is asked, or an iterator of answers.
+    An answer is a value, an error to raise, a function of the request, or an iterator of answers.
     """
 
     def __init__(self, **looks: Any) -> None:
-        """`looks`: answers, by method, that are not noted."""
+        """`looks`: answers, by method, to requests that are not noted."""
         self.admin = self.access = self.latency = self.schemas = self
         self.looks = looks
         self.answers: dict[str, Any] = {}
-        """By method; what is asked is noted in `asked`."""
+        """By method; `asked` notes these requests."""
         self.in_turn: list[Any] = []
-        """Answers to whatever is asked that has none of its own."""
+        """Answers to the requests of methods without an answer in `answers`, in order."""
         self.asked: list[tuple[Any, ...]] = []
-        """Each with its method, what was given by place, and then by name, if anything was."""
+        """Requests: the method, the positional arguments, and then the named ones, if any."""
         self.options: dict[str, Any] = {}
-        """Given to the last connection."""
+        """The options of the last connection."""
 
     def __getattr__(self, name: str) -> Any:
         async def answer(*arguments: Any, **named: Any) -> Any:
@@ -46,7 +46,7 @@ class FakeClient:
 
     @contextlib.contextmanager
     def answering(self, error: Exception | None = None) -> Iterator[Self]:
-        """Within it, commands have this client, or cannot connect."""
+        """Give commands this client, or have their connections fail with `error`."""
 
         @contextlib.asynccontextmanager
         async def connected(_: str, **options: Any) -> AsyncIterator[Self]:

@@ -1,4 +1,4 @@
-"""`kera user`, `acl` and `token`: what is asked of a cluster, and what is printed."""
+"""`kera user`, `acl` and `token`: the requests to the cluster, and the output."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def issued(told: Change, resources: list[str], *, lifetime_ms: int) -> Token:
 
 
 def changed(told: Change = TOLD) -> dict[str, Any]:
-    """Answers to all that changes something."""
+    """Answers to all requests that change something."""
     return {
         "create_user": told,
         "set_password": told,
@@ -67,7 +67,7 @@ def changed(told: Change = TOLD) -> dict[str, Any]:
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClient]:
-    """Of a cluster that does what it is asked for."""
+    """A client of a cluster that fulfils all requests."""
     monkeypatch.delenv(_passwords.VARIABLE, raising=False)
     monkeypatch.delenv("KERA_CLIENT_USER", raising=False)
     made = FakeClient(
@@ -107,7 +107,7 @@ def password_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_user_is_made_with_a_password_from_a_file(
+def test_user_create_takes_the_password_from_a_file(
     cluster: FakeClient, capsys: pytest.CaptureFixture[str], password_file: Path
 ) -> None:
     ended = kera(
@@ -117,7 +117,7 @@ def test_a_user_is_made_with_a_password_from_a_file(
     assert cluster.asked == [("create_user", "alice", PASSWORD, ["ops", "etl"])]
 
 
-def test_a_password_file_that_others_may_read_is_taken_with_a_warning(
+def test_a_password_file_that_others_can_read_is_used_with_a_warning(
     cluster: FakeClient, capsys: pytest.CaptureFixture[str], password_file: Path
 ) -> None:
     password_file.chmod(0o640)
@@ -126,7 +126,7 @@ def test_a_password_file_that_others_may_read_is_taken_with_a_warning(
     assert errors == f"kera: warning: others on this host may read {password_file}: chmod 600 {password_file}\n"
 
 
-def test_a_password_comes_from_standard_input_if_that_is_said(
+def test_the_password_file_dash_is_standard_input(
     cluster: FakeClient, capsys: pytest.CaptureFixture[str], stdin: io.BytesIO
 ) -> None:
     stdin.write(f" {PASSWORD}\n".encode())
@@ -144,7 +144,7 @@ def test_a_password_comes_from_the_environment(
     assert cluster.asked == [("set_password", "alice", PASSWORD)]
 
 
-def test_a_password_that_a_terminal_gives_is_asked_for_twice_and_not_shown(
+def test_a_terminal_is_asked_for_the_password_twice_and_does_not_show_it(
     cluster: FakeClient, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
@@ -165,7 +165,9 @@ def test_a_password_that_a_terminal_gives_is_asked_for_twice_and_not_shown(
 
 
 @pytest.mark.usefixtures("stdin")
-def test_a_user_without_a_password(cluster: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_password_creates_a_user_without_one_or_removes_it(
+    cluster: FakeClient, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert kera(capsys, "user", "create", "spark", "--no-password")[1] == "created user spark without a password\n"
     assert kera(capsys, "user", "passwd", "spark", "--no-password")[1] == "spark has no password any more\n"
     assert cluster.asked == [("create_user", "spark", None, []), ("set_password", "spark", None)]
@@ -192,7 +194,7 @@ def test_a_user_without_a_password(cluster: FakeClient, capsys: pytest.CaptureFi
         (["--password-file", "x", "--no-password"], "--no-password and --password-file are mutually exclusive"),
     ],
 )
-def test_a_password_that_is_none_is_told_and_nothing_is_asked(
+def test_a_missing_or_invalid_password_is_refused_without_a_request(
     cluster: FakeClient, capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], text: str
 ) -> None:
     (tmp_path / "short").write_text("short")
@@ -204,7 +206,7 @@ def test_a_password_that_is_none_is_told_and_nothing_is_asked(
     assert not cluster.asked
 
 
-def test_an_empty_password_in_the_environment_is_told(
+def test_an_empty_password_in_the_environment_is_refused(
     cluster: FakeClient, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(_passwords.VARIABLE, " ")
@@ -230,7 +232,7 @@ def test_users_are_listed(cluster: FakeClient, capsys: pytest.CaptureFixture[str
     assert kera(capsys, "user", "list") == (0, "", "no users\n")
 
 
-def test_roles_are_set_all_of_them(cluster: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
+def test_user_roles_replaces_all_roles(cluster: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
     assert kera(capsys, "user", "roles", "alice", "--role", "etl")[1] == "alice has the role etl\n"
     assert kera(capsys, "user", "roles", "alice", "--no-roles")[1] == "alice has no roles any more\n"
     assert cluster.asked == [("set_roles", "alice", ["etl"]), ("set_roles", "alice", [])]
@@ -238,7 +240,7 @@ def test_roles_are_set_all_of_them(cluster: FakeClient, capsys: pytest.CaptureFi
         assert kera(capsys, "user", "roles", "alice", *wrong)[0] == 2
 
 
-def test_ones_own_password_needs_no_name(
+def test_user_passwd_without_a_name_changes_the_password_of_the_client_user(
     cluster: FakeClient, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, password_file: Path
 ) -> None:
     assert "whose password?" in kera(capsys, "user", "passwd", "--password-file", str(password_file))[2]
@@ -248,7 +250,7 @@ def test_ones_own_password_needs_no_name(
 
 
 @pytest.mark.usefixtures("stdin")
-def test_a_user_is_deleted_and_what_is_left_of_it_is_told(
+def test_deleting_a_user_warns_of_the_rules_that_still_name_the_user(
     cluster: FakeClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert kera(capsys, "user", "delete", "alice")[0] == 2
@@ -270,7 +272,7 @@ def test_a_right_is_granted(cluster: FakeClient, capsys: pytest.CaptureFixture[s
     assert cluster.asked == [("grant", "user:alice", ["read", "write"], "stream:orders", {"deny": False})]
 
 
-def test_all_are_the_operations_of_what_the_rule_is_about(
+def test_the_operation_all_means_all_operations_of_the_kind_of_resource(
     cluster: FakeClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kera(capsys, "acl", "grant", "role:etl", "all", "group:etl-*", "--deny")
@@ -287,7 +289,7 @@ def test_a_remark_on_a_rule_is_a_warning(cluster: FakeClient, capsys: pytest.Cap
     assert (code, errors) == (0, "kera: warning: there is no stream 'orders' now\n")
 
 
-def test_a_rule_as_json(cluster: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rules_are_printed_as_json(cluster: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
     cluster.answers |= changed(UNTOLD)
     _, output, _ = kera(capsys, "acl", "grant", "user:alice", "read", "stream:orders", "--json")
     told = json.loads(output)
@@ -315,7 +317,7 @@ def test_a_rule_as_json(cluster: FakeClient, capsys: pytest.CaptureFixture[str])
     ],
 )
 @pytest.mark.parametrize("command", ["grant", "revoke"])
-def test_a_rule_that_makes_no_sense_is_told_with_what_was_meant(
+def test_an_invalid_rule_is_refused_with_a_hint(
     cluster: FakeClient, capsys: pytest.CaptureFixture[str], command: str, rule: tuple[str, ...], text: str
 ) -> None:
     code, _, errors = kera(capsys, "acl", command, *rule)
@@ -324,7 +326,9 @@ def test_a_rule_that_makes_no_sense_is_told_with_what_was_meant(
     assert not cluster.asked
 
 
-def test_what_is_revoked_is_shown_and_what_is_left(cluster: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
+def test_acl_revoke_shows_the_revoked_rules_and_the_rest_of_reduced_ones(
+    cluster: FakeClient, capsys: pytest.CaptureFixture[str]
+) -> None:
     _, output, _ = kera(capsys, "acl", "revoke", "user:alice", "write", "stream:orders")
     assert output == "rule 7: user:alice may read stream:orders\n"
     _, output, _ = kera(capsys, "acl", "revoke", "user:alice", "write,read", "stream:orders")
@@ -337,7 +341,7 @@ def test_what_is_revoked_is_shown_and_what_is_left(cluster: FakeClient, capsys: 
 @pytest.mark.parametrize(
     "arguments", [[], ["user:alice"], ["user:alice", "read"], ["user:alice", "--rule", "7"], ["--rule", "7", "--deny"]]
 )
-def test_a_revocation_that_could_mean_anything_is_refused(
+def test_an_ambiguous_revocation_is_refused(
     cluster: FakeClient, capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
     assert kera(capsys, "acl", "revoke", *arguments)[0] == 2
@@ -353,7 +357,7 @@ def test_rules_are_listed(cluster: FakeClient, capsys: pytest.CaptureFixture[str
     assert kera(capsys, "acl", "list", "--principal", "user:nobody") == (0, "", "no such rules\n")
 
 
-def test_the_exit_code_says_whether_somebody_may(cluster: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_exit_code_of_acl_check_is_the_answer(cluster: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
     ended = kera(capsys, "acl", "check", "--principal", "user:alice", "write", "stream:orders-eu")
     assert ended == (0, "may user:alice write stream:orders-eu? yes: rule 7\n", "")
     cluster.answers["check"] = Check(allowed=False, reason="no rule allows it", rule_id=0)
@@ -371,7 +375,7 @@ def test_the_exit_code_says_whether_somebody_may(cluster: FakeClient, capsys: py
 # -- tokens --------------------------------------------------------------------------------------------------------
 
 
-def test_a_token_is_printed_alone_so_that_it_can_be_taken(
+def test_token_issue_prints_only_the_secret_on_standard_output(
     cluster: FakeClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, output, errors = kera(
@@ -388,7 +392,7 @@ def test_a_token_is_printed_alone_so_that_it_can_be_taken(
     ]
 
 
-def test_a_token_goes_into_a_file_for_nobody_else(
+def test_a_token_file_is_readable_only_by_its_owner(
     cluster: FakeClient, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "token"
@@ -408,7 +412,7 @@ def test_a_token_goes_into_a_file_for_nobody_else(
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_no_token_is_issued_that_cannot_be_kept(
+def test_no_token_is_issued_when_its_file_cannot_be_written(
     cluster: FakeClient, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     for place, text in ((tmp_path / "none" / "token", "No such file or directory"), (tmp_path, "it is a directory")):
@@ -422,7 +426,7 @@ def test_no_token_is_issued_that_cannot_be_kept(
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_token_that_cannot_be_kept_after_all_is_named_so_that_it_can_be_revoked(
+def test_a_failed_write_of_an_issued_token_names_the_token_to_revoke(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_: int) -> None:
@@ -451,7 +455,7 @@ def test_a_token_that_cannot_be_kept_after_all_is_named_so_that_it_can_be_revoke
         (["--out", ""], "--out is empty"),
     ],
 )
-def test_a_token_that_makes_no_sense_is_refused(
+def test_token_issue_refuses_invalid_options(
     cluster: FakeClient, capsys: pytest.CaptureFixture[str], arguments: list[str], text: str
 ) -> None:
     code, _, errors = kera(capsys, "token", "issue", *arguments)
@@ -460,12 +464,12 @@ def test_a_token_that_makes_no_sense_is_refused(
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_token_that_is_good_for_less_than_was_asked_for_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_token_issue_warns_of_a_shorter_lifetime_than_requested(capsys: pytest.CaptureFixture[str]) -> None:
     assert "kera: warning: it is valid for 24 h only" in kera(capsys, "token", "issue", "--lifetime", "2d")[2]
 
 
 @pytest.mark.usefixtures("cluster")
-def test_tokens_are_listed_without_what_they_are_shown_as(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tokens_are_listed_without_their_secrets(capsys: pytest.CaptureFixture[str]) -> None:
     _, output, _ = kera(capsys, "token", "list")
     assert [line.split() for line in output.splitlines()] == [
         ["TOKEN", "OWNER", "FOR", "EXPIRES"],
@@ -476,7 +480,7 @@ def test_tokens_are_listed_without_what_they_are_shown_as(capsys: pytest.Capture
     assert listed[0].keys() == {"token_id", "owner", "resources", "expires_in_ms"}
 
 
-def test_a_token_is_renewed_and_revoked_by_its_id_and_nothing_repeats_its_secret(
+def test_token_renew_and_revoke_send_and_print_only_the_id_of_the_token(
     cluster: FakeClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert kera(capsys, "token", "renew", "17ab") == (0, "token 17ab is valid for 8 h\n", "")
@@ -484,7 +488,7 @@ def test_a_token_is_renewed_and_revoked_by_its_id_and_nothing_repeats_its_secret
     assert cluster.asked == [("renew_token", "17ab"), ("revoke_token", "17ab")]
 
 
-# -- what is said of all changes -----------------------------------------------------------------------------------
+# -- warnings about all changes ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -502,7 +506,7 @@ def test_a_token_is_renewed_and_revoked_by_its_id_and_nothing_repeats_its_secret
         (["token", "revoke", "17ab"], "it may still be accepted there"),
     ],
 )
-def test_who_could_not_be_told_is_named_and_what_that_means(
+def test_a_change_warns_of_brokers_that_could_not_be_notified_and_its_effect_there(
     cluster: FakeClient, capsys: pytest.CaptureFixture[str], arguments: list[str], meaning: str
 ) -> None:
     cluster.answers |= changed(UNTOLD)
@@ -513,7 +517,7 @@ def test_who_could_not_be_told_is_named_and_what_that_means(
     )
 
 
-def test_a_change_that_counts_for_nothing_as_security_is_off_says_so(
+def test_a_change_while_security_is_off_warns_that_it_has_no_effect_yet(
     cluster: FakeClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.looks["describe_cluster"] = SimpleNamespace(security=False)
@@ -522,7 +526,9 @@ def test_a_change_that_counts_for_nothing_as_security_is_off_says_so(
     assert errors.startswith("kera: warning: security is off in this cluster: this takes effect once")
 
 
-def test_the_secret_of_the_cluster_is_handed_on(cluster: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_cluster_secret_file_is_passed_to_the_client(
+    cluster: FakeClient, capsys: pytest.CaptureFixture[str]
+) -> None:
     for arguments in (["user", "create", "a", "--no-password"], ["user", "list"], ["acl", "list"], ["token", "list"]):
         assert kera(capsys, *arguments, "--cluster-secret-file", "secret")[0] == 0
         assert cluster.options["cluster_secret_file"] == Path("secret")

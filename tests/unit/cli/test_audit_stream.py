@@ -1,4 +1,4 @@
-"""Events that go into a stream: what becomes of them while the stream does not take them."""
+"""Audit events that go into a stream: their fate while the stream does not accept them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kera.core.runtime import MACHINE
 EVENT = AuditEvent("denied", "user:alice", "10.0.0.9:1", operation="read", resource="stream:orders")
 
 
-def test_more_events_than_there_is_room_for_are_counted_and_told() -> None:
+def test_events_beyond_the_capacity_are_counted_in_a_lost_event() -> None:
     stream = StreamOfEvents("audit", lambda: "127.0.0.1:1", "broker", MACHINE)
     for _ in range(EVENTS_MAX + 5):
         stream.put(EVENT)
@@ -36,10 +36,8 @@ def test_more_events_than_there_is_room_for_are_counted_and_told() -> None:
 
 
 @pytest.mark.parametrize("variable", ["", "KERA_CLIENT_TLS_CA", "KERA_CLIENT_RETRY_TIMEOUT_MS"])
-async def test_health_says_why_events_do_not_get_into_their_stream(
-    variable: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is set for clients on the same host is not a reason."""
+async def test_health_says_why_events_do_not_reach_their_stream(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invalid settings for clients on the same host do not change the reason."""
     if variable:
         monkeypatch.setenv(variable, "nonsense")
     stream = StreamOfEvents("audit", lambda: "not an address", "broker", MACHINE)
@@ -53,7 +51,7 @@ async def test_health_says_why_events_do_not_get_into_their_stream(
         assert "not an address" in stream.look().text
 
 
-async def test_an_unexpected_error_that_lasts_is_not_logged_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lasting_unexpected_error_is_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tries, several = 0, asyncio.Event()
 
     async def connect(*_: object, **__: object) -> None:

@@ -24,7 +24,7 @@ def settings(kind: type[BenchSettings] = BenchSettings, **fields: Any) -> BenchS
 
 
 @pytest.mark.parametrize("record_bytes", [1, 7, 100, 1000])
-def test_values_have_exactly_the_length_that_was_asked_for(record_bytes: int) -> None:
+def test_values_have_exactly_the_requested_length(record_bytes: int) -> None:
     batch = make_batch(record_bytes, 13)
 
     batch.validate(full=True)
@@ -43,12 +43,12 @@ def test_a_full_chunk_takes_as_many_records_as_fit(record_bytes: int, chunk_byte
     assert chunk_bytes_of(make_batch(record_bytes, count + 1)) > chunk_bytes
 
 
-def test_slices_of_a_batch_cost_what_they_hold() -> None:
+def test_a_slice_of_a_batch_counts_only_its_own_bytes() -> None:
     batch = make_batch(100, 10_000)
     assert chunk_bytes_of(batch.slice(0, 100)) < 100 * 150
 
 
-def test_latencies_of_several_processes_are_one_distribution() -> None:
+def test_encoded_latencies_of_several_processes_add_up() -> None:
     first, second, both = Latencies(), Latencies(), Latencies()
     for time_us in range(1, 101):
         first.add(time_us * 1000)
@@ -64,7 +64,7 @@ def test_latencies_of_several_processes_are_one_distribution() -> None:
     assert Latencies().summary() is None
 
 
-def test_processor_time_of_a_process_grows_with_its_work() -> None:
+def test_the_processor_time_of_a_process_grows_with_its_work() -> None:
     before = cpu_seconds([os.getpid()])
     deadline = time.process_time() + 0.1
     while time.process_time() < deadline:
@@ -85,11 +85,11 @@ def test_processor_time_of_a_process_grows_with_its_work() -> None:
         ({"seconds": 2.0, "rate": 1000, "bytes": "1MB"}, 10_000),
     ],
 )
-def test_a_round_has_so_many_records(fields: dict[str, Any], records: int) -> None:
+def test_the_settings_determine_the_number_of_records_of_a_round(fields: dict[str, Any], records: int) -> None:
     assert settings(**fields).records_of(100) == records
 
 
-def test_memory_is_enough_for_a_round_and_shared_by_the_brokers() -> None:
+def test_the_arenas_hold_a_round_and_brokers_share_it() -> None:
     segment_bytes = 8 * MIB
     one = arena_bytes_of(settings(), segment_bytes)
     assert one > chunk_bytes_of(make_batch(100, 10_000)) * 1000
@@ -97,11 +97,11 @@ def test_memory_is_enough_for_a_round_and_shared_by_the_brokers() -> None:
     assert one / 2 < arena_bytes_of(settings(brokers=2), segment_bytes) < one * 0.6
     assert arena_bytes_of(settings(record_bytes=("100", "1000")), segment_bytes) == one
     assert arena_bytes_of(settings(arena_bytes="1GiB"), segment_bytes) == 1 << 30
-    # At a fixed rate each record may be a chunk of its own.
+    # At a fixed rate, each chunk may have only one record.
     assert arena_bytes_of(settings(E2eSettings), segment_bytes) > 5000 * 1100
 
 
-def test_backups_have_memory_for_all_replicas_of_a_round_together() -> None:
+def test_the_backups_together_have_memory_for_all_replicas_of_a_round() -> None:
     segment_bytes = 8 * MIB
     one = backup_memory_bytes_of(settings(backups=1, replication=1), segment_bytes)
     assert one % segment_bytes == 0
@@ -111,7 +111,7 @@ def test_backups_have_memory_for_all_replicas_of_a_round_together() -> None:
     assert backup_memory_bytes_of(settings(backups=1, backup_memory_bytes="1GiB"), segment_bytes) == 1 << 30
 
 
-def test_replication_needs_backups_unless_the_cluster_is_another_one() -> None:
+def test_replication_needs_backups_unless_the_benchmark_uses_an_external_cluster() -> None:
     with pytest.raises(InvalidSettings, match="replication 2 needs as many backups, and there are 1"):
         BenchSettings.load(replication=2, backups=1)
     assert BenchSettings.load(replication=2, bootstrap="x:1").replication == 2
@@ -123,7 +123,7 @@ def rounds(*seconds: float, **more: Any) -> list[Round]:
     return [Round(1_000_000, 100_000_000, s, 0.5, 0.0, 0.25, 0, [latencies.encode()], **more) for s in seconds]
 
 
-def test_a_report_tells_what_the_stream_had_of_replication() -> None:
+def test_a_report_shows_the_replication_of_the_stream() -> None:
     config = StreamConfig(1, 0, 1, 16, "replicated", "none", replication=2, virtual_logs=1)
     place = MeasuredCluster("x:1", [1], own=True, backup_pids=[2, 3])
     one = _report.make("produce", settings(backups=2), place, 100, rounds(0.5, config=config, backups_cpu_s=0.125))
@@ -137,13 +137,13 @@ def test_a_report_tells_what_the_stream_had_of_replication() -> None:
     assert row.endswith("producers 5.00 s/GB, brokers 2.50 s/GB, backups 1.25 s/GB")
 
 
-def test_processor_time_is_that_of_brokers_and_of_backups() -> None:
+def test_processor_time_is_measured_for_brokers_and_backups_separately() -> None:
     place = MeasuredCluster("x:1", [os.getpid()], own=True, backup_pids=[])
     brokers_s, backups_s = place.cpu_seconds()
     assert brokers_s > backups_s == 0
 
 
-def test_a_report_has_the_median_the_least_and_the_most() -> None:
+def test_a_report_has_median_minimum_and_maximum() -> None:
     report = _report.make("produce", settings(), MeasuredCluster("x:1", [1], own=True), 100, rounds(0.25, 1.0, 0.5))
 
     assert json.loads(_report.to_line(report)) == report
@@ -170,7 +170,7 @@ def test_the_table_has_a_row_per_result() -> None:
     assert rows[0].endswith("500  500  500  500  producers 5.00 s/GB, brokers 2.50 s/GB")
 
 
-def test_at_a_fixed_rate_processor_time_is_a_share_of_a_core() -> None:
+def test_processor_time_at_a_fixed_rate_is_a_share_of_a_core() -> None:
     one = _report.make("e2e", settings(E2eSettings), MeasuredCluster("x:1", [], own=False), 100, rounds(1.0))
     one["brokers_cpu_s"] = None
     assert _report.to_table([one]).endswith("producers 50%, consumers 0%")

@@ -1,4 +1,4 @@
-"""`kera check` without a cluster: options that make no sense, commands, figures and verdicts."""
+"""`kera check` without a cluster: invalid options, commands, figures and verdicts."""
 
 from __future__ import annotations
 
@@ -79,9 +79,7 @@ STREAM = cast("StreamDescription", Stream())
         ),
     ],
 )
-def test_options_that_make_no_sense_are_refused(
-    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_options_are_refused(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_app(app, ["check", *arguments]) == 2
     assert capsys.readouterr().err == f"kera: error: {told}\n"
 
@@ -90,25 +88,25 @@ def test_options_that_make_no_sense_are_refused(
     ("name", "value"),
     [("producers", "0"), ("readers", "-1"), ("members", "-1"), ("replication", "-1"), ("seconds", "ten")],
 )
-def test_numbers_that_are_none_are_refused(name: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_with_invalid_numbers_are_refused(name: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_app(app, ["check", f"--{name}", value]) == 2
     assert f"--{name}" in capsys.readouterr().err
 
 
-def test_a_cluster_that_is_not_there_cannot_be_checked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreachable_cluster_ends_the_check_with_code_2(capsys: pytest.CaptureFixture[str]) -> None:
     with FakeClient().answering(Unavailable("nobody answers at h:1")):
         assert run_app(app, ["check"]) == 2
     assert capsys.readouterr().err == "kera: error: nobody answers at h:1\n"
 
 
-def test_a_check_that_fails_itself_has_not_found_a_violation(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failure_of_the_check_itself_is_not_a_violation(capsys: pytest.CaptureFixture[str]) -> None:
     with FakeClient().answering(RuntimeError("a defect")):
         assert run_app(app, ["check"]) == 2
     assert capsys.readouterr().err.endswith("\nkera: error: the check itself has failed: RuntimeError('a defect')\n")
 
 
-def test_time_in_which_the_check_stands_still_does_not_count() -> None:
-    """As after Ctrl-Z: all timers are due at once when it goes on."""
+def test_time_during_which_the_check_was_suspended_does_not_count() -> None:
+    """As after Ctrl-Z: all timers are due at once when the check goes on."""
 
     async def main() -> None:
         loop, stood_s = asyncio.get_running_loop(), 0.0
@@ -119,7 +117,7 @@ def test_time_in_which_the_check_stands_still_does_not_count() -> None:
             nonlocal stood_s
             stood_s += 3600
             for _ in range(turns):
-                await asyncio.sleep(SLICE_S)  # sleep: the work takes so long, whatever the clock says
+                await asyncio.sleep(SLICE_S)  # sleep: the work takes this time, whatever the clock says
 
         assert await while_running(work(1), 8 * SLICE_S)
         assert not await while_running(work(1000), 3 * SLICE_S)
@@ -159,7 +157,7 @@ def test_a_stream_that_cannot_be_checked_is_refused(
 # --- commands ------------------------------------------------------------------------------------------------
 
 
-def test_commands_come_as_often_as_was_asked_for_and_at_the_same_moments_again() -> None:
+def test_commands_run_at_the_requested_rate_and_a_seed_repeats_their_times() -> None:
     options = Options(100.0, kill=("true",), kill_every_s=30.0, seed=3)
     times = list(moments(options))
     assert times == list(moments(options))
@@ -176,7 +174,7 @@ async def run_commands(commands: Sequence[str], **options: Any) -> list[Kill]:
 
 
 @pytest.mark.timeout(30)
-def test_commands_are_run_in_turn_and_what_they_said_is_kept() -> None:
+def test_commands_run_in_turn_and_their_output_is_kept() -> None:
     commands = ["echo one $KERA_CHECK_KILL", "echo two $KERA_CHECK_KILL >&2; exit 3"]
     done = asyncio.run(run_commands(commands, seconds=0.4, kill_every_s=0.1))
     assert [(kill.command, kill.exit_code, kill.output) for kill in done] == [
@@ -188,7 +186,7 @@ def test_commands_are_run_in_turn_and_what_they_said_is_kept() -> None:
 
 
 @pytest.mark.timeout(30)
-def test_who_stops_has_the_command_that_runs_come_to_its_end_and_no_other_one(tmp_path: Path) -> None:
+def test_stop_lets_the_running_command_end_and_starts_no_other(tmp_path: Path) -> None:
     async def run() -> list[Kill]:
         command = f"touch {tmp_path}/begun; while [ ! -e {tmp_path}/stopped ]; do :; done; echo well"
         kills = Kills(Options(0.9, kill=(command,), kill_every_s=0.2), lambda: 1.0)
@@ -205,7 +203,7 @@ def test_who_stops_has_the_command_that_runs_come_to_its_end_and_no_other_one(tm
 
 
 @pytest.mark.timeout(30)
-def test_a_command_that_does_not_end_is_ended_with_all_that_it_has_started(tmp_path: Path) -> None:
+def test_a_cancelled_command_is_killed_with_its_child_processes(tmp_path: Path) -> None:
     async def run() -> list[Kill]:
         kills = Kills(
             Options(0.3, kill=(f"sleep 600 & echo $! > {tmp_path}/pid; wait",), kill_every_s=0.2), lambda: 1.0
@@ -220,7 +218,7 @@ def test_a_command_that_does_not_end_is_ended_with_all_that_it_has_started(tmp_p
     (kill,) = asyncio.run(run())
     assert kill.exit_code is None
     pid = int((tmp_path / "pid").read_text())
-    while True:  # until it is gone, which the time-out of the test bounds
+    while True:  # until the process is gone; the time-out of the test bounds the wait
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
@@ -230,13 +228,13 @@ def test_a_command_that_does_not_end_is_ended_with_all_that_it_has_started(tmp_p
         os.sched_yield()
 
 
-def test_the_longest_pause_is_that_of_a_streamlet() -> None:
+def test_the_longest_pause_is_measured_per_streamlet() -> None:
     pauses = acknowledged((1.0, 1.5, 3.0, 4.0, 4.5), (0, 1, 0, 1, 0))
     assert pauses.longest(4.5) == (2.5, 1.5, 1)
     assert pauses.longest(9.0) == (5.0, 4.0, 1), "one goes on"
 
 
-def test_pauses_are_told_of_some_streamlets_and_of_all_and_of_a_period() -> None:
+def test_pauses_are_known_for_some_streamlets_for_all_and_for_a_period() -> None:
     pauses = acknowledged((1.0, 1.5, 3.0, 4.0, 4.5, 4.5, 4.5, 4.5, 4.5, 8.5), (0, 1, 0, 1, 0))
     assert (pauses.pause_s({0}), pauses.pause_s({0, 1}), pauses.pause_s(None)) == (2.0, 2.5, 1.5)
     pauses.begin_period()
@@ -245,7 +243,7 @@ def test_pauses_are_told_of_some_streamlets_and_of_all_and_of_a_period() -> None
 
 
 def acknowledged(times_s: Sequence[float], streamlets: Sequence[int]) -> Acknowledgements:
-    """The first of these times are those of acknowledgements; at the others it is asked."""
+    """The first times are those of acknowledgements; the others are those of questions."""
     times = iter(times_s)
     pauses = Acknowledgements(lambda: next(times))
     for streamlet in streamlets:
@@ -253,12 +251,12 @@ def acknowledged(times_s: Sequence[float], streamlets: Sequence[int]) -> Acknowl
     return pauses
 
 
-def test_without_acknowledgements_there_is_no_pause() -> None:
+def test_fewer_than_two_acknowledgements_make_no_pause() -> None:
     assert acknowledged((), ()).longest(9.0) == (0.0, 0.0, None)
     assert acknowledged((1.0,), (3,)).longest(1.0) == (0.0, 0.0, None)
 
 
-# --- what is shown -------------------------------------------------------------------------------------------
+# --- output --------------------------------------------------------------------------------------------------
 
 
 def outcome(**changed: Any) -> Outcome:
@@ -272,7 +270,7 @@ def outcome(**changed: Any) -> Outcome:
     return made
 
 
-def test_what_was_kept_is_told_with_its_figures() -> None:
+def test_a_passed_check_is_reported_with_its_figures() -> None:
     text = to_text(outcome(uncertain_stored=1, longest_pause_s=1.234, longest_pause_from_s=30.6, longest_pause_of=2))
     assert EXIT_CODES[outcome().verdict] == 0
     assert "records   100 sent: 98 acknowledged, 0 refused, 2 uncertain, of which 1 are there\n" in text
@@ -282,7 +280,7 @@ def test_what_was_kept_is_told_with_its_figures() -> None:
     assert text.splitlines()[-1].startswith("kept: 98 acknowledged records are there, once,")
 
 
-def test_what_was_violated_is_told_with_the_evidence_and_how_to_begin_again() -> None:
+def test_a_violation_is_reported_with_evidence_and_the_command_to_repeat_the_check() -> None:
     wrong = outcome(lines=["lost: record 3 of producer 0 …"], counts={"lost": 1}, stream_kept=True)
     text = to_text(wrong)
     assert EXIT_CODES[wrong.verdict] == 1
@@ -295,7 +293,7 @@ def test_what_was_violated_is_told_with_the_evidence_and_how_to_begin_again() ->
     assert "stream    checked: 4 streamlets, durability replicated, 0 backups, kept\n" in text
 
 
-def test_commands_that_never_succeeded_are_named_and_of_many_the_first_are_shown() -> None:
+def test_the_report_names_failed_commands_and_shows_only_the_first_of_many() -> None:
     kills = [Kill("true", number, number + 0.5, 0) for number in range(30)]
     kills += [Kill("kill it", 30.0, 30.5, -9), Kill("sleep", 31.0, 32.0, None)]
     text = to_text(outcome(kills=kills))
@@ -305,13 +303,13 @@ def test_commands_that_never_succeeded_are_named_and_of_many_the_first_are_shown
     assert "sleep: ended by the check after 1 s" in to_text(outcome(kills=kills[-1:]))
 
 
-def test_what_could_not_be_checked_says_why() -> None:
+def test_an_impossible_check_reports_its_reason() -> None:
     text = to_text(outcome(impossible="nothing was acknowledged", counts={"gap": 1}))
     assert EXIT_CODES[outcome(impossible="x", counts={"gap": 1}).verdict] == 2
     assert text.splitlines()[-1] == "not checked: nothing was acknowledged"
 
 
-def test_all_of_it_is_there_for_programs() -> None:
+def test_the_json_report_has_everything() -> None:
     finding = Violation("lost", "text", 0, 3, 1, 0, 17, 2.5)
     shown = json.loads(json.dumps(to_json(outcome(findings=[finding], counts={"lost": 1}))))
     assert shown["verdict"] == "violated"
@@ -328,7 +326,7 @@ async def fails_with(number: int) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
-async def test_what_has_no_descriptors_says_nothing_of_the_cluster(number: int) -> None:
+async def test_a_process_without_free_descriptors_makes_the_check_impossible(number: int) -> None:
     shared = Shared(Options(1.0), "there:1", STREAM, "checking")
     await shared.with_descriptors(partial(fails_with, number))
     assert shared.impossible is not None
@@ -336,15 +334,15 @@ async def test_what_has_no_descriptors_says_nothing_of_the_cluster(number: int) 
     assert shared.stopping.is_set()
 
 
-async def test_other_failures_of_the_system_are_told_as_they_are() -> None:
+async def test_other_system_errors_are_raised() -> None:
     shared = Shared(Options(1.0), "there:1", STREAM, "checking")
     with pytest.raises(OSError, match="a module that is imported late"):
         await shared.with_descriptors(partial(fails_with, errno.EIO))
     assert shared.impossible is None
 
 
-async def test_data_that_are_in_the_place_of_a_chunk_are_no_values_and_no_error() -> None:
-    """The memory of a broker that was killed may have any bytes, also where a column has the places of its values."""
+async def test_data_in_reused_memory_are_neither_values_nor_a_finding() -> None:
+    """The memory of a killed broker may have any bytes, also in the value offsets of a column."""
     shared = Shared(Options(1.0), "there:1", STREAM, "checking")
     values = Values("0" * 8, VALUE_BYTES)
     places = np.array([0, VALUE_BYTES], np.int32)

@@ -1,4 +1,4 @@
-"""`kera cluster` and the welcome of `kera dev`: what is printed. Against real daemons they are in tests/integration."""
+"""Output of `kera cluster`, and the welcome of `kera dev`. Tests against real daemons are in tests/integration."""
 
 import dataclasses
 import errno
@@ -59,7 +59,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClient]:
 
 
 def has(client: FakeClient, *backups: BackupDescription, catching_up: str = "") -> None:
-    """The cluster that is described has one broker, and these backups."""
+    """Have the cluster described with one broker and these backups."""
     client.looks["describe_cluster"] = ClusterDescription("c1", [BROKER], list(backups), catching_up=catching_up)
 
 
@@ -68,19 +68,23 @@ def output(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-def test_a_cluster_without_backups_shows_its_brokers_alone(
+def test_a_cluster_without_backups_has_no_table_of_backups(
     client: FakeClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     has(client)
     assert "BACKUP" not in output(capsys)
 
 
-def test_what_restored_metadata_wait_for_is_said_first(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_description_begins_with_what_restored_metadata_wait_for(
+    client: FakeClient, capsys: pytest.CaptureFixture[str]
+) -> None:
     has(client, catching_up="the metadata are older than the cluster")
     assert output(capsys).splitlines()[1:3] == ["the metadata are older than the cluster", ""]
 
 
-def test_backups_are_shown_with_what_they_use(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
+def test_backups_are_shown_with_their_memory_and_disk_use(
+    client: FakeClient, capsys: pytest.CaptureFixture[str]
+) -> None:
     has(client, backup(1, version="1.2"), backup(2, alive=False))
 
     assert output(capsys).splitlines()[-3:] == [
@@ -96,7 +100,7 @@ def test_backups_are_shown_with_what_they_use(client: FakeClient, capsys: pytest
 
 
 class Started(LocalCluster):
-    """A cluster that looks as if it ran."""
+    """A cluster that appears to run."""
 
     bootstrap = "127.0.0.1:7400"
     directory = Path("data")
@@ -108,7 +112,7 @@ class Started(LocalCluster):
         return {"coordinator": {"ready": "coordinator"}, **backups, "broker-1": {"ready": "broker", **address}}
 
 
-def test_thewelcome_tells_of_backups_where_there_are_some() -> None:
+def test_the_welcome_shows_backups_and_replication_if_there_are_any() -> None:
     lines = dev_module.welcome(Started(backups=2, replication=1, backup_memory_bytes=64 * MIB)).splitlines()
 
     assert lines[0].endswith(": a cluster of 1 broker and 2 backups on this machine")
@@ -125,12 +129,12 @@ def test_thewelcome_tells_of_backups_where_there_are_some() -> None:
     assert "replication" not in plain
 
 
-def test_several_coordinators_need_a_zookeeper(capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_coordinators_need_zookeeper(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_app(app, ["dev", "--coordinators", "2"]) == 2
     assert "--coordinators 2 needs --zookeeper" in capsys.readouterr().err
 
 
-def test_replication_needs_as_many_backups(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dev_refuses_replication_above_the_number_of_backups(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_app(app, ["dev", "--backups", "1", "--replication", "2"]) == 2
     assert "--replication 2 needs --backups 2, or more" in capsys.readouterr().err
 
@@ -147,9 +151,7 @@ def moved(stall_us: int) -> MoveResult:
     return MoveResult(None, stall_us)  # type: ignore[arg-type]  # the stream is not shown
 
 
-def test_a_move_tells_for_how_long_no_records_were_taken(
-    client: FakeClient, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_move_shows_how_long_appends_paused(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
     client.in_turn = [moved(12_345), moved(0), moved(7)]
 
     assert run(capsys, "move", "orders", "3", "2") == [
@@ -181,7 +183,9 @@ def test_rebalancing_shows_moves_with_their_reasons_and_loads(
     assert [asked[-1] for asked in client.asked] == [{"dry_run": True}, {"dry_run": False}, {"dry_run": False}]
 
 
-def test_a_drain_tells_what_is_left_and_waits_if_asked(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_drain_shows_its_remaining_work_and_waits_on_request(
+    client: FakeClient, capsys: pytest.CaptureFixture[str]
+) -> None:
     under_way = DrainStatus(False, 2, 1, 0, ["not durable yet (2)"])
     done = DrainStatus(True, 0, 0, 0, [])
     later = dataclasses.replace(under_way, streamlets_owned=1, reasons=["not durable yet"])
@@ -209,7 +213,7 @@ def test_a_drain_tells_what_is_left_and_waits_if_asked(client: FakeClient, capsy
     assert client.asked[-2] == ("drain_backup", 2, {"undo": True})
 
 
-def test_who_waits_for_a_drain_hears_that_it_was_taken_back(
+def test_a_wait_for_a_drain_fails_when_the_drain_is_cancelled(
     client: FakeClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     under_way = DrainStatus(False, 2, 0, 0, ["not durable yet (2)"])
@@ -222,7 +226,7 @@ def test_who_waits_for_a_drain_hears_that_it_was_taken_back(
 @pytest.mark.parametrize(
     "wrong", [["1"], ["node-1"], ["broker-x"], ["broker-" + "9" * 5000], ["broker-1", "--undo", "--wait"]]
 )
-def test_a_drain_that_makes_no_sense_is_refused(client: FakeClient, wrong: list[str]) -> None:
+def test_a_drain_with_invalid_arguments_is_refused(client: FakeClient, wrong: list[str]) -> None:
     assert run_app(app, ["cluster", "drain", *wrong]) == 2
     assert client.asked == []
 
@@ -230,7 +234,7 @@ def test_a_drain_that_makes_no_sense_is_refused(client: FakeClient, wrong: list[
 # --- copies of the metadata ----------------------------------------------------------------------------------------
 
 
-def test_a_copy_is_written_to_the_file_that_a_link_leads_to(
+def test_a_metadata_backup_is_written_to_the_target_of_a_link(
     client: FakeClient, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     client.in_turn = [b"first", b"second", b"third"]
@@ -248,11 +252,11 @@ def test_a_copy_is_written_to_the_file_that_a_link_leads_to(
     assert sorted(each.name for each in tmp_path.rglob("*")) == ["copy", "link", "there"]
 
 
-def test_a_copy_is_for_its_owner_alone_and_has_the_data_of_one_run(
+def test_a_metadata_backup_is_readable_only_by_its_owner_and_has_the_data_of_one_run(
     client: FakeClient, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file, at_once = tmp_path / "copy", tmp_path / "copy.part"
-    at_once.write_bytes(b"of another run")  # in the way of a run that would take this name
+    at_once.write_bytes(b"of another run")  # a run that took this name would collide with it
     file.touch(0o644)
     client.in_turn = [b"whole"]
 
@@ -262,7 +266,7 @@ def test_a_copy_is_for_its_owner_alone_and_has_the_data_of_one_run(
     assert at_once.read_bytes() == b"of another run"
 
 
-def test_a_copy_that_cannot_be_written_leaves_the_one_before_and_nothing_else(
+def test_a_failed_metadata_backup_leaves_only_the_previous_file(
     client: FakeClient, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "copy").write_bytes(b"before")
@@ -279,7 +283,7 @@ def full(_: int) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_a_copy_replaces_nothing_but_files(
+def test_a_metadata_backup_replaces_only_regular_files(
     client: FakeClient, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -350,12 +354,12 @@ def test_a_recovery_is_shown_as_a_timeline(client: FakeClient, capsys: pytest.Ca
     assert run(capsys, "recoveries") == ["no recent recoveries"]
 
 
-def test_members_that_are_emptied_are_marked(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
+def test_draining_members_are_marked(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
     has(client, dataclasses.replace(backup(1), draining=True))
     assert "yes, draining" in output(capsys)
 
 
-def test_members_that_restart_are_marked(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
+def test_restarting_members_are_marked(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
     has(
         client,
         dataclasses.replace(backup(1), restarting=True, grace_left_ms=60_000),
@@ -366,7 +370,7 @@ def test_members_that_restart_are_marked(client: FakeClient, capsys: pytest.Capt
     assert "no, restarting, lost in 41 s" in shown
 
 
-def test_who_is_forgotten_and_what_is_given_up_by_that_is_told(
+def test_forget_names_the_forgotten_member_and_the_lost_data(
     client: FakeClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     client.in_turn = [[], ["stream 's'"]]

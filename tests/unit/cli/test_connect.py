@@ -1,4 +1,4 @@
-"""`kera.cli.connect`: options, and what is told of how a copy goes."""
+"""`kera.cli.connect`: options, and reports on the progress of a copy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kera.connect.planning.rates import Rates
 
 @pytest.fixture(autouse=True)
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What time it is."""
+    """The current time, as a list of one element."""
     clock = [0.0]
     monkeypatch.setattr(_telling.time, "monotonic", lambda: clock[0])  # type: ignore[attr-defined]
     return clock
@@ -36,7 +36,7 @@ def tell(telling: Teller, clock: list[float], how: str = "done") -> None:
         telling.ended(rates, how)
 
 
-def test_a_program_is_told_in_lines_of_json_of_which_there_is_one_a_second(
+def test_programs_get_the_progress_as_one_json_line_per_second(
     now: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     tell(JsonLines(), now)
@@ -49,7 +49,7 @@ def test_a_program_is_told_in_lines_of_json_of_which_there_is_one_a_second(
     assert lines[5]["left"] == 2500
 
 
-def test_a_log_gets_a_line_now_and_then(now: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_gets_a_progress_line_every_ten_seconds(now: list[float], capsys: pytest.CaptureFixture[str]) -> None:
     tell(Lines(), now, "stopped")
 
     assert capsys.readouterr().err.splitlines() == [
@@ -62,9 +62,7 @@ def test_a_log_gets_a_line_now_and_then(now: list[float], capsys: pytest.Capture
     ]
 
 
-def test_at_a_terminal_there_is_a_bar_and_in_the_end_a_line(
-    now: list[float], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_terminal_gets_a_bar_and_a_final_line(now: list[float], capsys: pytest.CaptureFixture[str]) -> None:
     tell(Bar(), now)
 
     said = capsys.readouterr().err
@@ -72,7 +70,7 @@ def test_at_a_terminal_there_is_a_bar_and_in_the_end_a_line(
     assert said.rstrip().endswith("done: 3,000 records, 100 records/s, 0.0 MB/s")
 
 
-def test_who_is_told_depends_on_what_is_asked_for_and_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_form_of_progress_depends_on_the_json_option_and_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(teller(as_json=True), JsonLines)
     monkeypatch.setattr("sys.stderr.isatty", lambda: False)
     assert type(teller(as_json=False)) is Lines

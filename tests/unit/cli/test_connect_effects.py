@@ -56,7 +56,7 @@ OPTIONS: dict[str, tuple[Any, dict[str, Any], Has]] = {
     "skip_lost": (True, {}, lambda source, _: source in STREAMS | {"topic"}),
     "bootstrap_given": (True, {}, lambda source, target: "stream" in {source, target}),
 }
-"""By field of `CopyOptions`: a value, the options without which it has no effect, and on which copies it has one."""
+"""By field of `CopyOptions`: a value, the options that it needs to have an effect, and the copies that it affects."""
 
 
 def test_the_table_has_every_option_of_the_command() -> None:
@@ -70,7 +70,7 @@ def test_the_table_has_every_option_of_the_command() -> None:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """What a copy with these options would consist of: the arguments of its source and target, and more."""
+    """Returns the parts of a copy with given options: the arguments of its source and target, and more."""
     for module in ("confluent_kafka", "adbc_driver_manager", "adbc_driver_postgresql"):
         monkeypatch.setitem(sys.modules, module, ModuleType(module))
     for name in (
@@ -111,7 +111,7 @@ async def test_an_option_has_an_effect_or_is_refused(
     source, target = ends
     plain = replace(UNGIVEN, source=ADDRESSES[source], target=ADDRESSES[target])
     if target == "directory":
-        plain = replace(plain, file_format="csv")  # its name does not say what is in it
+        plain = replace(plain, file_format="csv")  # the name of a directory does not show the format
 
     if has_effect(*ends):
         plain = replace(plain, **companions)
@@ -130,7 +130,7 @@ async def test_an_option_has_an_effect_or_is_refused(
         ("subject", "--subject has no effect: it names the schema of encoded values: add --value avro, or json"),
     ],
 )
-def test_an_option_without_its_companion_is_refused_with_the_way_out(field: str, said: str) -> None:
+def test_an_option_without_its_companion_is_refused_with_a_hint(field: str, said: str) -> None:
     options = replace(UNGIVEN, source="kera:a", target="kera:b", **{field: OPTIONS[field][0]})
 
     with pytest.raises(UsageError) as refused:
@@ -139,7 +139,7 @@ def test_an_option_without_its_companion_is_refused_with_the_way_out(field: str,
 
 
 @pytest.mark.parametrize("parameter", ["query", "key", "settle"])
-def test_a_parameter_of_a_table_that_is_read_is_refused_for_one_that_is_written(parameter: str) -> None:
+def test_a_target_table_refuses_the_parameters_of_source_tables(parameter: str) -> None:
     given: dict[str, Any] = {"table": "t", parameter: ("a",) if parameter == "key" else "1"}
     end = TableEnd("postgresql://db/x", **given)
     end = replace(end, table="") if parameter == "query" else end
@@ -176,7 +176,7 @@ async def test_a_settings_file_that_cannot_be_read_is_a_usage_error(monkeypatch:
         await _copy.run(options)
 
 
-def test_a_directory_is_no_single_file() -> None:
+def test_follow_is_refused_for_a_single_file_and_allowed_for_a_directory() -> None:
     _copy.ends(replace(UNGIVEN, source="kera:a", target="d/", file_format="csv", follow=True))
     with pytest.raises(UsageError, match="--follow has no effect: a single file appears when the copy ends"):
         _copy.ends(replace(UNGIVEN, source="kera:a", target="d", file_format="csv", follow=True))

@@ -1,4 +1,4 @@
-"""``kera console``: what it says when something is missing, and what goes into a wheel with it."""
+"""``kera console``: errors about missing libraries and invalid options, and the pages that it ships with."""
 
 import re
 import sys
@@ -13,7 +13,7 @@ HERE = Path(kera.console.__path__[0])
 
 
 @pytest.mark.parametrize("module", ["jinja2", "starlette", "uvicorn"])
-def test_a_missing_library_is_named_with_what_installs_it(
+def test_a_missing_library_is_named_with_the_command_that_installs_it(
     module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in [each for each in sys.modules if each.startswith(("kera.console", module))]:
@@ -34,14 +34,12 @@ def test_a_missing_library_is_named_with_what_installs_it(
         (("--tls-cert", ""), "is empty"),
     ],
 )
-def test_options_that_make_no_sense_are_named(
-    arguments: tuple[str, str], text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_options_are_refused(arguments: tuple[str, str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["console", "--bootstrap", "127.0.0.1:1", *arguments]) == 2
     assert text in capsys.readouterr().err
 
 
-def test_pages_need_nothing_from_elsewhere() -> None:
+def test_pages_load_nothing_external_and_escape_all_values() -> None:
     files = [each for folder in ("templates", "static") for each in (HERE / folder).iterdir()]
     assert len(files) > 15
     for each in files:

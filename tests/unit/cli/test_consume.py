@@ -1,4 +1,4 @@
-"""`kera consume`: times, and what does not go together."""
+"""`kera consume`: times, mutually exclusive options, and slow readers of the output."""
 
 import asyncio
 import datetime
@@ -42,23 +42,23 @@ def test_a_span_is_before_now(text: str, ago_s: int) -> None:
         ("2026-01-02T03:04:05.000006+02:00", 1_767_315_845_000_006),
     ],
 )
-def test_a_time_with_a_zone_is_what_it_says(text: str, epoch_us: int) -> None:
+def test_a_time_with_a_zone_is_converted_to_utc(text: str, epoch_us: int) -> None:
     assert parse_time_us(text, NOW_US, name="--since") == epoch_us
 
 
-def test_a_time_without_a_zone_is_a_local_one() -> None:
+def test_a_time_without_a_zone_is_local() -> None:
     local = datetime.datetime(2026, 1, 2, 3, 4).astimezone()
     assert parse_time_us("2026-01-02T03:04", NOW_US, name="--since") == int(local.timestamp()) * 1_000_000
 
 
 @pytest.mark.parametrize("text", ["", "10", "m", "-10m", "1h30m", "yesterday"])
-def test_what_is_no_time_is_refused(text: str) -> None:
+def test_an_invalid_time_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="neither a span"):
         parse_time_us(text, NOW_US, name="--since")
 
 
 @pytest.mark.parametrize("text", ["12345678d", "5 fortnights", "1..5h", "9999999999999s"])
-def test_a_span_that_cannot_be_is_refused(text: str) -> None:
+def test_an_impossible_span_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"--since: .* (not a duration|no further back)"):
         parse_time_us(text, NOW_US, name="--since")
 
@@ -74,7 +74,9 @@ def test_a_span_that_cannot_be_is_refused(text: str) -> None:
         (("--streamlet", "0", "--ordered"), "do not go with --ordered"),
     ],
 )
-def test_there_is_one_place_to_begin(other: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_for_the_starting_position_are_mutually_exclusive(
+    other: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run_app(app, ["consume", "s", *other]) == 2
     assert says in capsys.readouterr().err
 
@@ -88,7 +90,7 @@ def test_there_is_one_place_to_begin(other: tuple[str, ...], says: str, capsys: 
         (("s", "--ordered", "--epoch", "soon"), "not a duration"),
     ],
 )
-def test_an_order_is_for_who_reads_all(
+def test_ordered_and_epoch_are_refused_where_they_do_not_apply(
     arguments: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_app(app, ["consume", *arguments]) == 2
@@ -96,7 +98,7 @@ def test_an_order_is_for_who_reads_all(
 
 
 @pytest.mark.parametrize("number", ["--5", "²", "-", "", "latest", "9" * 40])
-def test_an_epoch_to_begin_with_has_a_number(number: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_epochs_list_refuses_an_invalid_number_of_an_epoch(number: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_app(app, ["epochs", "list", "s", f"--from={number}"]) == 2
     assert f"--from: {number!r} is neither the number of an epoch nor earliest" in capsys.readouterr().err
 
@@ -109,14 +111,12 @@ def test_an_epoch_to_begin_with_has_a_number(number: str, capsys: pytest.Capture
         (3, "stream 'orders' no longer has offset 3 in 1 of 2 entries, which are read from their oldest record"),
     ],
 )
-def test_an_offset_that_was_removed_is_warned_of(
-    offset: int | None, warning: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_removed_offset_gets_a_warning(offset: int | None, warning: str, capsys: pytest.CaptureFixture[str]) -> None:
     _Begin("earliest", None, offset, None, None)._warn_of_removed("orders", [0, 7])
     assert capsys.readouterr().err == (f"kera: warning: {warning}\n" if warning else "")
 
 
-async def test_a_reader_that_stands_still_holds_up_neither_the_loop_nor_the_end() -> None:
+async def test_a_stalled_reader_blocks_neither_the_loop_nor_cancellation() -> None:
     reader, writer = os.pipe()
     data = bytes(1 << 20)  # more than a pipe has room for
 

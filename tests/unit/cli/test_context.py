@@ -1,4 +1,4 @@
-"""`kera context`: connections with a name, where they are kept, and which of what is said counts."""
+"""`kera context`: named connections, their file, and the precedence of flags, environment and contexts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Run = Any
 
 
 class Asked(NamedTuple):
-    """What a command was connected by."""
+    """The settings that a command connected with."""
 
     bootstrap: str | None
     user: str
@@ -57,7 +57,7 @@ def kera(home: Path, capsys: pytest.CaptureFixture[str]) -> Run:
 
 @pytest.fixture
 def asked() -> Iterator[list[Asked]]:
-    """How commands have connected; there are no streams."""
+    """The settings that commands have connected with, to a cluster without streams."""
     made: list[Asked] = []
 
     async def no_streams() -> list[Any]:
@@ -82,7 +82,7 @@ def set_prod(kera: Run) -> None:
     assert kera("context", "set", "prod", "-b", "h:7400", "--user", "alice", "--password-file", "alice.pw")[0] == 0
 
 
-def test_a_context_is_kept_for_its_user_alone_and_without_a_password(home: Path, kera: Run) -> None:
+def test_the_file_of_contexts_is_private_and_has_no_passwords(home: Path, kera: Run) -> None:
     code, out, err = kera(
         "context", "set", "prod", "--bootstrap", "h:7400, i:7400", "--user", "alice", "--password-file", "alice.pw",
         "--tls-ca", "ca.pem", "--tls-cert", "me.pem", "--tls-key", "me-key.pem",
@@ -124,7 +124,7 @@ def test_contexts_are_listed_shown_used_and_deleted(home: Path, kera: Run) -> No
     ("variable", "warning"),
     [("", ""), ("prod", ""), ("dev", "kera: warning: KERA_CONTEXT=dev is set, and overrides it\n")],
 )
-def test_a_variable_that_overrides_the_current_context_is_told(
+def test_context_use_warns_of_a_variable_that_overrides_it(
     kera: Run, monkeypatch: pytest.MonkeyPatch, variable: str, warning: str
 ) -> None:
     set_prod(kera)
@@ -132,18 +132,18 @@ def test_a_variable_that_overrides_the_current_context_is_told(
     assert kera("context", "use", "prod") == (0, "using prod: h:7400 as alice\n", warning)
 
 
-def test_the_current_context_says_where_and_who(home: Path, kera: Run, asked: list[Asked]) -> None:
+def test_the_current_context_sets_the_cluster_and_the_user(home: Path, kera: Run, asked: list[Asked]) -> None:
     set_prod(kera)
     kera("stream", "list")
     kera("context", "use", "prod")
     kera("stream", "list")
-    kera("stream", "list", "--bootstrap", "other:1")  # no password of alice goes there
+    kera("stream", "list", "--bootstrap", "other:1")  # alice's password is not sent to another cluster
     alice = Asked("h:7400", "alice", str(home / "alice.pw"), "")
     assert asked == [Asked("127.0.0.1:7400", "", "", ""), alice, Asked("other:1", "", "", "")]
     assert "KERA_CLIENT_USER" not in os.environ
 
 
-def test_a_context_is_chosen_by_a_flag_or_a_variable(
+def test_a_flag_or_a_variable_selects_a_context(
     home: Path, kera: Run, asked: list[Asked], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_prod(kera)
@@ -154,13 +154,13 @@ def test_a_context_is_chosen_by_a_flag_or_a_variable(
     kera("stream", "list")
     kera("stream", "list", "--context", "dev")
     kera("stream", "list", "-b", "other:1")
-    kera("stream", "list", "-b", "i:7400", "--context", "prod")  # another coordinator, as who says both means
+    kera("stream", "list", "-b", "i:7400", "--context", "prod")  # another coordinator of prod
     alice = Asked("h:7400", "alice", str(home / "alice.pw"), "")
     nobody = Asked("d:1", "", "", "")
     assert asked == [alice, alice, nobody, nobody._replace(bootstrap="other:1"), alice._replace(bootstrap="i:7400")]
 
 
-def test_the_environment_counts_for_more_and_whole(
+def test_credentials_in_the_environment_replace_all_those_of_the_context(
     home: Path, kera: Run, asked: list[Asked], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_prod(kera)
@@ -173,7 +173,7 @@ def test_the_environment_counts_for_more_and_whole(
     assert asked == [Asked("h:7400", "", "", str(home / "a.token"))] * 2
 
 
-def test_a_cluster_of_the_environment_gets_nobodys_password(
+def test_a_cluster_from_the_environment_gets_no_password_of_another_cluster(
     kera: Run, asked: list[Asked], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_prod(kera)
@@ -187,7 +187,7 @@ def test_a_cluster_of_the_environment_gets_nobodys_password(
     assert asked[1].user == "alice"
 
 
-def test_a_context_that_is_typed_counts_for_more_than_a_cluster_of_the_environment(
+def test_the_context_option_overrides_a_cluster_from_the_environment(
     kera: Run, asked: list[Asked], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_prod(kera)
@@ -221,7 +221,7 @@ def test_a_context_that_is_typed_counts_for_more_than_a_cluster_of_the_environme
         (["context", "set", "prod", "--tls-cert", "me.pem"], "", "--tls-cert and --tls-key belong together"),
     ],
 )
-def test_what_makes_no_sense_is_told_and_changes_nothing(
+def test_invalid_arguments_are_refused_and_change_nothing(
     home: Path, kera: Run, monkeypatch: pytest.MonkeyPatch, arguments: list[str], variable: str, message: str
 ) -> None:
     set_prod(kera)
@@ -234,7 +234,7 @@ def test_what_makes_no_sense_is_told_and_changes_nothing(
     assert file_of(home).read_text() == before
 
 
-def test_a_password_in_place_of_its_file_is_neither_kept_nor_repeated(home: Path, kera: Run) -> None:
+def test_a_password_given_as_a_file_name_is_neither_kept_nor_repeated(home: Path, kera: Run) -> None:
     code, out, err = kera("context", "set", "p", "-b", "h:1", "--user", "alice", "--password-file", "hunter22")
     assert (code, out) == (2, "")
     assert "never the password itself" in err
@@ -242,13 +242,13 @@ def test_a_password_in_place_of_its_file_is_neither_kept_nor_repeated(home: Path
     assert not file_of(home).exists()
 
 
-def test_a_password_that_others_can_read_is_told(home: Path, kera: Run) -> None:
+def test_a_password_file_that_others_can_read_gets_a_warning(home: Path, kera: Run) -> None:
     (home / "alice.pw").chmod(0o644)
     _, _, err = kera("context", "set", "p", "-b", "h:1", "--user", "alice", "--password-file", "alice.pw")
     assert f"kera: warning: others can read {home / 'alice.pw'}" in err
 
 
-def test_what_is_not_named_stays_and_none_takes_away(home: Path, kera: Run) -> None:
+def test_context_set_keeps_unnamed_options_and_none_removes_an_option(home: Path, kera: Run) -> None:
     set_prod(kera)
     assert kera("context", "set", "prod", "--tls-ca", "system")[1] == "context prod: h:7400 as alice, TLS\n"
     nobody = ("--user", "none", "--password-file", "none", "--token-file", "a.token")
@@ -274,7 +274,7 @@ def test_what_is_not_named_stays_and_none_takes_away(home: Path, kera: Run) -> N
         b"[" * 100_000,
     ],
 )
-def test_a_broken_file_is_named_with_the_way_out_and_left_alone(
+def test_a_broken_file_is_named_with_a_remedy_and_not_changed(
     home: Path, kera: Run, asked: list[Asked], text: bytes
 ) -> None:
     file_of(home).parent.mkdir(parents=True)
@@ -291,7 +291,7 @@ def test_a_broken_file_is_named_with_the_way_out_and_left_alone(
     assert [each.bootstrap for each in asked] == ["h:1"]
 
 
-def test_a_file_that_others_can_write_to_is_not_believed(home: Path, kera: Run) -> None:
+def test_a_file_that_others_can_write_is_refused(home: Path, kera: Run) -> None:
     set_prod(kera)
     file_of(home).chmod(0o620)
     code, _, err = kera("stream", "list")
@@ -299,7 +299,7 @@ def test_a_file_that_others_can_write_to_is_not_believed(home: Path, kera: Run) 
     assert f"chmod 600 {file_of(home)}" in err
 
 
-def test_a_current_context_that_is_gone_is_told(home: Path, kera: Run) -> None:
+def test_a_missing_current_context_is_an_error(home: Path, kera: Run) -> None:
     set_prod(kera)
     file_of(home).write_text(file_of(home).read_text().replace('"current": ""', '"current": "prof"'))
     code, _, err = kera("stream", "list")
@@ -307,10 +307,10 @@ def test_a_current_context_that_is_gone_is_told(home: Path, kera: Run) -> None:
     assert f"there is no context 'prof' (the current one of {file_of(home)}); did you mean 'prod'?" in err
 
 
-def test_who_has_no_home_has_no_contexts(
+def test_commands_without_a_usable_home_directory_run_without_contexts(
     kera: Run, asked: list[Asked], monkeypatch: pytest.MonkeyPatch, home: Path
 ) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", "relative")  # is to be ignored, as the specification has it
+    monkeypatch.setenv("XDG_CONFIG_HOME", "relative")  # the specification says to ignore relative paths
     monkeypatch.setenv("HOME", str(home / "nowhere"))
     assert kera("stream", "list")[0] == 0
     (home / "file").write_text("")
@@ -322,7 +322,7 @@ def test_who_has_no_home_has_no_contexts(
     assert "cannot keep contexts in" in err
 
 
-def test_a_link_stays_one(home: Path, kera: Run) -> None:
+def test_a_link_to_the_file_stays_a_link(home: Path, kera: Run) -> None:
     set_prod(kera)
     kept = home / "kept.json"
     file_of(home).rename(kept)
@@ -332,7 +332,7 @@ def test_a_link_stays_one(home: Path, kera: Run) -> None:
     assert json.loads(kept.read_text())["current"] == "prod"
 
 
-def test_processes_that_write_at_once_lose_nothing(home: Path, kera: Run) -> None:
+def test_processes_that_write_concurrently_lose_no_context(home: Path, kera: Run) -> None:
     program = (
         "import sys; from kera.cli.__main__ import main;"
         "[main(['context', 'set', f'{sys.argv[1]}{n}', '-b', 'h:1']) for n in range(20)]"
@@ -342,14 +342,12 @@ def test_processes_that_write_at_once_lose_nothing(home: Path, kera: Run) -> Non
         for letter in "abc"
     ]
     while any(each.poll() is None for each in running):
-        assert kera("context", "list", "--json")[0] == 0  # never half of a file
+        assert kera("context", "list", "--json")[0] == 0  # a reader never sees a partial file
     assert [each.returncode for each in running] == [0, 0, 0]
     assert len(json.loads(file_of(home).read_text())["contexts"]) == 60
 
 
-def test_a_measurement_goes_to_no_cluster_that_nobody_named(
-    home: Path, kera: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_benchmark_uses_only_a_cluster_named_for_it(home: Path, kera: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     from kera.cli.bench import _rounds
 
     asked: list[Asked] = []
@@ -373,7 +371,7 @@ def test_a_measurement_goes_to_no_cluster_that_nobody_named(
     assert asked == [nobody, nobody, alice, nobody._replace(bootstrap="other:1"), alice]
 
 
-def test_a_look_at_this_machine_is_none_at_a_cluster(kera: Run, asked: list[Asked]) -> None:
+def test_doctor_without_a_cluster_option_does_not_connect(kera: Run, asked: list[Asked]) -> None:
     set_prod(kera)
     kera("context", "use", "prod")
     code, out, _ = kera("doctor", "--json", "--data-dir", "/nonexistent")
@@ -382,7 +380,7 @@ def test_a_look_at_this_machine_is_none_at_a_cluster(kera: Run, asked: list[Aske
     assert asked == []
 
 
-def test_kera_dev_says_where_it_is_if_commands_would_go_elsewhere(kera: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kera_dev_detects_that_commands_would_use_another_cluster(kera: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not _elsewhere()
     set_prod(kera)
     monkeypatch.setenv("KERA_CONTEXT", "")

@@ -1,4 +1,4 @@
-"""`kera doctor`: what is said of this machine."""
+"""`kera doctor`: findings about this machine."""
 
 import json
 import resource
@@ -50,33 +50,33 @@ def words(findings: list[Finding]) -> list[str]:
         (host.java("/none"), "warning"),
     ],
 )
-def test_what_is_seen_is_judged(finding: Finding, word: str) -> None:
+def test_findings_have_a_severity_and_advice(finding: Finding, word: str) -> None:
     assert finding.severity.word == word
     assert bool(finding.advice) == (word != "ok")
 
 
-def test_a_port_that_somebody_has_is_a_problem() -> None:
+def test_a_port_in_use_is_a_problem() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert host.port_free(port).severity.word == "problem"
     assert host.port_free(port).severity.word == "ok"
 
 
-def test_the_arena_has_to_fit_into_shared_memory(tmp_path: Path) -> None:
+def test_an_arena_larger_than_shared_memory_is_a_problem(tmp_path: Path) -> None:
     assert words(host.shared_memory(tmp_path, 1)) == ["ok"]
     assert words(host.shared_memory(tmp_path, 1 << 60)) == ["problem"]
     assert words(host.shared_memory(tmp_path / "none", 1)) == ["problem"]
 
 
 @pytest.mark.parametrize(("available_kib", "word"), [(8 << 20, "ok"), (1200 << 10, "warning"), (1 << 10, "problem")])
-def test_the_arena_has_to_fit_into_memory(tmp_path: Path, available_kib: int, word: str) -> None:
+def test_the_available_memory_is_compared_with_the_arena(tmp_path: Path, available_kib: int, word: str) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text(f"MemTotal:       16777216 kB\nMemAvailable:   {available_kib} kB\n")
     assert host.memory(meminfo, GIB).severity.word == word
     assert host.memory(tmp_path / "none", GIB).severity.word == "warning"
 
 
-def test_a_data_directory_is_looked_at_and_left_as_it_was(tmp_path: Path) -> None:
+def test_a_data_directory_is_examined_and_not_created(tmp_path: Path) -> None:
     found = host.data_directory(tmp_path / "new" / "data")
     assert f"would be made in {tmp_path}" in found[0].text
     assert list(tmp_path.iterdir()) == []
@@ -86,14 +86,14 @@ def test_a_data_directory_is_looked_at_and_left_as_it_was(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("data_dir", ["/proc/kera", "x" * 300], ids=["proc", "long"])
-def test_a_data_directory_that_cannot_be_made_is_a_problem(data_dir: str) -> None:
+def test_a_data_directory_that_cannot_be_created_is_a_problem(data_dir: str) -> None:
     (found,) = host.data_directory(Path("/", data_dir))
 
     assert (found.severity.word, found.subject) == ("problem", f"data directory {Path('/', data_dir)}")
     assert "choose another --data-dir" in found.advice
 
 
-def test_a_data_directory_of_nobody_is_a_problem() -> None:
+def test_a_data_directory_of_an_unknown_user_is_a_problem() -> None:
     (found,) = host.data_directory(Path("~kera-nobody/data"))
 
     assert (found.severity.word, found.subject) == ("problem", "data directory ~kera-nobody/data")
@@ -122,7 +122,7 @@ def test_the_file_system_behind_a_link_is_that_of_its_target(tmp_path: Path) -> 
     assert host.file_system_of(link, mounts) == "xfs"
 
 
-def test_the_command_says_all_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_all_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = run_app(app, ["doctor", "--data-dir", str(tmp_path), "--arena-bytes", "1MiB", "--json"])
     told = json.loads(capsys.readouterr().out)
 
@@ -132,20 +132,20 @@ def test_the_command_says_all_of_it(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert all(each["advice"] for each in told["findings"] if each["severity"] != "ok")
 
 
-def test_a_size_that_is_none_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_size_is_refused_with_its_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_app(app, ["doctor", "--arena-bytes", "much"]) == 2
     assert "--arena-bytes" in capsys.readouterr().err
 
 
 def looked_at(tmp_path: Path, *names: str, days: int = 365, now_s: float | None = None) -> list[tuple[str, str]]:
-    """What is found about a certificate for broker-1.example.com."""
+    """The findings about a certificate for broker-1.example.com."""
     authority, _ = Authority.open_or_make(tmp_path)
     one = authority.issue("broker-1.example.com", days=days)
     found = certificates(one.cert, one.key, authority.path, list(names), time.time() if now_s is None else now_s)
     return [(each.severity.word, each.text) for each in found]
 
 
-def test_a_certificate_is_looked_at_for_all_names(tmp_path: Path) -> None:
+def test_a_certificate_is_examined_for_all_names(tmp_path: Path) -> None:
     (lasting, good, bad) = looked_at(tmp_path, "broker-1.example.com", "10.0.0.1")
     assert (lasting[0], good[0], bad[0]) == ("ok", "ok", "problem")
     assert "is not accepted for 10.0.0.1: IP address mismatch" in bad[1]
@@ -163,9 +163,7 @@ def test_a_certificate_that_has_expired_is_a_problem(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("age_days", "word"), [(0, "ok"), (334, "ok"), (336, "warning"), (366, "problem")])
-def test_a_daemon_says_of_its_certificate_what_is_said_before_it_has_it(
-    tmp_path: Path, age_days: int, word: str
-) -> None:
+def test_a_daemon_reports_its_certificate_as_doctor_does(tmp_path: Path, age_days: int, word: str) -> None:
     authority, _ = Authority.open_or_make(tmp_path)
     one = authority.issue("localhost", days=365)
     now_s = time.time() + age_days * 86_400
@@ -184,7 +182,7 @@ def test_a_certificate_of_another_authority_is_a_problem(tmp_path: Path) -> None
     assert (found.severity.word, "unable to get local issuer" in found.text) == ("problem", True)
 
 
-def test_a_certificate_that_daemons_cannot_show_each_other_is_a_problem(tmp_path: Path) -> None:
+def test_a_certificate_that_is_not_for_clients_is_a_problem(tmp_path: Path) -> None:
     authority, _ = Authority.open_or_make(tmp_path / "authority")
     one = Issuing(authority, tmp_path / "issued").of_servers_only()
     _, _, found = certificates(one.cert, one.key, authority.path, ["localhost"], time.time())
@@ -213,7 +211,7 @@ def test_a_key_that_others_can_read_is_a_warning(tmp_path: Path, mode: int, word
         (["--name", "y"], "--tls-key, --tls-ca and --name need --tls-cert"),
     ],
 )
-def test_certificates_that_are_not_complete_are_told(tmp_path: Path, arguments: list[str], text: str) -> None:
+def test_incomplete_or_unreadable_certificates_are_refused(tmp_path: Path, arguments: list[str], text: str) -> None:
     ended = run_kera("doctor", "--data-dir", str(tmp_path), *(each.format(tmp_path) for each in arguments))
     assert ended.returncode == 2
     assert text in (ended.stdout + ended.stderr).decode()

@@ -1,4 +1,4 @@
-"""`kera doctor` about the secret of a cluster, and about settings of security that do not fit together."""
+"""`kera doctor`: findings about the secret of a cluster and about contradictory security settings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("mode", "readers"), [(0o600, "its owner"), (0o640, "its owner and its group")])
-def test_a_secret_that_is_kept_is_well(file: Path, mode: int, readers: str) -> None:
+def test_a_secret_that_only_owner_and_group_can_read_is_ok(file: Path, mode: int, readers: str) -> None:
     file.chmod(mode)
     assert told(secret(file)) == [("ok", f"{file} has one, and only {readers} can read it")]
 
@@ -41,7 +41,7 @@ def test_a_secret_that_is_kept_is_well(file: Path, mode: int, readers: str) -> N
         (0o660, "warning", "can be written by its group (mode 660)"),
     ],
 )
-def test_a_secret_that_others_can_read_is_none(file: Path, mode: int, word: str, text: str) -> None:
+def test_a_secret_that_others_can_read_or_write_is_reported(file: Path, mode: int, word: str, text: str) -> None:
     file.chmod(mode)
     (found,) = secret(file)
     assert found.severity.word == word
@@ -58,7 +58,7 @@ def test_a_secret_that_others_can_read_is_none(file: Path, mode: int, word: str,
         (f"{SECRET}\n" * 3, "has 3 lines"),
     ],
 )
-def test_what_daemons_would_not_take_is_a_problem(file: Path, text: str | None, said: str) -> None:
+def test_a_secret_that_daemons_would_refuse_is_a_problem(file: Path, text: str | None, said: str) -> None:
     if text is None:
         file.unlink()
     else:
@@ -69,14 +69,14 @@ def test_what_daemons_would_not_take_is_a_problem(file: Path, text: str | None, 
     assert SECRET not in found.text
 
 
-def test_a_secret_from_before_is_a_warning_as_long_as_it_is_there(file: Path) -> None:
+def test_a_previous_secret_in_the_file_is_a_warning(file: Path) -> None:
     file.write_text(f"{SECRET}\nthe one from before it\n")
     (found,) = secret(file)
     assert (found.severity.word, "the previous secret" in found.text) == ("warning", True)
 
 
 class Settings:
-    """A file of settings with the same in all three tables, but for what a test says."""
+    """A settings file whose three tables have the same settings, but for those of a test."""
 
     def __init__(self, directory: Path, secret_file: Path) -> None:
         authority, _ = Authority.open_or_make(directory / "certificates")
@@ -109,7 +109,7 @@ def given(tmp_path: Path, file: Path) -> Settings:
     return Settings(tmp_path, file)
 
 
-def test_settings_that_fit_together_are_well(given: Settings, file: Path) -> None:
+def test_consistent_settings_are_ok(given: Settings, file: Path) -> None:
     assert given.found() == [
         ("ok", f"{file} has one, and only its owner and its group can read it"),
         ("ok", "those of coordinator, broker, backup fit together: security is on"),
@@ -141,19 +141,19 @@ def test_settings_that_fit_together_are_well(given: Settings, file: Path) -> Non
         ("client", 'user = "alice"\ntoken_file = "x"', "[client] user: a token names its user"),
     ],
 )
-def test_settings_that_contradict_each_other_are_a_problem(given: Settings, table: str, line: str, text: str) -> None:
+def test_contradictory_settings_are_a_problem(given: Settings, table: str, line: str, text: str) -> None:
     given.tables.setdefault(table, []).append(line)
     assert [said for word, said in given.found() if word == "problem" and text in said]
 
 
-def test_the_same_of_several_daemons_is_told_once(given: Settings) -> None:
+def test_the_same_problem_of_several_daemons_is_reported_once(given: Settings) -> None:
     given.without("cluster_secret_file")
     (found,) = given.found()
     assert found[0] == "problem"
     assert found[1].startswith("[coordinator], [broker], [backup] security needs credentials for the daemons")
 
 
-def test_another_secret_at_one_of_them_is_a_problem(given: Settings, tmp_path: Path, file: Path) -> None:
+def test_a_daemon_with_a_different_secret_is_a_problem(given: Settings, tmp_path: Path, file: Path) -> None:
     other = tmp_path / "other"
     other.write_text("another secret, which is none of theirs")
     other.chmod(0o600)
@@ -163,7 +163,7 @@ def test_another_secret_at_one_of_them_is_a_problem(given: Settings, tmp_path: P
     assert not [word for word, _ in given.found() if word != "ok"]
 
 
-def test_what_counts_for_nothing_without_security_is_a_warning(given: Settings) -> None:
+def test_settings_without_effect_while_security_is_off_are_a_warning(given: Settings) -> None:
     given.without("security")
     given.common.append('super_users = ["user:admin"]')
     ((word, text),) = given.found()
@@ -173,14 +173,14 @@ def test_what_counts_for_nothing_without_security_is_a_warning(given: Settings) 
     )
 
 
-def test_security_over_a_network_that_others_can_read_is_a_warning(given: Settings) -> None:
+def test_security_without_certificates_on_a_network_is_a_warning(given: Settings) -> None:
     given.without("tls_ca", "tls_cert", "tls_key")
     given.common += ['host = "0.0.0.0"', "insecure = true"]
     (text,) = (text for word, text in given.found() if word == "warning")
     assert text.startswith("[coordinator], [broker], [backup] security without certificates: who reads the network")
 
 
-def test_the_command_says_it_with_everything_else(given: Settings, file: Path, tmp_path: Path) -> None:
+def test_the_command_includes_the_findings_about_security(given: Settings, file: Path, tmp_path: Path) -> None:
     given.found()
     file.chmod(0o644)
     done = run_kera(

@@ -1,4 +1,4 @@
-"""Every call of `kera` in the documentation is one that the command line takes."""
+"""The command line accepts every call of `kera` in the documentation."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ CALLS = [
 
 
 def parse(arguments: list[str]) -> None:
-    """Have the command line take arguments, and do nothing. Raises what typer raises."""
+    """Have the command line parse arguments without running them. Raises typer's errors."""
     command: Any = command_of(app)
     name, context, left = "kera", None, list(arguments)
     while True:
@@ -30,12 +30,12 @@ def parse(arguments: list[str]) -> None:
         name, command, left = command.resolve_command(context, [*context._protected_args, *context.args])
 
 
-def test_there_are_some() -> None:
+def test_the_documentation_has_many_calls() -> None:
     assert len(CALLS) > 100
 
 
 @pytest.mark.parametrize(("where", "arguments"), CALLS, ids=[f"{where} {' '.join(call)}"[:80] for where, call in CALLS])
-def test_a_documented_call_is_one_that_the_command_line_takes(where: str, arguments: list[str]) -> None:
+def test_the_command_line_accepts_each_documented_call(where: str, arguments: list[str]) -> None:
     there = [__file__ if each.startswith("/tmp/kera/") else each for each in arguments if each != "…"]
     if arguments[0] == "verify":
         there = [str(Path(each).parent) if each == __file__ else each for each in there]
@@ -44,7 +44,7 @@ def test_a_documented_call_is_one_that_the_command_line_takes(where: str, argume
     except typer.Exit:
         return  # --help and --version
     except Exception as error:
-        text = getattr(error, "format_message", None)  # of typer's own errors, which have no public base class
+        text = getattr(error, "format_message", None)  # only typer's own errors have it; they lack a public base class
         if text is None:
             raise
         pytest.fail(f"{where}: kera {' '.join(arguments)}: {text()}")
@@ -53,6 +53,6 @@ def test_a_documented_call_is_one_that_the_command_line_takes(where: str, argume
 @pytest.mark.parametrize(
     "arguments", [["stream", "make", "x"], ["stream", "create", "x", "--streamlet", "1"], ["produce"], ["check", "x"]]
 )
-def test_what_the_command_line_does_not_take_is_found(arguments: list[str]) -> None:
+def test_invalid_calls_are_found(arguments: list[str]) -> None:
     with pytest.raises(pytest.fail.Exception):
-        test_a_documented_call_is_one_that_the_command_line_takes("here", arguments)
+        test_the_command_line_accepts_each_documented_call("here", arguments)

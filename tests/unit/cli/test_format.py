@@ -44,7 +44,7 @@ RECORDS = records(
 )
 
 
-def test_each_record_may_be_from_an_entry_of_its_own() -> None:
+def test_records_of_a_batch_may_come_from_different_entries() -> None:
     origins = pa.record_batch(
         [["a", "b", "a"], pa.array([1, 0, 2], pa.uint32()), [0, 1, 0], pa.array([9, 8, 7], pa.uint64()), [5, 6, 7]],
         ["stream", "streamlet", "entry", "offset", "timestamp_us"],
@@ -104,7 +104,7 @@ def test_a_slice_of_a_batch_gives_its_own_records() -> None:
         ("\\", "cut short"),
     ],
 )
-def test_a_token_that_does_not_exist_is_named(template: str, says: str) -> None:
+def test_an_invalid_token_in_a_format_is_refused(template: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         text_formatter(template, stream())
 
@@ -138,7 +138,7 @@ def test_json_has_the_record_and_its_place() -> None:
     ]
 
 
-def test_what_is_null_is_null_in_json_too() -> None:
+def test_null_values_stay_null_in_json() -> None:
     nothing = {"timestamp": None, "value": None, "keys": [None, b"a"], "headers": [("h", None)]}
     nullable = pa.schema([field.with_nullable(True) for field in DEFAULT_SCHEMA])
     line = bytes(json_formatter(stream())(pa.RecordBatch.from_pylist([nothing], nullable), PLACE))
@@ -153,7 +153,7 @@ def test_what_is_null_is_null_in_json_too() -> None:
     }
 
 
-def test_what_consume_prints_as_json_can_be_produced_again() -> None:
+def test_the_json_output_of_consume_can_be_produced_again() -> None:
     for batch in (
         RECORDS,
         records({"key_base64": "/w==", "value": "x", "headers": {"a": "b"}, "timestamp": 9}),
@@ -204,12 +204,12 @@ def test_other_types_are_printed_as_text() -> None:
     }
 
 
-def test_what_a_terminal_would_obey_is_written_as_an_escape() -> None:
+def test_control_characters_are_escaped_for_a_terminal() -> None:
     data = "a\tb\n\x1b[2J\x07\r\x00\x7f\x9b\u202eZürich ✓\n".encode() + b"\xff\xfe"
     assert for_terminal(data).decode() == ("a\tb\n\\x1b[2J\\x07\\x0d\\x00\\x7f\\x9b\\u202eZürich ✓\n\\xff\\xfe")
 
 
-def test_a_time_that_python_does_not_have_is_printed_as_a_number() -> None:
+def test_a_time_beyond_the_range_of_python_is_printed_as_a_number() -> None:
     rows = pa.RecordBatch.from_pylist([{"timestamp": 1 << 61, "value": b"v"}], DEFAULT_SCHEMA)
     assert json.loads(bytes(json_formatter(stream())(rows, PLACE)))["timestamp"] == 1 << 61
     assert bytes(text_formatter("%T", stream())(rows, PLACE)) == b"%d" % (1 << 61)
@@ -222,7 +222,7 @@ def test_a_time_that_python_does_not_have_is_printed_as_a_number() -> None:
     ("text", "meant"),
     [(r"\t", b"\t"), (r"a\x1fb", b"a\x1fb"), (r"\\t", rb"\t"), ("%s", b"%s"), ("—", "—".encode()), ("\udcff", b"\xff")],
 )
-def test_an_option_has_the_escapes_of_a_format(text: str, meant: bytes) -> None:
+def test_options_accept_the_escapes_of_a_format(text: str, meant: bytes) -> None:
     assert unescaped(text, "--key-separator") == meant
 
 
@@ -232,6 +232,6 @@ def test_an_option_with_an_unknown_escape_is_refused(text: str) -> None:
         unescaped(text, "--key-separator")
 
 
-def test_text_that_the_locale_does_not_have_is_printed_as_its_bytes() -> None:
+def test_undecodable_bytes_in_a_format_are_printed_unchanged() -> None:
     batch = records_of_lines(b'{"value": "v"}', 1)
     assert b"".join(bytes(part) for part in [text_formatter("%s\udcc3\udcbc", stream())(batch, PLACE)]) == b"v\xc3\xbc"

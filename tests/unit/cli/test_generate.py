@@ -1,4 +1,4 @@
-"""`kera generate`: what is printed is what deploy/ has."""
+"""`kera generate`: it prints or writes the files of deploy/."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_file_is_printed_byte_by_byte(capfdbinary: pytest.CaptureFixture[bytes
 @pytest.mark.parametrize(
     ("word", "name"), [("prometheus", "kera.rules.yml"), ("grafana", "kera.json"), ("compose", "docker/compose.yaml")]
 )
-def test_without_a_name_it_is_the_one_that_is_wanted(
+def test_without_a_name_the_main_file_is_printed(
     capfdbinary: pytest.CaptureFixture[bytes], word: str, name: str
 ) -> None:
     assert kera(capfdbinary, word) == (0, of_tree(word, name), "")
@@ -53,13 +53,13 @@ def test_units_are_printed_under_their_names(capfdbinary: pytest.CaptureFixture[
         assert f"# {name}\n".encode() + of_tree("systemd", name) in out
 
 
-def test_whatever_deploy_has_of_these_is_printed() -> None:
+def test_the_commands_have_every_file_of_deploy() -> None:
     for word in ("prometheus", "grafana", "systemd"):
         there = {path.name for path in (DEPLOY / word).iterdir()} - {"README.md", "dashboards.py", "__pycache__"}
         assert there == set(NAMES[word].files)
 
 
-def test_what_compose_mounts_comes_with_it() -> None:
+def test_compose_includes_the_files_that_it_mounts() -> None:
     services = yaml.safe_load(of_tree("compose", "docker/compose.yaml"))["services"]
     mounted = {
         os.path.normpath(Path("docker", volume.split(":")[0]))
@@ -71,14 +71,14 @@ def test_what_compose_mounts_comes_with_it() -> None:
     assert mounted <= set(NAMES["compose"].files)
 
 
-def test_the_encoding_of_the_output_changes_nothing() -> None:
+def test_the_encoding_of_standard_output_does_not_change_a_file() -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     command = [sys.executable, "-m", "kera.cli", "generate", "systemd", "kera-broker.service"]
     ran = subprocess.run(command, env=environment, capture_output=True, check=True)
     assert ran.stdout == of_tree("systemd", "kera-broker.service")
 
 
-def test_all_are_written_into_a_directory(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_out_writes_all_files_into_a_new_directory(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     code, out, _ = kera(capfdbinary, "compose", "--out", str(tmp_path / "new"))
     assert code == 0
     names = NAMES["compose"].files
@@ -88,7 +88,7 @@ def test_all_are_written_into_a_directory(tmp_path: Path, capfdbinary: pytest.Ca
     }
 
 
-def test_what_somebody_has_changed_is_not_replaced(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_a_changed_file_is_replaced_only_with_force(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     (tmp_path / "kera.toml").write_text("mine")
     code, out, err = kera(capfdbinary, "systemd", "--out", str(tmp_path))
     assert (code, out) == (2, b"")
@@ -115,7 +115,7 @@ def test_what_somebody_has_changed_is_not_replaced(tmp_path: Path, capfdbinary: 
         (["completion", "Bash"], "did you mean 'bash'?"),
     ],
 )
-def test_what_makes_no_sense_is_told(
+def test_invalid_arguments_are_refused(
     capfdbinary: pytest.CaptureFixture[bytes], arguments: list[str], message: str
 ) -> None:
     code, out, err = kera(capfdbinary, *arguments)
@@ -124,7 +124,7 @@ def test_what_makes_no_sense_is_told(
     assert err.count("\n") == 1
 
 
-def test_nothing_is_made_where_a_link_leads_to_nothing(
+def test_the_missing_directory_of_a_dangling_link_is_not_created(
     tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     (tmp_path / "kera.json").symlink_to(tmp_path / "nowhere" / "x")
@@ -138,7 +138,7 @@ def test_files_are_listed(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     assert kera(capfdbinary, "prometheus", "--list")[1].decode().split() == list(NAMES["prometheus"].files)
 
 
-def test_an_installation_without_them_is_told(
+def test_an_installation_without_the_files_is_an_error(
     tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(generate, "__file__", str(tmp_path / "a" / "b" / "c" / "d" / "generate.py"))
@@ -148,7 +148,9 @@ def test_an_installation_without_them_is_told(
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_is_for_a_shell(capfdbinary: pytest.CaptureFixture[bytes], shell: str) -> None:
+def test_the_completion_script_of_a_shell_has_valid_syntax(
+    capfdbinary: pytest.CaptureFixture[bytes], shell: str
+) -> None:
     code, out, _ = kera(capfdbinary, "completion", shell)
     assert code == 0
     assert b"_KERA_COMPLETE" in out

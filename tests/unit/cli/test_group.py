@@ -1,4 +1,4 @@
-"""`kera group`: what is printed. Against real daemons it is in tests/integration/test_group_consumer.py."""
+"""Output of `kera group`. The tests against real daemons are in tests/integration/test_group_consumer.py."""
 
 import datetime
 import io
@@ -44,7 +44,7 @@ DAY_MS = 86_400_000
 
 
 def entries() -> tuple[EntryProgress, ...]:
-    """The first is a week behind, by the clock of whoever asks now."""
+    """Two entries; by the clock of the caller, the first is a week behind."""
     week_ago_us = time.time_ns() // 1000 - 7 * 1000 * DAY_MS
     return (
         EntryProgress("clicks", 0, 0, Position(3, 1, 640), 2, MEMBER.member_id, ConsumerLag(10, 2048, week_ago_us)),
@@ -70,7 +70,7 @@ def deleted(name: str, **_: Any) -> None:
 
 @pytest.fixture
 def client() -> Iterator[FakeClient]:
-    """Of a cluster with one consumer group."""
+    """A client of a cluster with one consumer group."""
     made = FakeClient(
         consumer_groups=[ConsumerGroupSummary("loader", ("clicks",), 1)],
         describe_consumer_group=lambda name: ConsumerGroupDescription(name, (MEMBER,), entries()),
@@ -108,7 +108,7 @@ def test_groups_are_listed(client: FakeClient, capsys: pytest.CaptureFixture[str
     assert capsys.readouterr() == ("", "no groups\n")
 
 
-def test_internal_groups_are_listed_with_internal_only(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
+def test_internal_groups_are_listed_only_with_internal(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
     client.looks["consumer_groups"] = [ConsumerGroupSummary(name, ("clicks",), 0) for name in ("_audit", "loader")]
 
     assert run_app(app, ["group", "list"]) == 0
@@ -177,8 +177,10 @@ def test_a_group_is_reset(
     ]
 
 
-def test_a_reset_is_previewed(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of all streams that the group has read, and without a question."""
+def test_a_dry_run_of_a_reset_shows_the_changes_and_makes_none(
+    client: FakeClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The preview covers all streams that the group has read, and asks no question."""
     assert run_app(app, ["group", "reset", "loader", "--all-streams", "--to-offset", "40", "--dry-run", "--json"]) == 0
     assert [call[:3] for call in client.asked] == [("plan_reset", "loader", "clicks")]
     first, second = json.loads(capsys.readouterr().out)
@@ -197,7 +199,7 @@ def test_a_reset_is_previewed(client: FakeClient, capsys: pytest.CaptureFixture[
     assert (second["old_offset"], second["old_cursor"]) == (None, None)
 
 
-def test_a_time_without_a_zone_is_a_local_one(client: FakeClient) -> None:
+def test_a_time_without_a_zone_is_local(client: FakeClient) -> None:
     assert run_app(app, ["group", "reset", "loader", "clicks", "--to", "2026-01-31T12:00", "--yes"]) == 0
     assert client.asked[0][3] == datetime.datetime(2026, 1, 31, 12).astimezone()
 
@@ -213,7 +215,7 @@ def test_a_time_without_a_zone_is_a_local_one(client: FakeClient) -> None:
         (["--all-streams", "--streamlet", "1", "--to", "latest"], "mutually exclusive"),
     ],
 )
-def test_a_reset_that_makes_no_sense_is_refused(
+def test_a_reset_with_invalid_arguments_is_refused(
     client: FakeClient, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
 ) -> None:
     assert run_app(app, ["group", "reset", "loader", *arguments, "--yes"]) == 2
@@ -224,7 +226,7 @@ def test_a_reset_that_makes_no_sense_is_refused(
 @pytest.mark.parametrize(
     "arguments", [["reset", "loader", "clicks", "--to", "latest"], ["delete", "loader"], ["delete", "--idle", "1ms"]]
 )
-def test_a_question_that_nobody_can_answer_needs_yes(
+def test_a_confirmation_without_a_terminal_needs_yes(
     client: FakeClient, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:
     client.looks["consumer_groups"] = [ConsumerGroupSummary("old", ("clicks",), 0, 7 * DAY_MS)]
@@ -239,7 +241,7 @@ def test_a_group_is_deleted(client: FakeClient) -> None:
     assert client.asked == [("delete_consumer_group", "loader")]
 
 
-def test_groups_that_nobody_has_used_for_long_are_deleted(
+def test_delete_idle_deletes_groups_that_are_idle_for_that_time(
     client: FakeClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     client.looks["consumer_groups"] = [
@@ -265,7 +267,7 @@ def test_groups_that_nobody_has_used_for_long_are_deleted(
     "arguments",
     [[], ["loader", "--idle", "7d"], ["--idle", "soon"], ["--idle", "0s"], ["--idle", "-1d"], ["loader", "--dry-run"]],
 )
-def test_a_deletion_that_could_mean_anything_is_refused(client: FakeClient, arguments: list[str]) -> None:
+def test_an_ambiguous_or_invalid_deletion_is_refused(client: FakeClient, arguments: list[str]) -> None:
     assert run_app(app, ["group", "delete", "--yes", *arguments]) == 2
     assert not client.asked
 
@@ -281,12 +283,12 @@ def test_a_deletion_that_could_mean_anything_is_refused(client: FakeClient, argu
         ("5ms", 5),
     ],
 )
-def test_spans_of_time_are_read(text: str, milliseconds: int) -> None:
+def test_durations_are_parsed(text: str, milliseconds: int) -> None:
     assert parse_duration_ms(text) == milliseconds
 
 
 @pytest.mark.parametrize("text", ["0.5ms", "0.0001s"])
-def test_a_span_of_less_than_a_millisecond_is_not_taken_for_none(text: str) -> None:
+def test_a_duration_below_a_millisecond_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="less than a millisecond"):
         parse_duration_ms(text, name="--epoch")
 
@@ -303,5 +305,5 @@ def test_a_span_of_less_than_a_millisecond_is_not_taken_for_none(text: str) -> N
         (438_855_450_692, "5079 d"),
     ],
 )
-def test_spans_of_time_are_for_people(milliseconds: int, text: str) -> None:
+def test_durations_are_formatted_with_a_suitable_unit(milliseconds: int, text: str) -> None:
     assert format_ms(milliseconds) == text

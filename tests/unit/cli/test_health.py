@@ -1,4 +1,4 @@
-"""`kera cluster health` and `kera doctor --bootstrap`: what is found, and how it is said."""
+"""`kera cluster health` and `kera doctor --bootstrap`: findings, and their output."""
 
 import contextlib
 import dataclasses
@@ -53,7 +53,7 @@ def daemon(**fields: Any) -> DaemonDescription:
 
 
 class Stream:
-    """What is asked of a stream's description."""
+    """The parts of a stream's description that a diagnosis needs."""
 
     def __init__(self, name: str, *owners: int, replication: int = 0) -> None:
         self.name = name
@@ -80,7 +80,7 @@ def bad(findings: list[Finding]) -> list[tuple[str, str]]:
     return [(each.severity.word, each.subject) for each in findings if each.severity]
 
 
-def test_a_cluster_in_which_nothing_is_wrong_is_healthy() -> None:
+def test_a_cluster_without_problems_is_healthy() -> None:
     found = health(picture())
     assert bad(found) == []
     assert {each.subject for each in found} >= {
@@ -106,7 +106,9 @@ def test_a_cluster_in_which_nothing_is_wrong_is_healthy() -> None:
         pytest.param((1, 2, 2, 2), "the cluster has 1, and all daemons have 2", id="held"),
     ],
 )
-def test_what_keeps_the_feature_level_down_is_named(levels: tuple[int, int, int, int], expected: str) -> None:
+def test_the_daemons_that_hold_the_feature_level_down_are_named(
+    levels: tuple[int, int, int, int], expected: str
+) -> None:
     cluster, second, first, third = levels
     found = health(
         picture(
@@ -169,13 +171,13 @@ def test_what_keeps_the_feature_level_down_is_named(levels: tuple[int, int, int,
         ),
     ],
 )
-def test_what_is_wrong_is_found(fields: dict[str, Any], expected: list[tuple[str, str]]) -> None:
+def test_each_problem_is_found_with_advice(fields: dict[str, Any], expected: list[tuple[str, str]]) -> None:
     found = health(picture(**fields))
     assert bad(found) == expected
     assert all(each.advice for each in found if each.severity), "what is wrong says what to do"
 
 
-def test_streams_without_a_broker_are_named_and_the_others_counted() -> None:
+def test_the_first_streams_without_a_broker_are_named_and_the_others_counted() -> None:
     streams = [Stream(f"stream-{number}", 9, 9) for number in range(7)]
     (found,) = (each for each in health(picture(streams=streams)) if each.subject == "streamlets")
     assert found.text == (
@@ -203,7 +205,7 @@ def test_streamlets_with_live_brokers_are_counted(streams: list[Stream], text: s
         pytest.param({"restarting": True, "grace_left_ms": 41_000}, Severity.WARNING, "restarts", id="restarting"),
     ],
 )
-def test_older_records_at_a_broker_that_is_away_are_told_with_their_streams(
+def test_older_records_at_a_missing_broker_are_reported_with_their_streams(
     fields: dict[str, Any], severity: Severity, text: str
 ) -> None:
     streams = [Stream("orders", 1, 2), Stream("payments", 1), Stream("other", 2)]
@@ -228,18 +230,18 @@ def test_older_records_at_a_broker_that_is_away_are_told_with_their_streams(
         ),
     ],
 )
-def test_a_backup_without_room_counts_as_little_as_one_that_is_drained(fields: dict[str, Any]) -> None:
+def test_a_backup_without_room_does_not_count_as_usable(fields: dict[str, Any]) -> None:
     (found,) = (each for each in health(picture(**fields)) if each.severity is Severity.PROBLEM)
     assert found.text == "0 can be used (1: no room), and there are streams with 1 replica: their writers wait"
     assert found.advice == "make room on the disks of those that have none, or start 1 more backup"
 
 
-def test_a_backup_without_room_is_no_problem_where_others_are_enough() -> None:
+def test_a_backup_without_room_is_no_problem_while_other_backups_suffice() -> None:
     backups = [backup(1, free_disk_bytes=0), backup(2)]
     assert worst(health(picture(cluster={"backups": backups}))) is not Severity.PROBLEM
 
 
-def test_the_doctor_compares_clocks_as_far_as_they_can_be_known() -> None:
+def test_doctor_reports_a_clock_difference_beyond_its_uncertainty() -> None:
     daemons = {
         "broker 1": daemon(clock_ahead_ms=-2000.0, clock_unsure_ms=10.0),
         "broker 2": daemon(clock_ahead_ms=700.0, clock_unsure_ms=600.0),
@@ -254,7 +256,7 @@ def test_the_doctor_compares_clocks_as_far_as_they_can_be_known() -> None:
     ]
 
 
-def test_the_worst_comes_first_with_what_to_do_below() -> None:
+def test_the_worst_finding_comes_first_with_its_advice_below() -> None:
     found = [ok("a", "fine"), warning("bb", "slow", "wait"), problem("c", "gone", "start it")]
     assert lines(found) == [
         "problem  c   gone",
@@ -270,7 +272,7 @@ def test_the_worst_comes_first_with_what_to_do_below() -> None:
 
 @contextlib.contextmanager
 def reporting(monkeypatch: pytest.MonkeyPatch, said: Picture | Unavailable) -> Iterator[None]:
-    """Within it, commands see this cluster, or none."""
+    """Give commands this cluster, or have their connections fail."""
     if isinstance(said, Unavailable):
         with FakeClient().answering(said):
             yield
@@ -295,7 +297,7 @@ def reporting(monkeypatch: pytest.MonkeyPatch, said: Picture | Unavailable) -> I
         (Unavailable("no coordinator can be reached"), 2, "broken"),
     ],
 )
-def test_the_exit_code_says_how_the_cluster_is(
+def test_the_exit_code_shows_the_health_of_the_cluster(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     said: Picture | Unavailable,
@@ -311,7 +313,7 @@ def test_the_exit_code_says_how_the_cluster_is(
     assert told["findings"]
 
 
-def test_the_doctor_of_a_cluster_that_is_not_there(
+def test_doctor_reports_an_unreachable_cluster(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with reporting(monkeypatch, Unavailable("no coordinator can be reached")):
@@ -320,7 +322,7 @@ def test_the_doctor_of_a_cluster_that_is_not_there(
 
 
 @pytest.mark.parametrize("command", [["cluster", "health"], ["doctor", "--bootstrap", "h:1"]])
-def test_settings_of_ones_own_that_are_no_good_say_nothing_of_the_cluster(
+def test_invalid_client_settings_are_a_usage_error_without_findings(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str]
 ) -> None:
     monkeypatch.setenv("KERA_CLIENT_TLS_CA", "/nowhere/ca.pem")
@@ -340,7 +342,7 @@ def test_settings_of_ones_own_that_are_no_good_say_nothing_of_the_cluster(
     ],
 )
 @pytest.mark.parametrize("judge", [health, installed])
-def test_a_daemon_that_serves_whoever_connects_in_a_secured_cluster_is_a_problem(
+def test_a_daemon_without_security_in_a_secured_cluster_is_a_problem(
     judge: Any, cluster: bool, at: dict[str, bool], expected: list[str]
 ) -> None:
     daemons = {name: daemon(security=is_on) for name, is_on in at.items()}
@@ -355,7 +357,7 @@ def test_a_daemon_that_serves_whoever_connects_in_a_secured_cluster_is_a_problem
 
 
 @pytest.mark.parametrize("error", [AuthenticationFailed("nobody has authenticated"), NotAllowed("may not describe")])
-def test_who_is_not_let_in_is_told_how_to_say_who_it_is(error: KeraError) -> None:
+def test_a_refused_access_advises_to_set_credentials(error: KeraError) -> None:
     (found,) = unreachable("c:1", error)
     assert (found.severity, found.subject, found.text) == (Severity.PROBLEM, "access", error.message)
     assert "KERA_CLIENT_USER" in found.advice

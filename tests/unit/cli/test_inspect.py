@@ -25,7 +25,7 @@ def data_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def open_dir(tmp_path: Path) -> Path:
-    """With a segment that is still open."""
+    """A data directory with a segment that is still open."""
     sample.write(tmp_path / "open", clean=False)
     return tmp_path / "open"
 
@@ -49,14 +49,14 @@ def test_segments_are_listed_in_the_order_of_the_log(data_dir: Path, capsys: pyt
     ]
 
 
-def test_one_stream_is_chosen(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stream_selects_the_segments_of_one_stream(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert {segment["stream_id"] for segment in inspect(capsys, data_dir, "--stream", "2")} == {2}
     assert inspect(capsys, data_dir, "--stream", "9") == []
     assert run_app(app, ["inspect", str(data_dir), "--stream", "9"]) == 0
     assert capsys.readouterr() == ("", "no segments\n")
 
 
-def test_json_has_the_whole_path_and_the_times(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_json_output_has_full_paths_and_timestamps(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert inspect(capsys, data_dir)[0] == {
         "stream_id": 1,
         "streamlet_id": 0,
@@ -74,7 +74,7 @@ def test_json_has_the_whole_path_and_the_times(data_dir: Path, capsys: pytest.Ca
     }
 
 
-def test_an_open_segment_is_as_long_as_its_file_says(open_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_length_of_an_open_segment_comes_from_its_file(open_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     *_, last = inspect(capsys, open_dir)
 
     assert (last["state"], last["chunks"], last["records"], last["length_bytes"]) == ("open", 4, 192, 12288)
@@ -82,7 +82,9 @@ def test_an_open_segment_is_as_long_as_its_file_says(open_dir: Path, capsys: pyt
 
 
 @pytest.mark.parametrize("chunks", [False, True])
-def test_a_file_that_is_gone_is_missing(data_dir: Path, capsys: pytest.CaptureFixture[str], chunks: bool) -> None:
+def test_a_segment_without_its_file_is_missing(
+    data_dir: Path, capsys: pytest.CaptureFixture[str], chunks: bool
+) -> None:
     (data_dir / FIRST_FILE).unlink()
 
     first, *rest = inspect(capsys, data_dir, *["--chunks"] * chunks)
@@ -90,7 +92,7 @@ def test_a_file_that_is_gone_is_missing(data_dir: Path, capsys: pytest.CaptureFi
     assert {segment["state"] for segment in rest} == {"closed"}
 
 
-def test_chunks_are_listed_with_what_is_wrong_with_them(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_chunks_are_listed_with_their_damage(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with (data_dir / FIRST_FILE).open("r+b") as file:
         for offset in (1216 + 140, 4480 + 16):
             file.seek(offset)
@@ -122,7 +124,7 @@ def test_chunks_are_listed_with_what_is_wrong_with_them(data_dir: Path, capsys: 
     assert lines[8].endswith("  ok")
 
 
-def test_a_write_that_was_not_finished_is_shown(open_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unfinished_write_is_shown_as_damage(open_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with (open_dir / "log/segments/000000/000000000003.segment").open("r+b") as file:
         file.seek(12_288)
         file.write(b"half a chunk")
@@ -136,7 +138,9 @@ def test_a_write_that_was_not_finished_is_shown(open_dir: Path, capsys: pytest.C
     }
 
 
-def test_a_single_file_needs_no_index(data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_single_segment_file_is_inspected_without_an_index(
+    data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "some.segment"
     shutil.copy(data_dir / FIRST_FILE, path)
 
@@ -146,7 +150,9 @@ def test_a_single_file_needs_no_index(data_dir: Path, tmp_path: Path, capsys: py
     assert len(segment["chunk_list"]) == segment["chunks"] == 8
 
 
-def test_a_punctuation_is_told_from_damage(data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_punctuation_is_not_reported_as_damage(
+    data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "some.segment"
     data = bytearray((data_dir / FIRST_FILE).read_bytes())
     first = verify_chunk(data)
@@ -162,7 +168,7 @@ def test_a_punctuation_is_told_from_damage(data_dir: Path, tmp_path: Path, capsy
     assert capsys.readouterr().out.count("punctuation") == 1
 
 
-def test_what_follows_damage_is_shown_without_an_index_too(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_chunks_after_damage_are_found_without_an_index(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = data_dir / FIRST_FILE
     with path.open("r+b") as file:
         for offset in (140, 11_968 + 140):
@@ -174,7 +180,7 @@ def test_what_follows_damage_is_shown_without_an_index_too(data_dir: Path, capsy
     assert [chunk["offset"] for chunk in segment["chunk_list"] if chunk["damage"]] == [0, 11_968]
 
 
-def test_it_can_be_used_beside_a_broker(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_works_while_the_broker_runs(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = BrokerDirectory(data_dir)
     assert run_app(app, ["inspect", str(data_dir)]) == 0
     directory.close()
@@ -184,7 +190,7 @@ def test_it_can_be_used_beside_a_broker(data_dir: Path, capsys: pytest.CaptureFi
     assert shown.err == "kera: note: the broker is running; what is only in its memory is not shown\n"
 
 
-def test_a_damaged_index_is_told(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_index_gets_a_warning(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (data_dir / "log/index/data.mdb").write_bytes(b"?" * 8192)
 
     assert run_app(app, ["inspect", str(data_dir)]) == 0
@@ -193,7 +199,7 @@ def test_a_damaged_index_is_told(data_dir: Path, capsys: pytest.CaptureFixture[s
     assert "kera: warning: the index is damaged or missing; see kera verify" in shown.err
 
 
-def test_what_cannot_be_inspected_is_an_error_of_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_path_that_cannot_be_inspected_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "notes").write_text("no segment")
     for arguments, says in (
         (["none"], "does not exist"),
@@ -205,13 +211,13 @@ def test_what_cannot_be_inspected_is_an_error_of_usage(tmp_path: Path, capsys: p
         assert says in capsys.readouterr().err
 
 
-def test_a_backup_is_for_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_of_a_backup_directory_refers_to_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "backup.json").touch()
     assert run_app(app, ["inspect", str(tmp_path)]) == 2
     assert "kera verify" in capsys.readouterr().err
 
 
-def test_looking_changes_nothing(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_does_not_change_the_data_directory(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def state() -> dict[Path, int]:
         return {path: path.stat().st_mtime_ns for path in data_dir.rglob("*")}
 

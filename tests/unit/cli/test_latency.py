@@ -1,4 +1,4 @@
-"""`kera latency`: what is printed. Against real daemons it is in tests/integration/test_latency_constraints.py."""
+"""Output of `kera latency`. The tests against real daemons are in tests/integration/test_latency_constraints.py."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ VIOLATED = LatencyDescription(
 
 @pytest.fixture
 def client() -> Iterator[FakeClient]:
-    """Of a cluster with one latency constraint, which is gone when it is looked at for the third time."""
+    """A client of a cluster with one latency constraint, which the third description no longer finds."""
     gone = UnknownLatencyConstraint("there is no latency constraint 'checkout'", name="checkout")
     made = FakeClient(constraints=[dataclasses.replace(VIOLATED, hops=())], describe=iter([VIOLATED, VIOLATED, gone]))
     made.answers = {"create": CONSTRAINT, "alter": CONSTRAINT, "delete": None}
@@ -62,7 +62,7 @@ def client() -> Iterator[FakeClient]:
         yield made
 
 
-def test_how_well_clocks_are_known_and_who_goes_by_no_advice() -> None:
+def test_a_description_shows_the_clock_error_and_overridden_lingers() -> None:
     assert "clocks" not in _latency_text.described(VIOLATED)
     own = hop("clicks", "gather", 1, own_linger_us=500_000)
     over = [hop(stream, "hand-over", 1, "enrich", clock_error_us=400) for stream in ("clicks", "visits")]
@@ -71,7 +71,9 @@ def test_how_well_clocks_are_known_and_who_goes_by_no_advice() -> None:
     assert "own linger  a producer of clicks sets linger_ms 500 itself, which overrides the advice\n" in text
 
 
-def test_a_constraint_is_made_of_what_people_write(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
+def test_create_parses_the_path_the_limit_and_the_window(
+    client: FakeClient, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = ["latency", "create", "checkout", "--path", "clicks,group:enrich , visits", "--limit", "300ms"]
     assert run_app(app, command) == 0
     assert run_app(app, [*command, "--window", "1min", "--p99"]) == 0
@@ -86,7 +88,7 @@ def test_a_constraint_is_made_of_what_people_write(client: FakeClient, capsys: p
     assert told == "checkout: clicks, group:enrich, visits within 300 ms, for the mean over 15 s"
 
 
-def test_what_is_not_named_is_not_altered(client: FakeClient) -> None:
+def test_alter_changes_only_the_named_options(client: FakeClient) -> None:
     assert run_app(app, ["latency", "alter", "checkout", "--limit", "2s", "--p99"]) == 0
     assert run_app(app, ["latency", "alter", "checkout", "--path", "clicks", "--mean"]) == 0
     assert [given for *_, given in client.asked] == [
@@ -115,7 +117,7 @@ def test_what_is_not_named_is_not_altered(client: FakeClient) -> None:
         (["describe", "c", "--watch", "--interval", "0s"], "--interval: '0s' is not a time"),
     ],
 )
-def test_what_makes_no_sense_is_told_so(
+def test_invalid_arguments_are_refused_with_a_reason(
     client: FakeClient, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
 ) -> None:
     assert run_app(app, ["latency", *arguments]) == 2
@@ -146,7 +148,7 @@ def test_constraints_are_listed(client: FakeClient, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err == "no latency constraints\n"
 
 
-def test_a_constraint_is_deleted_by_who_means_it(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
+def test_delete_needs_yes(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_app(app, ["latency", "delete", "checkout"]) == 2
     assert client.asked == []
     assert run_app(app, ["latency", "delete", "checkout", "--yes"]) == 0
@@ -170,7 +172,7 @@ def test_a_constraint_is_described_with_a_bar_for_each_stream(capsys: pytest.Cap
     assert rows[-1][-3:] == ["<-", "too", "long"]
 
 
-def test_bars_are_as_long_as_what_they_show_and_begin_where_the_one_before_ends() -> None:
+def test_bars_are_to_scale_and_each_begins_at_the_end_of_the_previous_one() -> None:
     clicks, visits, limit, legend = bars(HOPS, 300_000, by_p99=False)
     scale = BAR_CHARS / 383_050
     assert clicks.count("w") == round(355_050 * scale) - round(155_050 * scale)
@@ -184,7 +186,7 @@ def test_bars_are_as_long_as_what_they_show_and_begin_where_the_one_before_ends(
 
 
 @pytest.mark.usefixtures("client")
-def test_documents_have_everything(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_and_yaml_documents_have_the_whole_description(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_app(app, ["latency", "describe", "checkout", "--output", "json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["path"], told["state"], told["hops"][5]["violates"]) == (list(CONSTRAINT.path), "violated", True)
@@ -192,7 +194,7 @@ def test_documents_have_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert yaml.safe_load(capsys.readouterr().out) == told
 
 
-def test_nothing_measured_leaves_no_bar(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_description_without_measurements_has_no_bar(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
     client.looks["describe"] = LatencyDescription(CONSTRAINT, "broken", "stream 'clicks' is not there", 0, 0, 0, 0, ())
     assert run_app(app, ["latency", "describe", "checkout"]) == 0
     told = capsys.readouterr().out
@@ -202,9 +204,11 @@ def test_nothing_measured_leaves_no_bar(client: FakeClient, capsys: pytest.Captu
 
 @pytest.mark.usefixtures("client")
 @pytest.mark.parametrize(("output", "separator"), [("table", "\n\n"), ("json", "\n"), ("yaml", "---\n")])
-def test_it_is_shown_again_and_again(capsys: pytest.CaptureFixture[str], output: str, separator: str) -> None:
+def test_watch_repeats_the_description_until_an_error(
+    capsys: pytest.CaptureFixture[str], output: str, separator: str
+) -> None:
     command = ["latency", "describe", "checkout", "--watch", "--interval", "1ms", "--output", output]
-    assert run_app(app, command) == 1  # it is gone at last
+    assert run_app(app, command) == 1  # the constraint is gone at last
     told = capsys.readouterr()
     assert "no latency constraint 'checkout'" in told.err
     if output == "json":
@@ -221,6 +225,6 @@ def test_it_is_shown_again_and_again(capsys: pytest.CaptureFixture[str], output:
     ("time_us", "text"),
     [(0, "0 ms"), (50, "0.05 ms"), (4_240, "4.2 ms"), (130_400, "130 ms"), (4_500_000, "4.50 s")],
 )
-def test_times_are_as_short_as_can_be(time_us: int, text: str) -> None:
+def test_times_have_few_digits(time_us: int, text: str) -> None:
     assert in_ms(time_us) == text
     assert _latency_text.in_ms(61_000_000) == "61 s"

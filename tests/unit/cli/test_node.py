@@ -1,4 +1,4 @@
-"""`kera node`: which brokers there are to be, and what is refused before any is started."""
+"""`kera node`: the planned brokers, errors before the first start, and shutdown."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.integration.command_line import run_kera
 GROUPS = [frozenset({0, 4}), frozenset({1, 5}), frozenset({2, 6})]
 
 
-def test_there_is_a_broker_for_each_group_with_ports_that_follow_each_other(tmp_path: Path) -> None:
+def test_each_group_of_cpus_gets_a_broker_with_consecutive_ports(tmp_path: Path) -> None:
     brokers = planned(GROUPS, 0, tmp_path, port=7401, metrics_port=9401)
 
     assert [(one.name, one.cpus) for one in brokers] == [(f"broker-{n + 1}", GROUPS[n]) for n in range(3)]
@@ -32,14 +32,14 @@ def test_there_is_a_broker_for_each_group_with_ports_that_follow_each_other(tmp_
     assert brokers[1].flags["data_dir"] == tmp_path / "broker-2"
 
 
-def test_any_ports_are_any_ports_and_metrics_are_served_where_they_are_asked_for(tmp_path: Path) -> None:
+def test_brokers_use_any_ports_by_default_and_serve_metrics_only_on_request(tmp_path: Path) -> None:
     (first, second, _) = planned(GROUPS, 0, tmp_path)
     assert first.flags["port"] == second.flags["port"] == 0
     assert "metrics_port" not in first.flags
     assert [one.flags["metrics_port"] for one in planned(GROUPS, 0, tmp_path, metrics_port=0)] == [0, 0, 0]
 
 
-def test_brokers_that_are_there_are_started_though_there_are_fewer_cpus_now(tmp_path: Path) -> None:
+def test_existing_brokers_can_be_started_on_fewer_cpus(tmp_path: Path) -> None:
     for number in (2, 5):
         (tmp_path / f"broker-{number}").mkdir()
     (tmp_path / "broker-old").mkdir()
@@ -57,12 +57,12 @@ def test_too_many_brokers_are_refused(count: int, ports: dict[str, int], tmp_pat
         planned(GROUPS, count, tmp_path, **ports)
 
 
-def test_a_directory_that_cannot_be_looked_into_is_named() -> None:
+def test_an_unusable_directory_is_named() -> None:
     with pytest.raises(PathNotWritable, match=r"cannot use /x+: File name too long; choose another directory"):
         planned(GROUPS, 0, Path("/", "x" * 300))
 
 
-def test_the_last_port_there_is_will_do(tmp_path: Path) -> None:
+def test_port_65535_can_be_used(tmp_path: Path) -> None:
     assert planned(GROUPS, 3, tmp_path, port=65530)[2].flags["frames_port"] == 65535
     assert planned(GROUPS, 3, tmp_path, metrics_port=65533)[2].flags["metrics_port"] == 65535
 
@@ -77,7 +77,7 @@ def test_the_last_port_there_is_will_do(tmp_path: Path) -> None:
         (["--port", "65535", "--brokers", "2"], "too many"),
     ],
 )
-def test_what_makes_no_sense_is_said_before_anything_starts(flags: list[str], says: str, tmp_path: Path) -> None:
+def test_invalid_flags_are_refused_before_anything_starts(flags: list[str], says: str, tmp_path: Path) -> None:
     done = run_kera("node", "--data-dir", str(tmp_path / "data"), *flags)
 
     assert done.returncode == 2
@@ -85,7 +85,7 @@ def test_what_makes_no_sense_is_said_before_anything_starts(flags: list[str], sa
     assert not list(tmp_path.iterdir())
 
 
-def test_brokers_do_not_nest_in_the_directory_of_one(tmp_path: Path) -> None:
+def test_the_data_directory_of_a_broker_is_refused_as_that_of_a_node(tmp_path: Path) -> None:
     directory = BrokerDirectory(tmp_path)
     directory.store(3, "cluster")
     directory.close()
@@ -98,7 +98,7 @@ def test_brokers_do_not_nest_in_the_directory_of_one(tmp_path: Path) -> None:
 
 
 class Stub:
-    """A broker that starts at once the first time, and never again; it takes as long to clear up as the test says."""
+    """A broker that starts once, at once; a later start hangs. It clears up until the test sets `may_end`."""
 
     def __init__(self, name: str, *_: object, on_death: Callable[[Stub], None], **__: object) -> None:
         self.name = self.log_path = name
@@ -124,7 +124,7 @@ class Stub:
         return True
 
 
-async def test_all_brokers_are_stopped_at_once_and_none_that_ends_meanwhile_is_started_again(
+async def test_a_stop_ends_all_brokers_concurrently_and_restarts_none_that_dies_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stubs: list[Stub] = []
@@ -144,7 +144,7 @@ async def test_all_brokers_are_stopped_at_once_and_none_that_ends_meanwhile_is_s
 
     stopping = asyncio.create_task(running.stop())
     async with asyncio.timeout(5):
-        await second.stops.wait()  # though the first one takes its time to clear up
+        await second.stops.wait()  # although the first one is still clearing up
     third.die()
     for each in stubs:
         each.may_end.set()

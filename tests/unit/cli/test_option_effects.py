@@ -1,11 +1,11 @@
 """Every option of every command has an effect, or is refused.
 
-`EFFECTS` has a line for each command, and in it a value for each of its options. The command is run with the option and
-without; what it does then has to differ. What it does is what it hands to the event loop, prints and writes, and, of a
-command that is asynchronous itself, what it asks of a client: nothing here needs a cluster. That another function uses
-what it is given is for the linter to see (unused arguments).
+`EFFECTS` has a line for each command with a value for each of its options. Each command runs with the option and
+without; the effects have to differ. Effects are the coroutines for the event loop, the output and the written files,
+and, if the command itself is asynchronous, its requests to a client: no test needs a cluster. The linter finds
+functions that do not use their arguments.
 
-An option that a command gets has no value here yet, and fails `test_every_option_is_in_the_table`.
+A new option of a command has no value here yet, and fails `test_every_option_is_in_the_table`.
 """
 
 from __future__ import annotations
@@ -146,8 +146,8 @@ generate systemd | --list | --out made | --force + --out changed
 generate compose | --list | --out made | --force + --out changed
 generate completion bash
 """
-"""A command that works, and behind each bar an option; behind a plus what has to be there with it, in both runs, and
-behind a minus what must not be there with it."""
+"""A command that works; after each bar an option, after a plus the words that both runs need with it, and after a minus
+the words that must be absent from both."""
 
 REFUSED = r"""
 top --json --filter x: --filter has no effect on JSON
@@ -187,14 +187,14 @@ inspect segment --stream 1: --stream is for a data directory
 latency alter c --p99 --mean: either --p99 or --mean
 stream alter s --retention-consumer-group g --no-retention-consumer-groups: mutually exclusive
 """
-"""Options that would have no effect beside others, and what is said then."""
+"""Options that would have no effect beside others, and the error."""
 
 BY_SETTINGS = {"coordinator", "backup", "broker", "bench produce", "bench consume", "bench e2e"}
-"""Commands whose options are the fields of a settings class: `test_every_setting_is_used`."""
+"""Commands whose options are the fields of a settings class; `test_every_setting_is_used` covers them."""
 ELSEWHERE = {"connect copy"}
-"""`tests/unit/cli/test_connect_effects.py`."""
+"""Commands that `tests/unit/cli/test_connect_effects.py` covers."""
 SHARED = {"-b": "-b near:7401", "-o": "-o json", "--json": "--json", "--context": "--context far"}
-"""Of all commands that have them."""
+"""The case of an option for all commands that have it."""
 SPIES: dict[str, Any] = {
     "kera.cli._schema_files._compiled": b"",
     "kera.cli.check._report.to_json": [],
@@ -211,14 +211,14 @@ SPIES: dict[str, Any] = {
     "kera.client.diagnosis.cluster.health": [],
     "kera.connect.streams.journal.last_round": None,
 }
-"""What commands call with what the event loop, the machine or a cluster has given them, and its answer; None:
+"""Functions that commands call with the results of the event loop, the machine or a cluster, and their answers; None:
 `Anything`."""
 GOES_ON = {"top", "check", "doctor", "cluster restore"}
-"""Commands that have options for what comes behind the event loop."""
+"""Commands with options that take effect after the event loop."""
 
 
 WRITING = {"context", "generate", "tls"}
-"""Commands that change files, which are made anew for each run."""
+"""Commands that change files; each run starts with new files."""
 
 
 class Command:
@@ -241,7 +241,7 @@ class Command:
         for word in shlex.split(without):
             base.remove(word)
         words, more = shlex.split(option), shlex.split(companions)
-        if words[0] in base:  # it has a value there already
+        if words[0] in base:  # the option has a value there already
             at = base.index(words[0])
             changed = [*base[:at], *base[at + len(words) :]]
             return [*changed, *more, *words], [*base, *more] if len(words) > 1 else [*changed, *more]
@@ -250,7 +250,7 @@ class Command:
 
 @functools.cache
 def commands() -> dict[str, list[str]]:
-    """Of each command the options."""
+    """The options of each command."""
     found: dict[str, list[str]] = {}
 
     def walk(command: Any, path: list[str]) -> None:
@@ -287,18 +287,18 @@ def test_every_option_is_in_the_table() -> None:
 
 
 class Answer(list[Any]):
-    """Of the event loop, to every command: nothing is wrong."""
+    """The event loop's answer to every command: no problem was found."""
 
     verdict = "kept"
 
 
 class Stopped(BaseException):
-    """The command has come to where it would need a cluster."""
+    """The command has reached the point where it would need a cluster."""
 
 
 @pytest.fixture
 def effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Effect:
-    """Runs a command line. Returns its exit code, and all that it did as text."""
+    """Runs a command line. Returns its exit code, and all its effects as text."""
     did: list[str] = []
     goes_on = False
 
@@ -364,7 +364,7 @@ def _name(coroutine: Any) -> str:
 
 
 def _shown(given: Any) -> str:
-    """As text, without what differs from one run to the next."""
+    """As text, without addresses, which differ from run to run."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(_plain(given)))
 
 
@@ -379,12 +379,12 @@ def _plain(given: Any, depth: int = 0) -> Any:
 
 
 def dir_of(kind: type) -> set[str]:
-    """What it and its parents define, but for `object`."""
+    """The names that a class and its parents define, but for `object`."""
     return {name for each in kind.__mro__[:-1] for name in vars(each)}
 
 
 def make_files(folder: Path) -> None:
-    """Those that the table names, and none that an earlier command has made."""
+    """Make the files that the table names, and remove those of earlier commands."""
     for each in folder.iterdir():
         shutil.rmtree(each) if each.is_dir() else each.unlink()
     for name in ("password", "other", "token", "secret", "ca", "cert", "key", "k.properties", "kera.toml", "segment"):
@@ -405,7 +405,7 @@ def make_files(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("command", table(), ids=lambda command: command.name)
-def test_an_option_changes_what_a_command_does(command: Command, effect: Effect) -> None:
+def test_each_option_changes_the_effects_of_its_command(command: Command, effect: Effect) -> None:
     without_effect = []
     seen: dict[str, str] = {}
     for case in command.cases:
@@ -433,9 +433,9 @@ def settings_classes() -> list[type[KeraSettings]]:
 
 @pytest.mark.parametrize("settings", settings_classes(), ids=lambda each: each.section)
 def test_every_setting_is_used(settings: type[KeraSettings]) -> None:
-    """Each is an option, which the settings are loaded with: `test_settings_flags` has that. Here it is read."""
+    """`test_settings_flags` tests that each setting is an option; here the code must read it."""
     own = Path(sys.modules[settings.__module__].__file__ or "").parent
-    # The folder has kera.server, too.
+    # The folder of the core has kera.server, too.
     core, cli = Path(kera.core.errors.__file__).parents[1], Path(kera.cli.daemons.__file__).parent
     text = "\n".join(source_of(folder) for folder in (own, core, cli))
     assert [name for name in settings.fields() if not re.search(rf"\w\.{name}\b(?! = )", text)] == []
@@ -447,6 +447,6 @@ def source_of(folder: Path) -> str:
 
 
 def test_an_option_without_an_effect_is_found(effect: Effect) -> None:
-    """One that has its default value changes nothing."""
+    """An option with its default value changes nothing."""
     given, plain = Command("top --once | --interval 2").runs("--interval 2")
     assert effect(given) == effect(plain)

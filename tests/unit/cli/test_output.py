@@ -1,4 +1,4 @@
-"""`--output`: one document in two forms, which one place decides; and the commands that have it."""
+"""`--output`: one document in two forms, made in one place; and the commands with this option."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MAKE_JSON = {
 
 
 def commands(command: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """All commands below one, by what is typed."""
+    """All commands below one, by the words that a user types."""
     if not hasattr(command, "commands"):
         yield name, command
         return
@@ -51,20 +51,20 @@ def kera(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
     return code, *capsys.readouterr()
 
 
-def test_whatever_lists_or_describes_something_has_the_option() -> None:
+def test_all_commands_that_list_or_describe_have_the_option() -> None:
     named = [name for name in ALL if name.split()[-1] in {"list", "describe", "show", "health", "recoveries"}]
     assert len(named) > 8
     assert [name for name in named if not {"--output", "-o", "--json"} <= options(ALL[name])] == []
 
 
-def test_who_prints_json_prints_yaml_as_well() -> None:
+def test_commands_that_print_json_can_print_yaml() -> None:
     records = {"produce", "consume", "connect copy"}  # JSON of records or of progress, not of a result
     has_json = {name for name, each in ALL.items() if "--json" in options(each)} - records
     assert {name for name in has_json if "--output" not in options(ALL[name])} == set()
     assert {name for name, each in ALL.items() if "--output" in options(each)} == has_json
 
 
-def test_no_command_makes_json_by_itself() -> None:
+def test_commands_make_json_only_in_one_place() -> None:
     makes = {
         str(each.relative_to(CLI)) for each in CLI.rglob("*.py") if re.search(r"\bjson\.dumps?\(", each.read_text())
     }
@@ -108,31 +108,29 @@ def test_both_forms_have_the_same_values() -> None:
 
 
 @pytest.mark.parametrize("text", ["1234e5678901234", "0o17", "1e3", "16c1932da1014479"])
-def test_what_newer_yaml_takes_for_a_number_is_quoted(text: str) -> None:
+def test_text_that_newer_yaml_reads_as_a_number_is_quoted(text: str) -> None:
     assert rendered({"id": text}, Output.YAML) == f"id: '{text}'"
 
 
-def test_the_same_object_twice_is_written_twice() -> None:
+def test_a_repeated_object_is_written_twice_in_yaml() -> None:
     one = {"a": [1]}
     assert rendered([one, one], Output.YAML) == "- a:\n  - 1\n- a:\n  - 1"
 
 
 @pytest.mark.parametrize(("document", "text"), [([], "[]"), ({}, "{}"), (None, "null"), ("a", "a"), (1, "1")])
-def test_a_document_may_be_next_to_nothing(document: Any, text: str) -> None:
+def test_empty_and_scalar_documents_are_rendered(document: Any, text: str) -> None:
     assert rendered(document, Output.YAML) == text
 
 
 @pytest.mark.parametrize("flags", [["--json"], ["-o", "json"], ["-ojson"], ["--output=JSON"], ["--json", "-o", "json"]])
-def test_json_is_asked_for_in_several_ways(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str]
-) -> None:
+def test_several_flags_select_json(tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str]) -> None:
     code, out, _ = kera(capsys, "tls", "init", str(tmp_path / "made"), *flags)
     assert code == 0
     assert json.loads(out)["ca"] == str(tmp_path / "made" / "ca.pem")
 
 
 @pytest.mark.parametrize("flags", [["--json", "-o", "yaml"], ["-o", "table", "--json"]])
-def test_two_answers_are_refused_before_anything_is_done(
+def test_contradictory_output_flags_are_refused_before_the_command_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str]
 ) -> None:
     code, out, err = kera(capsys, "tls", "init", str(tmp_path / "made"), *flags)
@@ -141,7 +139,7 @@ def test_two_answers_are_refused_before_anything_is_done(
     assert not (tmp_path / "made").exists()
 
 
-def test_yaml_has_what_json_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tls_init_prints_yaml_without_private_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = kera(capsys, "tls", "init", str(tmp_path / "made"), "-o", "yaml")
     assert code == 0
     assert [each["name"] for each in yaml.safe_load(out)["certificates"]] == ["localhost"]

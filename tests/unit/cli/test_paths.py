@@ -1,4 +1,4 @@
-"""Paths that the command line takes: an empty one is none, and a home directory that nobody has is told."""
+"""Paths on the command line: an empty path and the home directory of an unknown user are refused."""
 
 from pathlib import Path
 
@@ -54,7 +54,7 @@ UNKNOWN = f"{NOBODYS} cannot be used: no user kera-nobody with a home directory 
         ("tls init", "DIR"),
     ],
 )
-def test_the_home_directory_of_nobody_is_refused_with_what_named_it(
+def test_the_home_directory_of_an_unknown_user_is_refused_with_the_option(
     command: str, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

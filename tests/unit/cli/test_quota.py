@@ -1,4 +1,4 @@
-"""`kera quota`: what is asked of a cluster, and what is printed."""
+"""`kera quota`: the requests to the cluster, and the output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 
 class Quotas(FakeClient):
-    """Of a cluster that does what it is asked for."""
+    """A client of a cluster that fulfils all requests."""
 
     def __init__(self) -> None:
         self.quotas = {
@@ -56,7 +56,7 @@ def kera(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
     return code, *capsys.readouterr()
 
 
-def test_limits_that_are_not_named_stay(cluster: Quotas, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quota_set_changes_only_the_named_limits(cluster: Quotas, capsys: pytest.CaptureFixture[str]) -> None:
     assert kera(capsys, "set", "alice", "--bytes-out-per-s", "1.5MiB", "--streams", "none") == (
         0,
         "quota of alice: bytes in 1 MiB/s, bytes out 1.5 MiB/s\n",
@@ -70,13 +70,15 @@ def test_limits_that_are_not_named_stay(cluster: Quotas, capsys: pytest.CaptureF
     assert cluster.quotas[""] == Quota(requests_per_s=50)
 
 
-def test_the_last_limit_taken_away_clears_the_quota(cluster: Quotas, capsys: pytest.CaptureFixture[str]) -> None:
+def test_removing_the_last_limit_clears_the_quota(cluster: Quotas, capsys: pytest.CaptureFixture[str]) -> None:
     cluster.quotas["alice"] = Quota(streams=1)
     ended = kera(capsys, "set", "alice", "--streams", "none")
     assert ended == (0, "quota of alice: cleared, so that the default one holds\n", "")
 
 
-def test_clear(cluster: Quotas, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quota_clear_removes_all_limits_and_warns_of_brokers_not_notified(
+    cluster: Quotas, capsys: pytest.CaptureFixture[str]
+) -> None:
     cluster.untold = ("broker 3: connection refused",)
     assert kera(capsys, "clear", "alice") == (
         0,
@@ -91,14 +93,14 @@ def test_clear(cluster: Quotas, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("cluster")
-def test_show(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quota_show_prints_the_quotas_that_apply(capsys: pytest.CaptureFixture[str]) -> None:
     code, text, _ = kera(capsys, "show")
     assert code == 0
     assert [line.split() for line in text.splitlines()[1:]] == [
         ["(default)", "-", "-", "100", "-", "-", "-"],
         ["alice", "1", "MiB", "-", "-", "-", "3", "-"],
     ]
-    assert "100" in kera(capsys, "show", "bob")[1].splitlines()[1]  # the default one holds
+    assert "100" in kera(capsys, "show", "bob")[1].splitlines()[1]  # the default quota applies
     shown = json.loads(kera(capsys, "show", "alice", "--json")[1])
     assert (shown["user"], shown["bytes_in_per_s"], shown["connections"]) == ("alice", MIB, None)
     assert [each["user"] for each in json.loads(kera(capsys, "show", "--json")[1])] == [None, "alice"]
@@ -117,7 +119,7 @@ def test_show(capsys: pytest.CaptureFixture[str]) -> None:
         (("clear",), "give either the NAME of a user, or --default"),
     ],
 )
-def test_what_makes_no_sense_is_refused(
+def test_invalid_arguments_are_refused(
     cluster: Quotas, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], text: str
 ) -> None:
     code, _, errors = kera(capsys, *arguments)
@@ -126,7 +128,7 @@ def test_what_makes_no_sense_is_refused(
     assert cluster.quotas["alice"].streams == 3
 
 
-def test_a_quota_is_for_users_that_there_are(cluster: Quotas, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_quota_of_an_unknown_user_is_an_error(cluster: Quotas, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, errors = kera(capsys, "set", "carol", "--streams", "1")
     assert (code, errors) == (1, "kera: error: there is no user 'carol': kera user create makes one\n")
     assert "carol" not in cluster.quotas

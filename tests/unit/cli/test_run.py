@@ -1,4 +1,4 @@
-"""`kera.cli._run`, `__main__` and `app`: ends of commands as exit codes and lines."""
+"""`kera.cli._run`, `__main__` and `app`: exit codes and error lines of commands."""
 
 import asyncio
 import os
@@ -51,7 +51,7 @@ def raises(error: BaseException) -> object:
         (raises(typer.BadParameter("bad")), 2, "kera: error: Invalid value: bad\n"),
     ],
 )
-def test_each_end_has_its_code_and_line(
+def test_each_outcome_has_its_exit_code_and_line(
     action: object, code: int, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_app(app_that(action), []) == code
@@ -63,7 +63,7 @@ def test_a_defect_is_not_hidden() -> None:
         run_app(app_that(lambda: 1 / 0), [])
 
 
-def test_ctrl_c_cancels_lets_clean_up_and_ends_with_130() -> None:
+def test_ctrl_c_cancels_the_command_with_clean_up_and_exit_code_130() -> None:
     cleaned = []
 
     async def work() -> None:
@@ -77,7 +77,7 @@ def test_ctrl_c_cancels_lets_clean_up_and_ends_with_130() -> None:
     assert cleaned == [True]
 
 
-def test_ctrl_c_ends_a_question_within_the_event_loop() -> None:
+def test_ctrl_c_interrupts_blocking_code_within_the_event_loop() -> None:
     answered = False
 
     async def work() -> None:
@@ -90,7 +90,7 @@ def test_ctrl_c_ends_a_question_within_the_event_loop() -> None:
     assert not answered
 
 
-def test_warnings_of_libraries_look_like_ours() -> None:
+def test_logged_warnings_are_printed_as_kera_warnings() -> None:
     program = (
         "import asyncio\nfrom kera.cli._run import run_async\nfrom kera.core.base.telemetry import get_logger\n"
         "async def work():\n"
@@ -118,7 +118,7 @@ def run_main(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
 
 
-def test_without_an_extra_the_command_says_what_to_install() -> None:
+def test_a_command_without_its_extra_names_the_package_to_install() -> None:
     ended = run_main("sys.modules['lmdb'] = None", "coordinator")
 
     assert ended.returncode == 1
@@ -142,7 +142,7 @@ DAEMONS = ("kera.backup", "kera.broker", "kera.coordinator", "kera.local", "kera
     ],
     ids=lambda arguments: arguments[0],
 )
-def test_without_the_daemons_a_command_that_needs_them_says_what_to_install(
+def test_a_command_without_the_daemons_it_needs_names_the_package_to_install(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -156,7 +156,7 @@ def test_without_the_daemons_a_command_that_needs_them_says_what_to_install(
     assert line.endswith("is missing; install it with: pip install 'kera[server]'")
 
 
-def test_without_the_daemons_secrets_and_certificates_are_checked(tmp_path: Path) -> None:
+def test_doctor_checks_secrets_and_certificates_without_the_daemons_installed(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("the secret of a cluster\n")
     made = run_main("", "tls", "init", str(tmp_path))
     assert made.returncode == 0, made.stderr
@@ -172,7 +172,7 @@ def test_without_the_daemons_secrets_and_certificates_are_checked(tmp_path: Path
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["--version"], ["stream", "create", "--help"], ["consume", "--help"]]
 )
-def test_help_and_version_do_not_wait_for_large_packages(arguments: list[str]) -> None:
+def test_help_and_version_do_not_import_large_packages(arguments: list[str]) -> None:
     report = (
         "import atexit\n"
         "large = ('asyncio', 'pyarrow', 'grpc', 'numpy', 'pydantic_settings', 'structlog', 'rich')\n"
@@ -184,7 +184,7 @@ def test_help_and_version_do_not_wait_for_large_packages(arguments: list[str]) -
     assert ended.stderr == "[]\n"
 
 
-def test_the_version_says_which_commit_and_which_core_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_names_the_commit_and_the_core(capsys: pytest.CaptureFixture[str]) -> None:
     commit = this_build().commit or "unknown"
     assert run_app(kera, ["--version"]) == 0 == main(["--version"])
     assert capsys.readouterr().out == 2 * f"kera {version('kera')} (commit {commit}, {describe()})\n"
@@ -230,7 +230,7 @@ def test_a_group_without_a_command_shows_its_help(capsys: pytest.CaptureFixture[
         ),
     ],
 )
-def test_a_command_line_that_makes_no_sense_is_one_line_and_code_2(
+def test_an_invalid_command_line_prints_one_line_and_exits_with_2(
     arguments: list[str], says: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert run_app(kera, arguments) == 2
@@ -249,14 +249,14 @@ def run_kera(*arguments: str, stdout: Any = subprocess.PIPE, stderr: Any = subpr
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["--help"]])
-def test_output_that_cannot_be_written_is_one_line_and_code_1(arguments: list[str]) -> None:
+def test_output_that_cannot_be_written_prints_one_line_and_exits_with_1(arguments: list[str]) -> None:
     with FULL.open("wb") as full:
         ended = run_kera(*arguments, stdout=full)
     assert (ended.returncode, ended.stderr) == (1, b"kera: error: cannot write the output: No space left on device\n")
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["--help"]])
-def test_output_that_nobody_reads_is_no_error(arguments: list[str]) -> None:
+def test_a_closed_pipe_as_output_is_no_error(arguments: list[str]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "wb") as nobody:
@@ -264,7 +264,7 @@ def test_output_that_nobody_reads_is_no_error(arguments: list[str]) -> None:
     assert (ended.returncode, ended.stderr) == (0, b"")
 
 
-def test_an_error_that_cannot_be_written_keeps_its_code() -> None:
+def test_an_error_message_that_cannot_be_written_keeps_its_exit_code() -> None:
     with FULL.open("wb") as full:
         assert run_kera("nonsense", stderr=full).returncode == 2
 
@@ -280,7 +280,7 @@ def test_an_error_that_cannot_be_written_keeps_its_code() -> None:
         ("nonsense 2>&-", 2, b""),
     ],
 )
-def test_a_closed_standard_stream_is_an_error_where_it_is_needed(line: str, code: int, told: bytes | None) -> None:
+def test_a_closed_standard_stream_is_an_error_only_if_needed(line: str, code: int, told: bytes | None) -> None:
     command = f"{shlex.quote(sys.executable)} -m kera.cli {line}"
     ended = subprocess.run(["bash", "-c", command], capture_output=True, check=False)
     assert ended.returncode == code
@@ -291,7 +291,7 @@ POSIX = {"LC_ALL": "POSIX", "PYTHONUTF8": "0"}
 
 
 @pytest.mark.parametrize("environment", [POSIX, POSIX | {"PYTHONCOERCECLOCALE": "0"}, {"PYTHONIOENCODING": "ascii"}])
-def test_what_the_encoding_lacks_is_escaped(environment: dict[str, str]) -> None:
+def test_characters_outside_the_encoding_are_escaped(environment: dict[str, str]) -> None:
     program = (
         "import sys\nfrom kera.cli._streams import open_standard_streams, show\nopen_standard_streams()\n"
         "sys.exit(show('a \\u2192 b', 0))"

@@ -1,4 +1,4 @@
-"""`kera schema`: what is asked and printed. Against a real coordinator it is in tests/integration/test_schemas.py."""
+"""`kera schema`: requests and output. The tests against a real coordinator are in tests/integration/test_schemas.py."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from tests.unit.cli.fake_client import FakeClient
 @pytest.mark.parametrize(
     ("arguments", "set_"), [(["s-value", ""], ("s-value", "")), (["--default", ""], ("", "")), (["s-value"], None)]
 )
-def test_an_empty_compatibility_is_not_taken_for_none(arguments: list[str], set_: tuple[str, str] | None) -> None:
+def test_an_empty_compatibility_is_sent_and_not_taken_as_missing(
+    arguments: list[str], set_: tuple[str, str] | None
+) -> None:
     client = FakeClient(compatibility=Compatibility.BACKWARD)
     client.answers = {"set_compatibility": None}
     with client.answering():
@@ -32,7 +34,7 @@ def test_an_empty_subject_does_not_set_the_default(capsys: pytest.CaptureFixture
     assert client.asked == []
 
 
-def test_a_document_has_a_definition_that_cannot_be_decoded(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_document_shows_an_undecodable_definition_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
     stored = RegisteredSchema("s-value", 1, 7, SchemaType.ARROW, "no base64")
     with FakeClient(latest=stored).answering():
         assert run_app(app, ["schema", "show", "s-value", "--output", "json"]) == 0

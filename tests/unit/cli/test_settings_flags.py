@@ -36,7 +36,7 @@ class ExampleSettings(KeraSettings):
 
 @pytest.fixture
 def seen() -> list[ExampleSettings]:
-    """The settings that the command was run with."""
+    """The settings of each run of the command."""
     return []
 
 
@@ -83,7 +83,7 @@ def test_flags_become_settings_and_the_result_the_exit_code(app: typer.Typer, se
     ]
 
 
-def test_flags_win_over_the_environment_and_it_over_the_file(
+def test_flags_override_the_environment_and_the_environment_overrides_the_file(
     app: typer.Typer, seen: list[ExampleSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tmp_path / "kera.toml"
@@ -116,7 +116,7 @@ def test_flags_win_over_the_environment_and_it_over_the_file(
         (["--config", "/absent.toml"], "cannot read settings file /absent.toml"),
     ],
 )
-def test_what_makes_no_sense_is_one_line_and_a_usage_error(
+def test_an_invalid_flag_is_a_usage_error_of_one_line(
     app: typer.Typer, capfd: pytest.CaptureFixture[str], arguments: list[str], says: str
 ) -> None:
     assert run_app(app, ["example", *arguments]) == 2
@@ -125,7 +125,7 @@ def test_what_makes_no_sense_is_one_line_and_a_usage_error(
     assert says in line
 
 
-def test_a_list_in_the_environment_that_is_no_json_is_a_usage_error(
+def test_a_list_in_the_environment_that_is_not_json_is_a_usage_error(
     app: typer.Typer, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KERA_EXAMPLE_SIZES", "1 2")
@@ -153,7 +153,7 @@ def test_help_has_the_description_the_variable_and_the_default(
         assert part in text
 
 
-def test_a_command_is_loaded_when_it_is_used_and_not_before(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lazy_command_is_loaded_only_when_it_runs(capsys: pytest.CaptureFixture[str]) -> None:
     def load() -> Any:
         raise AssertionError("loaded")
 

@@ -21,7 +21,7 @@ def pipe() -> Iterator[tuple[int, int]]:
             os.close(fd)
 
 
-async def test_lines_come_as_soon_as_they_are_there(pipe: tuple[int, int]) -> None:
+async def test_lines_are_delivered_as_soon_as_they_arrive(pipe: tuple[int, int]) -> None:
     reading, writing = pipe
     blocks = line_blocks(reading)
 
@@ -34,7 +34,7 @@ async def test_lines_come_as_soon_as_they_are_there(pipe: tuple[int, int]) -> No
     assert [block async for block in blocks] == [b"last"]
 
 
-async def test_lines_of_a_file_are_whole_whatever_the_reads(tmp_path: Path) -> None:
+async def test_blocks_of_a_file_end_with_whole_lines_whatever_the_read_size(tmp_path: Path) -> None:
     text = b"".join(b"%d\n" % 3**n for n in range(200))
     (tmp_path / "lines").write_bytes(text)
 
@@ -45,7 +45,7 @@ async def test_lines_of_a_file_are_whole_whatever_the_reads(tmp_path: Path) -> N
     assert all(block.endswith(b"\n") for block in blocks)
 
 
-async def test_a_line_without_an_end_is_refused_before_it_fills_the_memory(tmp_path: Path) -> None:
+async def test_a_line_above_the_limit_is_refused_before_it_fills_the_memory(tmp_path: Path) -> None:
     (tmp_path / "lines").write_bytes(b"1\n2\n" + b"x" * 1000)
 
     with (tmp_path / "lines").open("rb") as file:
@@ -61,7 +61,7 @@ async def test_no_input_gives_no_block() -> None:
         assert [block async for block in line_blocks(file.fileno())] == []
 
 
-async def test_reading_is_not_far_ahead_of_a_slow_taker(tmp_path: Path) -> None:
+async def test_reading_ahead_of_a_slow_consumer_is_bounded(tmp_path: Path) -> None:
     (tmp_path / "lines").write_bytes(b"123456789\n" * 100)
 
     with (tmp_path / "lines").open("rb") as file:
@@ -74,7 +74,7 @@ async def test_reading_is_not_far_ahead_of_a_slow_taker(tmp_path: Path) -> None:
         assert len([block async for block in blocks]) == 99
 
 
-async def test_an_input_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+async def test_an_unreadable_input_is_an_error(tmp_path: Path) -> None:
     fd = os.open(tmp_path, os.O_RDONLY)
     try:
         with pytest.raises(IsADirectoryError):

@@ -1,4 +1,4 @@
-"""`kera.cli.stream`: flags as calls of the admin, and what is printed. Against a cluster it is in tests/integration."""
+"""`kera.cli.stream`: admin calls for flags, and output. The tests against a cluster are in tests/integration."""
 
 import json
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def client() -> Iterator[FakeClient]:
 
 
 def has(client: FakeClient, stream: StreamDescription) -> None:
-    """The cluster has this stream."""
+    """Have the cluster contain this stream."""
     client.looks |= {"describe": stream, "list_streams": [stream]}
     client.answers["create_stream"] = stream
 
@@ -41,7 +41,7 @@ def run(*arguments: str) -> None:
     assert run_app(app, ["stream", *arguments]) == 0
 
 
-def test_a_stream_is_created_without_retention_or_with_it(client: FakeClient) -> None:
+def test_create_passes_the_retention_options(client: FakeClient) -> None:
     consumer_groups = ("--retention-consumer-group", "loader", "--retention-consumer-group", "audit")
     run("create", "orders")
     run(
@@ -69,7 +69,7 @@ def test_a_stream_is_created_without_retention_or_with_it(client: FakeClient) ->
     ]
 
 
-def test_a_stream_is_created_with_replication_or_leaves_it_open(
+def test_create_passes_replication_and_leaves_it_open_by_default(
     client: FakeClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run("create", "orders")
@@ -82,10 +82,10 @@ def test_a_stream_is_created_with_replication_or_leaves_it_open(
         tuple(arguments[field] for field in ("replication", "virtual_logs", "durability"))
         for _, _, arguments in client.asked
     ] == [(None, 1, None), (2, 4, "leader")]
-    assert not client.options["patient"]  # who waits at a terminal is told soon that there are too few backups
+    assert not client.options["patient"]  # a user at a terminal soon gets the error that there are too few backups
 
 
-def test_a_stream_shows_its_replication(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
+def test_descriptions_and_lists_show_replication(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
     run("describe", "orders")
     assert "replication  none" in capsys.readouterr().out.splitlines()
     has(client, description(name="orders", replication=2, virtual_logs=1))
@@ -124,7 +124,7 @@ def test_a_stream_shows_its_replication(client: FakeClient, capsys: pytest.Captu
         ),
     ],
 )
-def test_only_what_is_given_is_altered(
+def test_alter_changes_only_the_given_options(
     client: FakeClient, flags: list[str], changes: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run("alter", "orders", *flags)
@@ -134,7 +134,7 @@ def test_only_what_is_given_is_altered(
     assert capsys.readouterr().out == "altered orders\n"
 
 
-def test_all_of_a_stream_goes(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
+def test_truncate_all_deletes_all_records_of_a_stream(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
     run("truncate", "orders", "--all", "--yes")
     assert client.asked == [("truncate_stream", "orders", "latest")]
     assert capsys.readouterr().out.splitlines() == [
@@ -147,7 +147,9 @@ def test_all_of_a_stream_goes(client: FakeClient, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(("flags", "entries"), [([], [END]), (["--entry", "1"], [EARLIEST, END])])
-def test_the_oldest_of_an_entry_goes(client: FakeClient, flags: list[str], entries: list[Position]) -> None:
+def test_truncate_to_a_position_deletes_the_oldest_records_of_entries(
+    client: FakeClient, flags: list[str], entries: list[Position]
+) -> None:
     run("truncate", "orders", "--streamlet", "1", *flags, "--to", "1/2+640", "--yes")
     assert client.asked == [("truncate_stream", "orders", {1: entries})]
 
@@ -155,7 +157,7 @@ def test_the_oldest_of_an_entry_goes(client: FakeClient, flags: list[str], entri
 @pytest.mark.parametrize(
     ("ahead_ms", "told"), [(3_600_000, "times at most 60 min ahead of the clock"), (0, "any times")]
 )
-def test_a_description_shows_which_times_are_taken(
+def test_a_description_shows_the_accepted_timestamps(
     client: FakeClient, capsys: pytest.CaptureFixture[str], ahead_ms: int, told: str
 ) -> None:
     has(client, description(name="orders", epoch_ms=1000, epoch_grace_ms=500, timestamp_ahead_max_ms=ahead_ms))

@@ -32,7 +32,7 @@ MakeChild = Callable[..., Child]
 
 
 def exists(pid: int) -> bool:
-    """Whether the process runs; a zombie does not."""
+    """Whether the process runs; a zombie does not count."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -67,7 +67,7 @@ async def test_start_returns_the_ready_line(make_child: MakeChild) -> None:
     assert ready == child.ready == {"ready": "stub", "pid": child.pid}
 
 
-async def test_a_log_that_cannot_be_written_is_named(make_child: MakeChild, tmp_path: Path) -> None:
+async def test_start_names_a_log_that_cannot_be_written(make_child: MakeChild, tmp_path: Path) -> None:
     (tmp_path / "logs").touch()
     child = make_child(SERVE)
 
@@ -93,11 +93,11 @@ async def test_stop_ends_the_child_with_sigterm(make_child: MakeChild) -> None:
 
 
 def state_of(child: Child) -> str:
-    """One letter of the kernel's: T stands still."""
+    """The kernel's letter for the state of the process: T is stopped."""
     return Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-async def test_a_child_can_be_paused_and_goes_on(make_child: MakeChild) -> None:
+async def test_a_child_can_be_paused_and_resumed(make_child: MakeChild) -> None:
     child = make_child(SERVE)
     with pytest.raises(InternalError, match="does not run"):
         child.pause()
@@ -110,7 +110,7 @@ async def test_a_child_can_be_paused_and_goes_on(make_child: MakeChild) -> None:
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
-async def test_a_child_that_is_paused_can_be_ended(make_child: MakeChild, end: str) -> None:
+async def test_a_paused_child_can_be_stopped_or_killed(make_child: MakeChild, end: str) -> None:
     deaths: list[Child] = []
     child = make_child(SERVE, deaths.append)
     await child.start(ready_timeout_s=30)
@@ -131,7 +131,7 @@ async def test_a_child_that_ignores_sigterm_is_killed_after_the_grace(make_child
     assert child.returncode == -signal.SIGKILL
 
 
-async def test_a_child_that_holds_the_pipe_open_in_a_grandchild_is_ended_with_it(
+async def test_a_grandchild_that_holds_the_pipe_open_does_not_block_stop(
     make_child: MakeChild,
 ) -> None:
     child = make_child("import subprocess, sys\nsubprocess.Popen(['sleep', '1000'])\n" + STUBBORN)
@@ -142,11 +142,11 @@ async def test_a_child_that_holds_the_pipe_open_in_a_grandchild_is_ended_with_it
     assert child.pid is None
 
 
-async def test_a_child_that_has_obeyed_was_not_killed_though_another_process_holds_its_pipe(
+async def test_stop_reports_a_clean_end_although_another_process_holds_the_pipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = asyncio.StreamReader()
-    output.feed_data(b'{"ready": "stub"}\n')  # and it never ends
+    output.feed_data(b'{"ready": "stub"}\n')  # the output never ends
     process = SimpleNamespace(pid=0, returncode=None, stdout=output)
 
     async def started(*_: object, **__: object) -> SimpleNamespace:
@@ -163,7 +163,7 @@ async def test_a_child_that_has_obeyed_was_not_killed_though_another_process_hol
     assert await child.stop(grace_s=0)
 
 
-async def test_a_child_that_prints_a_lot_is_not_held_up(make_child: MakeChild, tmp_path: Path) -> None:
+async def test_a_child_with_much_output_does_not_block(make_child: MakeChild, tmp_path: Path) -> None:
     done = tmp_path / "done"
     child = make_child(
         SERVE.replace("import signal", f"print('x' * 1_000_000)\nopen({str(done)!r}, 'w')\nimport signal")
@@ -174,7 +174,7 @@ async def test_a_child_that_prints_a_lot_is_not_held_up(make_child: MakeChild, t
         await asyncio.sleep(0.01)
 
 
-async def test_a_death_is_told_and_an_asked_for_end_is_not(make_child: MakeChild) -> None:
+async def test_on_death_reports_unexpected_deaths_only(make_child: MakeChild) -> None:
     deaths: asyncio.Queue[Child] = asyncio.Queue()
     child = make_child(SERVE, deaths.put_nowait)
     await child.start(ready_timeout_s=30)
@@ -192,7 +192,7 @@ async def test_a_death_is_told_and_an_asked_for_end_is_not(make_child: MakeChild
     assert deaths.empty()
 
 
-async def test_a_failed_start_gives_the_reason_from_the_log(make_child: MakeChild) -> None:
+async def test_a_failed_start_reports_the_reason_from_the_log(make_child: MakeChild) -> None:
     child = make_child("import sys\nsys.exit('some log\\nkera: error: port 7400 is taken')")
 
     with pytest.raises(ChildStartError) as caught:
@@ -202,14 +202,14 @@ async def test_a_failed_start_gives_the_reason_from_the_log(make_child: MakeChil
     assert caught.value.attributes["log_tail"] == "some log\nkera: error: port 7400 is taken"
 
 
-async def test_a_failed_start_without_a_reason_gives_the_end_of_the_log(make_child: MakeChild) -> None:
+async def test_a_failed_start_without_a_reason_reports_the_end_of_the_log(make_child: MakeChild) -> None:
     child = make_child("1 / 0")
 
     with pytest.raises(ChildStartError, match=r"stub exited with code 1\n(?s:.)*ZeroDivisionError"):
         await child.start(ready_timeout_s=30)
 
 
-async def test_the_reason_of_an_earlier_run_is_not_given(make_child: MakeChild) -> None:
+async def test_a_failed_start_does_not_report_the_reason_of_an_earlier_run(make_child: MakeChild) -> None:
     child = make_child("import sys\nsys.exit('kera: error: first')")
     with pytest.raises(ChildStartError, match="stub: first"):
         await child.start(ready_timeout_s=30)
@@ -220,7 +220,7 @@ async def test_the_reason_of_an_earlier_run_is_not_given(make_child: MakeChild) 
         await child.start(ready_timeout_s=30)
 
 
-async def test_a_child_that_stays_silent_is_ended_and_told(make_child: MakeChild) -> None:
+async def test_a_child_that_is_not_ready_in_time_is_ended(make_child: MakeChild) -> None:
     child = make_child("import signal\nsignal.pause()")
 
     with pytest.raises(ChildStartError, match=r"was not ready within 0\.3 s"):
@@ -229,7 +229,7 @@ async def test_a_child_that_stays_silent_is_ended_and_told(make_child: MakeChild
     assert child.pid is None
 
 
-async def test_an_endless_line_is_no_ready_line(make_child: MakeChild) -> None:
+async def test_an_endless_line_instead_of_the_ready_line_fails_the_start(make_child: MakeChild) -> None:
     child = make_child("while True: print('x' * 100_000, end='')")
 
     with pytest.raises(ChildStartError, match="endless line"):
@@ -253,7 +253,7 @@ async def test_a_cancelled_start_leaves_no_process(make_child: MakeChild) -> Non
 
 
 def starting(path: Path, does: str = "signal.pause()") -> str:
-    """A program that takes for ever to start, and makes a file that it removes when it is told to stop."""
+    """A program that never finishes its start; it makes a file, and removes it on SIGTERM."""
     return f"""
 import pathlib, signal, sys
 made = pathlib.Path({str(path)!r})
@@ -267,7 +267,7 @@ while True: {does}
 
 
 @pytest.mark.parametrize("end", ["cancelled", "useless"])
-async def test_a_child_that_is_starting_can_clear_up(make_child: MakeChild, tmp_path: Path, end: str) -> None:
+async def test_a_starting_child_can_clear_up(make_child: MakeChild, tmp_path: Path, end: str) -> None:
     made = tmp_path / "made"
     does = "print('x' * 100_000, flush=True)" if end == "useless" else "signal.pause()"
     child = make_child(starting(made, does))
@@ -284,7 +284,7 @@ async def test_a_child_that_is_starting_can_clear_up(make_child: MakeChild, tmp_
 
 
 @pytest.mark.parametrize("cancelled", [1, 2])
-async def test_a_child_that_is_starting_and_ignores_sigterm_is_killed(
+async def test_a_starting_child_that_ignores_sigterm_is_killed(
     make_child: MakeChild, tmp_path: Path, cancelled: int
 ) -> None:
     made = tmp_path / "made"
@@ -293,7 +293,7 @@ async def test_a_child_that_is_starting_and_ignores_sigterm_is_killed(
     await asyncio.to_thread(wait_until, made.exists)
 
     start.cancel()
-    if cancelled == 2:  # as somebody does who has no patience for the grace
+    if cancelled == 2:  # a second cancellation does not wait for the grace
         await asyncio.to_thread(wait_until, lambda: made.read_text() == "told")
         start.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -303,7 +303,7 @@ async def test_a_child_that_is_starting_and_ignores_sigterm_is_killed(
 
 
 class Interrupted:
-    """A cluster whose start or stop goes on until it is cancelled, as the main thread gets Ctrl-C meanwhile."""
+    """A cluster whose start or stop sends Ctrl-C to the main thread and goes on until it is cancelled."""
 
     def __init__(self, at: str) -> None:
         self._at = at
@@ -331,7 +331,7 @@ class Interrupted:
 @pytest.mark.parametrize(
     ("at", "done"), [("start", ["cancelled start", "stop"]), ("stop", ["start", "cancelled stop"])]
 )
-def test_ctrl_c_ends_what_a_cluster_does_in_a_thread_once_it_has_cleared_up(at: str, done: list[str]) -> None:
+def test_ctrl_c_cancels_start_or_stop_of_a_cluster_in_a_thread_and_waits_for_it(at: str, done: list[str]) -> None:
     cluster = Interrupted(at)
 
     with pytest.raises(KeyboardInterrupt), run_in_thread(cast("Any", cluster)):
@@ -340,7 +340,7 @@ def test_ctrl_c_ends_what_a_cluster_does_in_a_thread_once_it_has_cleared_up(at: 
     assert cluster.done == done
 
 
-async def test_a_stop_that_is_cancelled_kills_all_children_before_their_directory_goes(
+async def test_a_cancelled_stop_kills_all_children_before_it_removes_their_directory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told: list[str] = []
@@ -375,7 +375,7 @@ async def test_a_stop_that_is_cancelled_kills_all_children_before_their_director
     assert not cluster.directory.exists()
 
 
-def test_a_child_goes_when_its_supervisor_is_killed(tmp_path: Path) -> None:
+def test_a_child_dies_with_its_killed_supervisor(tmp_path: Path) -> None:
     child_program = "from kera.core.base.process import die_with_parent\ndie_with_parent()\n" + SERVE
     supervisor_program = f"""
 import asyncio, json, os, sys

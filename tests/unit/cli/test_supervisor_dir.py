@@ -1,4 +1,4 @@
-"""`kera.local.directory`: one supervisor per directory, nothing left of killed ones."""
+"""`kera.local.directory`: one supervisor per directory, and removal of the directories of killed ones."""
 
 import errno
 import fcntl
@@ -14,7 +14,7 @@ from kera.core.errors import PathNotWritable
 from kera.local.directory import ClusterDirectory, DirectoryInUse, remove_abandoned
 
 
-def test_a_directory_is_used_by_one_at_a_time(tmp_path: Path) -> None:
+def test_one_supervisor_at_a_time_uses_a_directory(tmp_path: Path) -> None:
     first = ClusterDirectory.open(tmp_path / "deep" / "data")
 
     with pytest.raises(DirectoryInUse, match="data"):
@@ -26,7 +26,7 @@ def test_a_directory_is_used_by_one_at_a_time(tmp_path: Path) -> None:
     assert (tmp_path / "deep" / "data").is_dir()
 
 
-def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
     with pytest.raises(PathNotWritable, match="file/data"):
@@ -34,7 +34,7 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [ClusterDirectory.open, ClusterDirectory.make_temporary])
-def test_a_directory_that_cannot_be_locked_is_refused_and_left_closed(
+def test_a_directory_that_cannot_be_locked_is_refused_and_closed(
     make: Callable[[Path], ClusterDirectory], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_locks(*_: int) -> None:
@@ -53,7 +53,7 @@ def open_files() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
-def test_a_temporary_directory_goes_with_its_release(tmp_path: Path) -> None:
+def test_the_release_of_a_temporary_directory_removes_it(tmp_path: Path) -> None:
     directory = ClusterDirectory.make_temporary(tmp_path)
     (directory.path / "broker-1").mkdir()
 
@@ -62,7 +62,7 @@ def test_a_temporary_directory_goes_with_its_release(tmp_path: Path) -> None:
     assert not directory.path.exists()
 
 
-def test_what_a_killed_supervisor_has_left_is_removed_and_what_is_in_use_is_kept(tmp_path: Path) -> None:
+def test_only_the_directories_of_killed_supervisors_are_removed(tmp_path: Path) -> None:
     program = (
         "import os, signal\n"
         "from pathlib import Path\n"
@@ -87,7 +87,7 @@ def test_what_a_killed_supervisor_has_left_is_removed_and_what_is_in_use_is_kept
 
 
 @pytest.mark.parametrize("planted", ["directory", "lock"])
-def test_what_a_link_leads_to_is_no_abandoned_directory(tmp_path: Path, planted: str) -> None:
+def test_the_target_of_a_link_is_not_removed_as_abandoned(tmp_path: Path, planted: str) -> None:
     own = tmp_path / "own"
     own.mkdir(0o700)
     (own / ".lock").touch(0o600)

@@ -1,4 +1,4 @@
-"""Sizes, tables and column types, as text."""
+"""Sizes, tables and column types as text."""
 
 import pyarrow as pa
 import pytest
@@ -22,12 +22,12 @@ from kera.core.base.spelling import plural
         ("1_000", 1000),
     ],
 )
-def test_a_size_has_a_unit_or_none(text: str, size: int) -> None:
+def test_a_size_has_an_optional_unit(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "x", "5x", "MiB", "-5MiB"])
-def test_what_is_no_size_is_named_with_its_flag(text: str) -> None:
+def test_an_invalid_size_is_named_with_its_flag(text: str) -> None:
     with pytest.raises(UsageError, match=r"--arena-bytes: .* is not a size"):
         parse_size(text, name="--arena-bytes")
 
@@ -56,7 +56,7 @@ def test_numbers_are_aligned_to_the_right_and_text_to_the_left() -> None:
     ]
 
 
-def test_fields_stand_below_each_other() -> None:
+def test_fields_are_aligned_one_per_line() -> None:
     assert fields([("a", 1), ("long", "x\ny"), ("empty", "")], indent=" ").split("\n") == [
         " a      1",
         " long   x",
@@ -66,11 +66,11 @@ def test_fields_stand_below_each_other() -> None:
     assert fields([]) == ""
 
 
-def test_one_is_no_plural() -> None:
+def test_only_one_takes_the_singular() -> None:
     assert [plural(n, "broker") for n in (0, 1, 2)] == ["0 brokers", "1 broker", "2 brokers"]
 
 
-def test_columns_have_arrows_type_names() -> None:
+def test_columns_are_given_with_the_type_names_of_arrow() -> None:
     columns = [
         "id:int64",
         "at:timestamp[us, UTC]",
@@ -98,7 +98,7 @@ def test_columns_have_arrows_type_names() -> None:
     assert parse_columns(columns) == expected
 
 
-def test_a_shown_schema_can_be_given_again() -> None:
+def test_the_types_of_a_shown_schema_can_be_given_again() -> None:
     schema = parse_columns(
         ["a:timestamp[us, UTC]", "b:list<double>", "c:date32", "d:large_string", "e:decimal128(3, 1)"]
     )
@@ -106,11 +106,11 @@ def test_a_shown_schema_can_be_given_again() -> None:
 
 
 @pytest.mark.parametrize("column", ["id", ":int64", "id:", "id:integer", "id:list<what>"])
-def test_a_wrong_column_is_named(column: str) -> None:
+def test_an_invalid_column_is_named(column: str) -> None:
     with pytest.raises(UsageError, match=f"--column {column}: "):
         parse_columns([column])
 
 
 @pytest.mark.parametrize("time_us", [-(1 << 63), (1 << 63) - 1])
-def test_a_time_of_a_year_that_python_does_not_have_is_shown_as_it_is(time_us: int) -> None:
+def test_a_time_beyond_the_years_of_python_is_shown_in_microseconds(time_us: int) -> None:
     assert format_time(time_us) == f"{time_us} µs"

@@ -1,4 +1,4 @@
-"""``kera tls``: what it makes, and what it refuses."""
+"""``kera tls``: created certificates, and refused arguments."""
 
 import json
 import ssl
@@ -14,7 +14,7 @@ def init(*arguments: str) -> tuple[int, str, str]:
     return ended.returncode, ended.stdout.decode(), ended.stderr.decode()
 
 
-def test_what_it_makes_is_shown_and_there(tmp_path: Path) -> None:
+def test_tls_init_creates_and_lists_valid_certificates(tmp_path: Path) -> None:
     code, output, errors = init(str(tmp_path / "c"), "10.0.0.1", "--client", "alice", "--days", "3")
     assert (code, errors) == (0, "")
     authority, _, *rows = output.splitlines()
@@ -25,7 +25,7 @@ def test_what_it_makes_is_shown_and_there(tmp_path: Path) -> None:
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(cert, key)
 
 
-def test_the_next_time_the_authority_is_there_and_certificates_are_new(tmp_path: Path) -> None:
+def test_a_second_run_keeps_the_authority_and_issues_new_certificates(tmp_path: Path) -> None:
     found = []
     for _ in range(2):
         code, output, _ = init(str(tmp_path), "--json")
@@ -45,14 +45,14 @@ def test_the_next_time_the_authority_is_there_and_certificates_are_new(tmp_path:
         (["10.0.0.1", "--days", "0"], "a certificate is valid for 1 to 3650 days, not 0"),
     ],
 )
-def test_of_a_request_with_a_mistake_nothing_is_made(tmp_path: Path, arguments: list[str], text: str) -> None:
+def test_an_invalid_request_creates_nothing(tmp_path: Path, arguments: list[str], text: str) -> None:
     code, output, errors = init(str(tmp_path / "c"), *arguments)
     assert (code, output) == (1, "")
     assert text in errors
     assert not (tmp_path / "c").exists()
 
 
-def test_a_host_that_is_named_twice_has_one_certificate(tmp_path: Path) -> None:
+def test_a_host_named_twice_gets_one_certificate(tmp_path: Path) -> None:
     _, output, _ = init(str(tmp_path / "c"), "10.0.0.1", "10.0.0.1", "--json")
     assert len(json.loads(output)["certificates"]) == 1
 
@@ -69,7 +69,7 @@ def test_a_host_that_is_named_twice_has_one_certificate(tmp_path: Path) -> None:
         ([], "Missing argument 'DIR'"),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_a_line(tmp_path: Path, arguments: list[str], text: str) -> None:
+def test_invalid_arguments_are_refused_without_a_traceback(tmp_path: Path, arguments: list[str], text: str) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "ca.pem").write_text("")

@@ -1,4 +1,4 @@
-"""What `kera top` makes of what it has seen: rates, who is slow and why, what is on the screen, documents."""
+"""`kera top`: rates, slow members and their reasons, rows on the screen, and documents computed from samples."""
 
 import dataclasses
 import json
@@ -43,7 +43,7 @@ RECORDS = "kera_broker_records_appended_total"
 # -- rates ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_rate_is_over_the_daemons_own_clock() -> None:
+def test_a_rate_uses_the_clock_of_the_daemon() -> None:
     assert rate(two(figures(10, records_appended=100), figures(12, records_appended=300)), RECORDS) == 100
 
 
@@ -57,33 +57,31 @@ def test_a_rate_is_over_the_daemons_own_clock() -> None:
     ],
     ids=["first", "same moment", "backwards", "started again"],
 )
-def test_there_is_no_rate_of_answers_that_do_not_follow_each_other(
-    before: DaemonFigures | None, now: DaemonFigures
-) -> None:
+def test_answers_that_are_not_consecutive_give_no_rate(before: DaemonFigures | None, now: DaemonFigures) -> None:
     assert rate(two(before, now), RECORDS) is None
     assert stream_rates(two(before, now)) == {}
     assert quantile_s(two(before, now), "kera_broker_append_seconds", 0.99) is None
 
 
 @given(st.floats(0, 1e9), st.floats(0, 1e9), st.integers(0, 1 << 62), st.integers(0, 1 << 62), st.booleans())
-def test_a_rate_is_never_below_nothing(began_s: float, ended_s: float, before: int, now: int, same: bool) -> None:
+def test_a_rate_is_never_negative(began_s: float, ended_s: float, before: int, now: int, same: bool) -> None:
     made = two(figures(began_s, records_appended=before), figures(ended_s, "a" if same else "b", records_appended=now))
     found = rate(made, RECORDS)
     assert (found is None) == (seconds_between(made) is None)
     assert found is None or found >= 0
 
 
-def test_a_counter_that_begins_anew_counts_from_there() -> None:
-    """A stream that a broker gave away and got again."""
+def test_a_counter_that_starts_again_counts_from_zero() -> None:
+    """As when a broker gives a stream away and gets it again."""
     made = two(figures(1, streams={7: counted(100)}), figures(3, streams={7: counted(10), 8: counted(4)}))
     assert {key: found.records for key, found in stream_rates(made).items()} == {7: 5, 8: 2}
 
 
-def test_a_counter_that_a_daemon_does_not_have_counts_as_nothing() -> None:
+def test_a_counter_that_a_daemon_lacks_has_the_rate_zero() -> None:
     assert rate(two(figures(1), figures(2)), RECORDS) == 0
 
 
-def test_quantiles_are_of_what_came_between_the_answers() -> None:
+def test_quantiles_cover_only_the_time_between_two_answers() -> None:
     name = "kera_broker_append_seconds"
 
     def counts(uptime_s: float, *counts: float) -> DaemonFigures:
@@ -96,13 +94,13 @@ def test_quantiles_are_of_what_came_between_the_answers() -> None:
     assert quantile_s(two(old, counts(2, 1000, 1000, 1000)), name, 0.99) is None
     assert quantile_s(two(old, counts(2, 1099, 1100, 1100)), name, 0.99) == 0.001
     assert quantile_s(two(old, counts(2, 1050, 1100, 1100)), name, 0.99) == 0.01
-    assert quantile_s(two(old, counts(2, 1000, 1000, 1100)), name, 0.99) == 0.01  # and longer, which nobody tells
+    assert quantile_s(two(old, counts(2, 1000, 1000, 1100)), name, 0.99) == 0.01  # the last bucket has no upper bound
 
 
 # -- brokers, backups, streams -------------------------------------------------------------------------------------
 
 
-def test_figures_of_brokers_add_up() -> None:
+def test_the_figures_of_brokers_are_added_up() -> None:
     found = snapshot(
         sample(
             cluster=cluster(brokers=2),
@@ -123,7 +121,7 @@ def test_figures_of_brokers_add_up() -> None:
     assert found.health == "unknown"
 
 
-def test_one_that_does_not_answer_is_shown_with_what_was_last_heard_and_since_when() -> None:
+def test_a_silent_broker_is_shown_with_its_last_figures_and_the_time_of_silence() -> None:
     trouble = Trouble("no answer within 3 s", NOW_US - 5 * SECOND_US)
     found = snapshot(
         sample(
@@ -149,14 +147,16 @@ def test_one_that_does_not_answer_is_shown_with_what_was_last_heard_and_since_wh
         ({"restarting": True}, "stopping"),
     ],
 )
-def test_members_are_shown_as_the_coordinator_knows_them(fields: dict[str, bool], state: str) -> None:
+def test_members_without_figures_have_the_state_that_the_coordinator_reports(
+    fields: dict[str, bool], state: str
+) -> None:
     known = dataclasses.replace(cluster(), brokers=[broker(1, **fields)], backups=[backup(1, **fields)])
     found = snapshot(sample(cluster=known))
     assert (found.brokers[0].state, found.backups[0].state) == (state, state)
     assert (found.brokers[0].bytes_in_per_s, found.backups[0].bytes_in_per_s) == (None, None)
 
 
-def test_who_is_slow_is_told_and_why() -> None:
+def test_a_slow_broker_is_shown_with_all_reasons() -> None:
     before, now = figures(1, chunks_refused=0), figures(2, chunks_refused=3)
     for name, value, *labels in (
         ("kera_broker_replication_lag_ms", 2500),
@@ -186,7 +186,7 @@ def test_who_is_slow_is_told_and_why() -> None:
     assert found.health == "degraded"
 
 
-def test_a_backup_that_is_slow_is_named_by_brokers_and_told_who_waits_for_it() -> None:
+def test_brokers_name_the_slow_backup_and_the_backup_names_the_slowest_waiting_broker() -> None:
     known = dataclasses.replace(cluster(), brokers=[broker(1), broker(2)], backups=[backup(1), backup(2)])
     answers = {"broker 1": {"1": 3, "2": 700}, "broker 2": {"1": 4, "2": 900}}
     told = {name: figures(2) for name in answers}
@@ -202,7 +202,7 @@ def test_a_backup_that_is_slow_is_named_by_brokers_and_told_who_waits_for_it() -
     assert [list(row.why) for row in found.backups] == [[], ["broker 2 waits 900 ms for an answer; look at its disk"]]
 
 
-def test_a_stream_is_summed_over_its_brokers_and_tells_of_those_that_are_lost() -> None:
+def test_a_stream_sums_up_its_brokers_and_names_the_lost_ones() -> None:
     known = dataclasses.replace(cluster(), brokers=[broker(1), broker(2), broker(3, alive=False)])
     found = snapshot(
         sample(
@@ -230,7 +230,7 @@ def test_a_stream_is_summed_over_its_brokers_and_tells_of_those_that_are_lost() 
     assert (far.state, far.why) == ("lag", ("backups are 1.5 s behind",))
 
 
-def test_a_stream_tells_for_which_entry_its_epochs_wait() -> None:
+def test_a_stream_names_the_entry_that_holds_up_its_epochs() -> None:
     def settled(lag_ms: int, held_up_ms: int, *entry: int) -> StreamFigures:
         streamlet, number = entry
         return counted(0)._replace(epoch_lag_ms=lag_ms, epochs_held_up_ms=held_up_ms, epoch_entry=(streamlet, number))
@@ -262,7 +262,7 @@ def test_a_stream_tells_for_which_entry_its_epochs_wait() -> None:
     assert "61 s" in line
 
 
-def test_what_one_may_not_see_is_said() -> None:
+def test_refused_parts_are_named_in_notes() -> None:
     refused = Trouble("user:eve may not describe the cluster", NOW_US, refused=True)
     found = snapshot(
         sample(
@@ -285,7 +285,7 @@ def test_what_one_may_not_see_is_said() -> None:
     assert found.health == "unknown"
 
 
-def test_a_lost_coordinator_is_on_the_screen_with_what_was_last_heard() -> None:
+def test_a_lost_coordinator_is_noted_and_its_last_answer_stays_on_the_screen() -> None:
     lost = Trouble("connection refused", NOW_US)
     found = snapshot(sample(cluster_trouble=lost, streams_trouble=lost))
     assert found.health == "broken"
@@ -298,7 +298,7 @@ def test_a_lost_coordinator_is_on_the_screen_with_what_was_last_heard() -> None:
 # -- groups --------------------------------------------------------------------------------------------------------
 
 
-def test_lag_of_a_group_and_by_how_much_it_grows() -> None:
+def test_a_group_shows_its_lag_and_the_growth_of_its_lag() -> None:
     found = snapshot(
         sample(
             groups=[group("g", streams=("s", "t"))],
@@ -322,7 +322,7 @@ def test_lag_of_a_group_and_by_how_much_it_grows() -> None:
     assert found.totals.group_lag_records == 40
 
 
-def test_who_keeps_a_group_from_reading_is_told() -> None:
+def test_a_group_that_does_not_read_shows_the_reason() -> None:
     lags = {
         "stuck": looks("stuck", [entry("s", 1)], members=(member(busy_ms=40_000),)),
         "silent": looks("silent", [entry("s", 0)], members=(member(silent_ms=6000),)),
@@ -348,7 +348,7 @@ def test_who_keeps_a_group_from_reading_is_told() -> None:
     assert (found["unseen"].state, found["unseen"].lag_records) == ("unknown", None)
 
 
-# -- what is on the screen -----------------------------------------------------------------------------------------
+# -- rows on the screen --------------------------------------------------------------------------------------------
 
 
 def busy(count: int) -> DaemonFigures:
@@ -359,7 +359,7 @@ def many(count: int) -> dict[str, Two]:
     return {"broker 1": two(figures(1), busy(count))}
 
 
-def test_rows_are_sorted_filtered_and_few() -> None:
+def test_rows_are_sorted_filtered_and_limited() -> None:
     found = snapshot(
         sample(streams=[stream(number, f"s{number:05}", 1) for number in range(1, 1001)], figures=many(999))
     )
@@ -372,13 +372,13 @@ def test_rows_are_sorted_filtered_and_few() -> None:
     filtered = shown(view, found, Order(0, filter="S0001"))
     assert [row.name for row in filtered.rows] == [f"s{number:05}" for number in range(10, 20)]
     assert filtered.text == "10 of 1000"
-    assert shown(view, found, Order(2), 1000).rows[-1].name == "s01000"  # nobody knows its rate
+    assert shown(view, found, Order(2), 1000).rows[-1].name == "s01000"  # its rate is unknown
     assert shown(view, found, Order(2, reverse=True), 1000).rows[-1].name == "s01000"
     assert shown(view, found, Order(0, filter="nothing like it")).rows == []
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=[view.name for view in VIEWS])
-def test_every_column_can_be_sorted_by_and_has_a_text(view: object) -> None:
+def test_every_column_can_sort_the_rows_and_has_a_text(view: object) -> None:
     found = snapshot(
         sample(
             cluster=cluster(2, 2),
@@ -402,7 +402,7 @@ def test_every_column_can_be_sorted_by_and_has_a_text(view: object) -> None:
         assert details(each, "who", found).endswith("who is not there any more")
 
 
-def test_a_document_has_the_figures_of_the_view_and_is_json() -> None:
+def test_a_document_has_the_figures_of_the_views_and_is_valid_json() -> None:
     found = snapshot(
         sample(
             streams=[stream(1, "a", 1)], figures=many(1), groups=[group("g")], findings=[warning("disks", "full", "x")]
@@ -416,7 +416,7 @@ def test_a_document_has_the_figures_of_the_view_and_is_json() -> None:
     assert "disks" in tables(found)
 
 
-def test_tables_say_how_many_rows_are_left_out() -> None:
+def test_tables_show_the_number_of_omitted_rows() -> None:
     found = snapshot(sample(streams=[stream(number, f"s{number}", 1) for number in range(30)]))
     assert "and 28 more: --rows, or --json" in tables(found, rows_max=2)
     assert "s7" not in tables(found, "s2", rows_max=30)

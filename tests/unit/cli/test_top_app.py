@@ -1,4 +1,4 @@
-"""The screen of `kera top`, with keys as somebody presses them."""
+"""The screen of `kera top` as a user operates it with keys."""
 
 import asyncio
 import contextlib
@@ -61,7 +61,7 @@ def seen(**fields: Any) -> Sample:
 
 
 class Collected:
-    """Stands for a `Collector`: whatever a test wants to be seen."""
+    """Stands for a `Collector`: its sample is set by the test."""
 
     def __init__(self, found: Sample) -> None:
         self.found = found
@@ -74,7 +74,7 @@ class Collected:
 
 
 class Screen:
-    """The view, with what is on it as text."""
+    """The view, with its contents as text."""
 
     def __init__(self, app: Top, pilot: Any, collected: Collected) -> None:
         self.app = app
@@ -108,7 +108,7 @@ async def running(found: Sample | None = None, view: str = "brokers", wanted: st
         yield Screen(app, pilot, collected)
 
 
-async def test_keys_go_through_the_views() -> None:
+async def test_keys_switch_between_the_views() -> None:
     async with running() as screen:
         assert screen.column() == ["1", "2"]
         await screen.press("3")
@@ -124,7 +124,7 @@ async def test_keys_go_through_the_views() -> None:
         assert "start it" in screen.text("why")
 
 
-async def test_rows_are_sorted_by_the_column_that_is_chosen_and_turned_round() -> None:
+async def test_keys_choose_the_column_to_sort_by_and_reverse_the_order() -> None:
     async with running(view="streams") as screen:
         await screen.press("r")
         assert screen.column() == ["alpha", "beta", "gamma[red]"]
@@ -134,9 +134,9 @@ async def test_rows_are_sorted_by_the_column_that_is_chosen_and_turned_round() -
         assert screen.column() == ["gamma[red]", "beta", "alpha"]
 
 
-async def test_a_filter_is_typed_stays_and_goes() -> None:
+async def test_a_filter_is_typed_kept_and_removed() -> None:
     async with running(view="streams") as screen:
-        await screen.press("slash", "b", "e", "q")  # q belongs to it, too
+        await screen.press("slash", "b", "e", "q")  # q is part of the filter, too
         assert screen.column() == []
         await screen.press("backspace", "enter")
         assert screen.column() == ["beta"]
@@ -147,23 +147,23 @@ async def test_a_filter_is_typed_stays_and_goes() -> None:
         assert screen.column() == ["gamma[red]"]
 
 
-async def test_a_filter_that_is_being_typed_stays_with_its_view() -> None:
+async def test_a_filter_being_typed_stays_with_its_view() -> None:
     async with running(view="streams") as screen:
         await screen.press("slash", "b", "e")
-        await screen.press("tab", "z")  # z would go to the field
+        await screen.press("tab", "z")  # z must not reach the input field
         assert screen.column() == ["readers"]
         assert "filter" not in screen.text("tabs")
         await screen.press("shift+tab")
         assert screen.column() == ["beta"]
 
 
-async def test_a_row_is_opened_followed_and_left() -> None:
+async def test_an_open_row_is_refreshed_and_can_be_closed() -> None:
     async with running(view="streams") as screen:
         await screen.press("down", "enter")
         assert isinstance(screen.app.screen, Details)
         assert "stream beta" in screen.text("details")
         assert "readers" in screen.text("details")
-        await screen.press("3")  # for the tables
+        await screen.press("3")  # this key has an effect only on the tables
         await screen.see(seen(streams=[stream(1, "alpha", 1)]))
         assert screen.text("details") == "stream beta is not there any more"
         await screen.press("escape")
@@ -174,7 +174,7 @@ async def test_a_row_is_opened_followed_and_left() -> None:
         assert screen.collected.wanted_group == "readers"
 
 
-async def test_the_row_that_is_chosen_stays_when_others_come_before_it() -> None:
+async def test_the_selected_row_stays_selected_when_the_order_changes() -> None:
     async with running(view="streams") as screen:
         await screen.press("down", "down")  # alpha, the slowest
         faster = two(figures(1), figures(2, streams={1: counted(9), 2: counted(2), 3: counted(3)}))
@@ -184,7 +184,7 @@ async def test_the_row_that_is_chosen_stays_when_others_come_before_it() -> None
         assert "stream alpha" in screen.text("details")
 
 
-async def test_paused_nothing_is_asked_and_keys_work() -> None:
+async def test_keys_work_while_the_view_is_paused() -> None:
     async with running() as screen:
         await screen.press("p")
         assert "paused" in screen.text("heading")
@@ -195,7 +195,7 @@ async def test_paused_nothing_is_asked_and_keys_work() -> None:
         assert "paused" not in screen.text("heading")
 
 
-async def test_help_comes_and_goes_by_any_key_and_q_quits() -> None:
+async def test_any_key_closes_the_help_and_q_quits() -> None:
     async with running() as screen:
         await screen.press("question_mark")
         assert isinstance(screen.app.screen, Help)
@@ -206,8 +206,8 @@ async def test_help_comes_and_goes_by_any_key_and_q_quits() -> None:
             await asyncio.sleep(0)
 
 
-async def test_a_latency_constraint_is_opened_and_its_hops_come_at_once() -> None:
-    """Without waiting for the next refresh, which is an hour from now."""
+async def test_an_opened_latency_constraint_shows_its_hops_at_once() -> None:
+    """The hops do not wait for the next refresh, which is an hour away."""
     late = constraint("late", "violated", 600_000, reason="the mean is 600 ms")
     async with running(seen(constraints=[constraint("on-time"), late]), view="latency") as screen:
         assert screen.column() == ["late", "on-time"]
@@ -224,7 +224,7 @@ async def test_a_latency_constraint_is_opened_and_its_hops_come_at_once() -> Non
         assert screen.collected.wanted_constraint == ""
 
 
-async def test_what_is_wrong_with_the_view_itself_is_above_it() -> None:
+async def test_problems_of_the_view_itself_are_shown_above_the_table() -> None:
     async with running() as screen:
         await screen.see(seen(cluster_trouble=Trouble("connection refused", NOW_US)))
         assert "no coordinator answers" in screen.text("notes")
@@ -233,7 +233,7 @@ async def test_what_is_wrong_with_the_view_itself_is_above_it() -> None:
         assert screen.text("notes") == ""
 
 
-async def test_a_first_look_at_nothing_is_borne() -> None:
+async def test_an_empty_first_sample_leaves_all_views_empty() -> None:
     nothing = Sample(1.0, NOW_US, cluster_trouble=Trouble("may not", NOW_US, refused=True))
     async with running(nothing) as screen:
         for key in "123456":
@@ -255,11 +255,13 @@ async def test_ten_thousand_streams_are_shown_at_once() -> None:
         assert screen.app.refresh_s < 5
 
 
-async def test_a_signal_ends_it_as_one_and_not_as_if_somebody_had_quit(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cancellation_that_textual_swallows_still_ends_the_view_as_cancelled(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun = asyncio.Event()
 
     class Swallows:
-        """As Textual does."""
+        """Swallows cancellation, as Textual does."""
 
         def __init__(self, *_: object) -> None:
             pass
@@ -289,7 +291,7 @@ async def test_a_signal_ends_it_as_one_and_not_as_if_somebody_had_quit(monkeypat
 # -- the command ---------------------------------------------------------------------------------------------------
 
 
-def test_without_a_terminal_it_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_top_without_a_terminal_suggests_json_or_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_app(command_line, ["top"]) == 2
     assert "needs a terminal; without one, --json or --once" in capsys.readouterr().err
 
@@ -304,12 +306,12 @@ def test_without_a_terminal_it_says_what_to_do(capsys: pytest.CaptureFixture[str
         (["--view", "partitions"], "--view: there is no 'partitions'; there are brokers, backups"),
     ],
 )
-def test_bad_options_are_named(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_options_are_refused(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_app(command_line, ["top", *arguments]) == 2
     assert text in capsys.readouterr().err
 
 
-def test_without_textual_it_says_what_to_install(
+def test_top_without_textual_names_the_package_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import sys
@@ -322,8 +324,8 @@ def test_without_textual_it_says_what_to_install(
     assert "pip install 'kera[top]'" in capsys.readouterr().err
 
 
-def test_what_is_typed_and_is_no_utf_8_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of a terminal with another coding. Keys after it count."""
+def test_input_that_is_not_utf_8_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As from a terminal with another encoding. Later keys count."""
     reads, writes = os.pipe()
     keys: queue.Queue[str] = queue.Queue()
     driver = TolerantDriver.__new__(TolerantDriver)
@@ -335,7 +337,7 @@ def test_what_is_typed_and_is_no_utf_8_is_passed_over(monkeypatch: pytest.Monkey
         for typed, key in ((b"a", "a"), (b"\xff", ""), (b"q\xe4q", ""), (b"z", "z")):
             os.write(writes, typed)
             while select.select([reads], [], [], 0)[0]:
-                pass  # until it is read; the test's time-out bounds it
+                pass  # wait until the driver has read it; the time-out of the test bounds the wait
             assert not key or keys.get(timeout=30) == key
     finally:
         driver.exit_event.set()

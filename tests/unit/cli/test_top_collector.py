@@ -1,4 +1,4 @@
-"""How `kera top` asks: who is slow or gone holds nobody up, and nothing of it is lost."""
+"""Requests of `kera top`: slow or missing daemons do not delay the others, and their last answers are kept."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -35,7 +35,7 @@ class Now:
 
 
 class Asked:
-    """A question whose answers a test gives."""
+    """A question whose answers are set by a test."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -65,9 +65,7 @@ async def asked(now: Now) -> AsyncIterator[tuple[Asked, Poll[int]]]:
     await poll.close()
 
 
-async def test_the_last_two_answers_are_kept_and_a_failure_takes_nothing_away(
-    asked: tuple[Asked, Poll[int]], now: Now
-) -> None:
+async def test_a_poll_keeps_the_last_two_answers_across_failures(asked: tuple[Asked, Poll[int]], now: Now) -> None:
     question, poll = asked
     question.answers = [1, 2, Unavailable("away"), Unavailable("still away"), 3]
     for _ in range(2):
@@ -83,7 +81,7 @@ async def test_the_last_two_answers_are_kept_and_a_failure_takes_nothing_away(
     assert (poll.previous, poll.answer, poll.trouble) == (2, 3, None)
 
 
-async def test_it_is_asked_only_when_it_is_time(asked: tuple[Asked, Poll[int]], now: Now) -> None:
+async def test_a_poll_asks_only_when_its_interval_has_passed(asked: tuple[Asked, Poll[int]], now: Now) -> None:
     question, poll = asked
     question.answers = [1, 2]
     for _ in range(3):
@@ -94,9 +92,7 @@ async def test_it_is_asked_only_when_it_is_time(asked: tuple[Asked, Poll[int]], 
     assert question.count == 2
 
 
-async def test_a_question_that_is_out_holds_nobody_up_and_is_not_asked_again(
-    asked: tuple[Asked, Poll[int]], now: Now
-) -> None:
+async def test_a_pending_question_does_not_block_and_is_not_repeated(asked: tuple[Asked, Poll[int]], now: Now) -> None:
     question, poll = asked
     question.answers, question.hold = [1], asyncio.Event()
     asked_us = now.now_us()
@@ -109,7 +105,7 @@ async def test_a_question_that_is_out_holds_nobody_up_and_is_not_asked_again(
     assert (poll.answer, poll.trouble) == (1, None)
 
 
-async def test_time_that_is_up_and_a_refusal_are_told_apart(now: Now) -> None:
+async def test_a_time_out_and_a_refusal_are_distinguished(now: Now) -> None:
     question = Asked()
     question.hold = asyncio.Event()
     late: Poll[int] = Poll(question, cast("Any", now), timeout_s=0)
@@ -120,7 +116,7 @@ async def test_time_that_is_up_and_a_refusal_are_told_apart(now: Now) -> None:
     assert refused.trouble == Trouble("user:eve may not", now.now_us(), refused=True)
 
 
-async def test_a_bug_in_a_question_is_not_an_answer(asked: tuple[Asked, Poll[int]]) -> None:
+async def test_an_unexpected_error_of_a_question_is_raised(asked: tuple[Asked, Poll[int]]) -> None:
     question, poll = asked
     question.answers = [ValueError("bug")]
     await all_within([poll], 10)
@@ -133,7 +129,7 @@ async def test_a_bug_in_a_question_is_not_an_answer(asked: tuple[Asked, Poll[int
 
 
 class FakeChannel:
-    """A daemon; `answers` are given in turn, the last one again and again."""
+    """A daemon that gives its `answers` in turn and repeats the last one."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
@@ -157,7 +153,7 @@ class FakeChannel:
 
 
 class FakeWatch:
-    """A cluster of which a test says what it answers."""
+    """A cluster whose answers are set by a test."""
 
     def __init__(self) -> None:
         self.described: ClusterDescription | Exception = cluster(brokers=2)
@@ -224,7 +220,7 @@ async def collector(watch: FakeWatch, now: Now) -> AsyncIterator[Collector]:
     await made.close()
 
 
-async def test_one_that_hangs_is_shown_as_such_and_the_others_as_ever(
+async def test_a_hanging_broker_is_reported_and_the_others_still_have_figures(
     collector: Collector, watch: FakeWatch, now: Now
 ) -> None:
     hangs = asyncio.Event()
@@ -239,7 +235,7 @@ async def test_one_that_hangs_is_shown_as_such_and_the_others_as_ever(
     assert found.findings is not None
 
 
-async def test_a_diagnosis_is_made_soon_when_somebody_answers_no_more(
+async def test_a_daemon_that_stops_answering_causes_an_early_diagnosis(
     collector: Collector, watch: FakeWatch, now: Now, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[float] = []
@@ -257,7 +253,7 @@ async def test_a_diagnosis_is_made_soon_when_somebody_answers_no_more(
     assert [at - made[0] for at in made] == [0, 2, 12, 16, 26]
 
 
-async def test_a_coordinator_that_is_lost_leaves_what_was_known_and_comes_back(
+async def test_the_last_description_is_kept_while_the_coordinator_is_lost(
     collector: Collector, watch: FakeWatch
 ) -> None:
     known = watch.described
@@ -270,7 +266,9 @@ async def test_a_coordinator_that_is_lost_leaves_what_was_known_and_comes_back(
     assert (await collector.sample()).cluster_trouble is None
 
 
-async def test_one_that_is_gone_or_has_moved_is_asked_no_more(collector: Collector, watch: FakeWatch) -> None:
+async def test_a_removed_broker_is_no_longer_asked_and_its_channel_is_closed(
+    collector: Collector, watch: FakeWatch
+) -> None:
     await collector.sample()
     watch.described = cluster(brokers=1)
     found = await collector.sample()
@@ -278,7 +276,7 @@ async def test_one_that_is_gone_or_has_moved_is_asked_no_more(collector: Collect
     assert (watch.channels["b:1"].closed, watch.channels["b:2"].closed) == (False, True)
 
 
-async def test_more_groups_than_are_looked_at_take_turns_and_the_one_that_is_open_has_each(
+async def test_many_groups_take_turns_and_the_open_group_is_always_included(
     collector: Collector, watch: FakeWatch, now: Now
 ) -> None:
     watch.listed = [group(f"g{number:03}") for number in range(GROUPS_LOOKED_AT + 5)]
@@ -294,10 +292,10 @@ async def test_more_groups_than_are_looked_at_take_turns_and_the_one_that_is_ope
 
     watch.gone, watch.listed = {"g001"}, watch.listed[:3]
     found = await collector.sample()
-    assert set(found.lags) == {"g000", "g001", "g002"}  # and what was seen of g001 gets older
+    assert set(found.lags) == {"g000", "g001", "g002"}  # the last look at g001 is kept and gets older
 
 
-async def test_groups_that_cannot_be_looked_at_leave_the_others_their_turn(
+async def test_groups_that_fail_do_not_take_the_turns_of_others(
     collector: Collector, watch: FakeWatch, now: Now
 ) -> None:
     failing = [group(f"g{number:03}") for number in range(GROUPS_LOOKED_AT)]
@@ -308,7 +306,7 @@ async def test_groups_that_cannot_be_looked_at_leave_the_others_their_turn(
 
 
 @pytest.mark.parametrize(("internal", "shown"), [(False, ["s"]), (True, ["_connect.s", "s"])])
-async def test_internal_streams_and_groups_are_shown_if_they_are_wanted(
+async def test_internal_streams_and_groups_are_shown_only_on_request(
     internal: bool, shown: list[str], watch: FakeWatch, now: Now
 ) -> None:
     watch.known = [stream(number, name, 1) for number, name in enumerate(("_connect.s", "s"), 1)]
@@ -324,12 +322,12 @@ async def test_internal_streams_and_groups_are_shown_if_they_are_wanted(
     assert sorted(watch.looked_at) == shown
 
 
-def test_limits_are_there() -> None:
+def test_the_limits_are_positive_and_at_most_64_daemons_are_asked_at_once() -> None:
     assert 0 < _collector.DAEMONS_AT_ONCE <= 64
     assert _collector.STREAMS_MAX > 0
 
 
-async def test_figures_are_read_page_by_page() -> None:
+async def test_figures_are_read_in_pages_up_to_the_maximum_of_streams() -> None:
     def answer(request: daemon_pb2.ReadFiguresRequest) -> daemon_pb2.ReadFiguresResponse:
         found = daemon_pb2.ReadFiguresResponse(launch_id="a", uptime_us=7, more_streams=request.after_stream_id < 4)
         found.figures.add(name="x", labels=["of", "loop"], value=2)
@@ -346,7 +344,7 @@ async def test_figures_are_read_page_by_page() -> None:
     assert set(few.streams) == {1, 2}
 
 
-async def test_a_daemon_that_tells_of_streams_again_and_again_is_not_believed() -> None:
+async def test_a_daemon_that_repeats_streams_is_a_protocol_error() -> None:
     odd = daemon_pb2.ReadFiguresResponse(more_streams=True)
     odd.streams.add(stream_id=3)
     with pytest.raises(ProtocolError, match="out of order"):
@@ -356,9 +354,7 @@ async def test_a_daemon_that_tells_of_streams_again_and_again_is_not_believed() 
 # -- latency constraints -------------------------------------------------------------------------------------------
 
 
-async def test_of_a_live_view_only_the_constraint_that_is_open_is_looked_at_in_full(
-    collector: Collector, watch: FakeWatch
-) -> None:
+async def test_a_live_view_reads_the_hops_of_only_the_open_constraint(collector: Collector, watch: FakeWatch) -> None:
     watch.late = [constraint("a"), constraint("b")]
     found = await collector.sample()
     assert ([each.constraint.name for each in found.constraints], found.hops) == (["a", "b"], {})
@@ -368,14 +364,14 @@ async def test_of_a_live_view_only_the_constraint_that_is_open_is_looked_at_in_f
     assert (await collector.sample()).hops == {}
 
 
-async def test_of_a_document_those_that_are_not_held_are_looked_at_first(watch: FakeWatch, now: Now) -> None:
+async def test_a_document_reads_the_hops_of_violated_constraints_first(watch: FakeWatch, now: Now) -> None:
     collector = Collector(cast("Watch", watch), cast("Any", now), patience_s=10, hops_of_max=3)
     watch.late = [constraint(f"c{number}", "violated" if number > 7 else "held") for number in range(10)]
     assert set((await collector.sample()).hops) == {"c8", "c9", "c0"}
     await collector.close()
 
 
-async def test_many_constraints_are_listed_seldom_and_a_refusal_is_no_end(
+async def test_many_constraints_are_listed_less_often_and_a_refusal_is_reported(
     collector: Collector, watch: FakeWatch, now: Now
 ) -> None:
     watch.late = [constraint(f"c{number}") for number in range(_collector.MANY_CONSTRAINTS + 1)]

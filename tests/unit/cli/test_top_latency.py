@@ -1,4 +1,4 @@
-"""Latency constraints in `kera top`: rows, one in full, documents. The screen itself is in test_top_app."""
+"""Latency constraints in `kera top`: rows, details, documents. The tests of the screen are in test_top_app."""
 
 import dataclasses
 import json
@@ -38,7 +38,7 @@ def cells(found: Snapshot) -> list[list[str]]:
     return [[column.text(row) for column in LATENCY.columns] for row in rows]
 
 
-def test_who_is_latest_for_the_limit_comes_first_and_what_was_not_measured_last() -> None:
+def test_constraints_are_sorted_by_used_share_of_the_limit_with_unmeasured_ones_last() -> None:
     quiet, by_p99 = constraint("quiet", "unknown", 0), constraint("tail", statistic="p99", mean_us=15_000)
     assert cells(seen(quiet, by_p99, constraint("on-time"), LATE)) == [
         ["late", "violated", "648 ms", "1.30 s", "300 ms", "216%", "3", "work of clicks to enrich 648 ms", *LATE_WHY],
@@ -48,13 +48,13 @@ def test_who_is_latest_for_the_limit_comes_first_and_what_was_not_measured_last(
     ]
 
 
-def test_a_filter_looks_at_names_states_and_paths() -> None:
+def test_a_filter_matches_names_states_and_paths() -> None:
     found = seen(LATE, constraint("on-time"))
     for wanted, names in (("LATE", ["late"]), ("held", ["on-time"]), ("enrich", ["late", "on-time"]), ("x", [])):
         assert [row.name for row in shown(LATENCY, found, Order(0, filter=wanted)).rows] == names
 
 
-def test_one_in_full_has_a_bar_and_all_hops_within_eighty_columns() -> None:
+def test_the_details_of_a_constraint_have_a_bar_and_all_hops_within_the_width() -> None:
     text = details(LATENCY, "late", seen(LATE, in_full=(LATE,)))
     assert text.startswith("latency constraint late: violated\n\n! the mean is 648.5 ms")
     assert "limit       300 ms, for the mean over 15 s" in text
@@ -67,7 +67,7 @@ def test_one_in_full_has_a_bar_and_all_hops_within_eighty_columns() -> None:
     assert "wwwwwwwwww" in bar
 
 
-def test_one_of_which_nothing_is_known_says_so() -> None:
+def test_the_details_of_an_unmeasured_constraint_have_dashes_and_no_bar() -> None:
     quiet = constraint("quiet", "unknown", 0, hops=(hop("clicks", "gather", 0, chunks=0),))
     assert "its hops come with the next refresh" in details(LATENCY, "quiet", seen(quiet))
     text = details(LATENCY, "quiet", seen(quiet, in_full=(quiet,)))
@@ -76,12 +76,12 @@ def test_one_of_which_nothing_is_known_says_so() -> None:
     assert details(LATENCY, "gone", seen()) == "latency constraint gone is not there any more"
 
 
-def test_a_constraint_that_cannot_be_held_names_the_limit_that_could() -> None:
+def test_the_details_of_an_infeasible_constraint_show_its_least_limit() -> None:
     text = details(LATENCY, "c", seen(constraint("c", "infeasible", least_limit_us=900_000)))
     assert "least limit  900 ms" in text
 
 
-def test_a_document_has_all_of_them_and_the_hops_of_those_that_were_looked_at() -> None:
+def test_a_document_has_all_constraints_and_the_hops_that_were_read() -> None:
     made = json.loads(json.dumps(document(seen(constraint("on-time"), LATE, in_full=(LATE,))), allow_nan=False))
     on_time, late = made["constraints"]
     assert (on_time["state"], on_time["used"], on_time["hops"], on_time["worst_hop"]["hop"]) == (
@@ -91,7 +91,7 @@ def test_a_document_has_all_of_them_and_the_hops_of_those_that_were_looked_at() 
     assert (made["totals"]["constraints"], made["totals"]["constraints_not_held"]) == (2, 1)
 
 
-def test_a_thousand_are_sorted_and_few_of_them_printed() -> None:
+def test_a_thousand_constraints_are_sorted_and_a_few_are_printed() -> None:
     found = seen(*(constraint(f"c{number:04}", mean_us=number) for number in range(1, 1001)))
     first = shown(LATENCY, found, Order.of(LATENCY))
     assert (first.rows[0].name, first.text) == ("c1000", "first 200 of 1000")
@@ -102,6 +102,6 @@ def test_a_thousand_are_sorted_and_few_of_them_printed() -> None:
 
 
 @pytest.mark.parametrize("refused", [True, False])
-def test_why_there_are_none_is_said_where_they_cannot_be_asked_for(refused: bool) -> None:
+def test_a_note_says_why_constraints_are_not_shown(refused: bool) -> None:
     (note,) = seen(constraints_trouble=Trouble("a reason", NOW_US, refused=refused)).notes
     assert note.startswith("you may not see latency constraints" if refused else "latency constraints are not reported")

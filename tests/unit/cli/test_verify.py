@@ -1,4 +1,4 @@
-"""`kera verify`: what is printed, and the exit code. What is found is in tests/unit/broker/test_verify.py."""
+"""`kera verify`: output and exit code. The tests of its findings are in tests/unit/broker/test_verify.py."""
 
 import json
 import os
@@ -48,12 +48,12 @@ def damage(data_dir: Path) -> Path:
     return path
 
 
-def test_a_whole_directory_is_one_line_and_no_error(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_undamaged_directory_is_one_line_and_exit_code_0(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_app(app, ["verify", str(data_dir)]) == 0
     assert capsys.readouterr() == ("4 segments, 24 chunks, 768 records, 53 KiB: no damage\n", "")
 
 
-def test_damage_is_a_line_with_its_place_and_an_error(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damage_is_a_line_with_its_place_and_exit_code_1(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = damage(data_dir)
     (data_dir / "log/segments/left").touch()
 
@@ -67,14 +67,14 @@ def test_damage_is_a_line_with_its_place_and_an_error(data_dir: Path, capsys: py
     ]
 
 
-def test_warnings_alone_are_no_error(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_warnings_alone_leave_exit_code_0(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (data_dir / "broker.copy.json").unlink()
 
     assert run_app(app, ["verify", str(data_dir)]) == 0
     assert capsys.readouterr().out.endswith("53 KiB: 0 damaged places, 1 warning\n")
 
 
-def test_json_has_all_of_it(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_json_output_has_figures_and_findings(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = damage(data_dir)
 
     assert run_app(app, ["verify", str(data_dir), "--json"]) == 1
@@ -85,7 +85,7 @@ def test_json_has_all_of_it(data_dir: Path, capsys: pytest.CaptureFixture[str]) 
     assert finding == {"severity": "damage", "path": str(path), "offset": 1216, "length_bytes": 1536}
 
 
-def test_a_directory_that_cannot_be_checked_is_an_error_of_usage(
+def test_a_directory_that_cannot_be_checked_is_a_usage_error(
     data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_app(app, ["verify", str(tmp_path / "none")]) == 2
@@ -101,7 +101,9 @@ def test_a_directory_that_cannot_be_checked_is_an_error_of_usage(
 
 
 @pytest.mark.parametrize("command", ["verify", "inspect"])
-def test_ctrl_c_ends_it_with_130(data_dir: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+def test_ctrl_c_ends_verify_and_inspect_with_exit_code_130(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
@@ -109,7 +111,7 @@ def test_ctrl_c_ends_it_with_130(data_dir: Path, monkeypatch: pytest.MonkeyPatch
     assert run_app(app, [command, str(data_dir)]) == 130
 
 
-def test_without_the_server_extra_it_says_what_to_install(data_dir: Path) -> None:
+def test_verify_and_inspect_without_the_server_extra_name_the_package_to_install(data_dir: Path) -> None:
     for command in ("verify", "inspect"):
         program = (
             "import sys\nsys.modules['lmdb'] = None\nfrom kera.cli.__main__ import main\nsys.exit(main(sys.argv[1:]))"
@@ -120,7 +122,7 @@ def test_without_the_server_extra_it_says_what_to_install(data_dir: Path) -> Non
         assert ended.stderr == "kera: error: lmdb is missing; install it with: pip install 'kera[server]'\n"
 
 
-def test_a_long_check_shows_on_a_terminal_how_far_it_is(
+def test_a_long_check_shows_its_progress_on_a_terminal(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(verify_module, "QUIET_S", 0.0)
@@ -131,7 +133,7 @@ def test_a_long_check_shows_on_a_terminal_how_far_it_is(
         assert run_app(app, ["verify", str(data_dir)]) == 0
         terminal.flush()
         shown = ""
-        while not shown.endswith("\r\x1b[K"):  # it is gone in the end; a terminal gives what it has in pieces
+        while not shown.endswith("\r\x1b[K"):  # the progress is cleared in the end; reads from a terminal are partial
             shown += os.read(reader, 1 << 16).decode()
     os.close(reader)
 
@@ -146,7 +148,7 @@ VIRTUAL_SEGMENT_ID = (1 << 32) + 1
 
 
 def replicate(data_dir: Path, backup_dir: Path, backup_id: int) -> Path:
-    """A backup with a closed replica of the log's first segment, which the index knows; returns its file."""
+    """Make a backup with a closed replica of the log's first segment, known to the index; return its file."""
     from kera.backup import registration
     from kera.backup.disks import DiskState
     from kera.backup.log_file import LogFile
@@ -223,14 +225,14 @@ def test_replicas_of_backups_are_checked_and_compared_with_each_other_and_the_lo
     assert summary.endswith(": 0 damaged places, 1 warning")
 
 
-def test_nothing_is_said_to_be_without_replicas_where_a_backup_was_left_out(
+def test_no_replica_is_reported_missing_while_a_backup_is_left_out(
     data_dir: Path, backup_dirs: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_app(app, ["verify", str(data_dir), str(backup_dirs[0])]) == 0
     assert capsys.readouterr().out.endswith(": no damage\n")
 
 
-def test_a_damaged_replica_is_told_with_its_place_and_what_the_index_says_of_it(
+def test_a_damaged_replica_is_reported_with_its_place_and_its_backups_in_the_index(
     data_dir: Path, backup_dirs: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     for directory in backup_dirs:
@@ -244,7 +246,7 @@ def test_a_damaged_replica_is_told_with_its_place_and_what_the_index_says_of_it(
     assert any("virtual segment 0x100000001 should be on backup 1, 2, and is not" in line for line in lines)
 
 
-def test_a_backup_that_runs_is_an_error_of_usage(backup_dirs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_running_backup_is_a_usage_error(backup_dirs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     from kera.backup.registration import BackupDirectory
 
     owner = BackupDirectory(backup_dirs[0])
@@ -253,16 +255,16 @@ def test_a_backup_that_runs_is_an_error_of_usage(backup_dirs: list[Path], capsys
     assert "a backup uses data directory" in capsys.readouterr().err
 
 
-# -- replicas that are gone ----------------------------------------------------------------------------------------
+# -- missing replicas ----------------------------------------------------------------------------------------------
 
 
 def emptied(backup_dir: Path, size: int = BLOCK_BYTES) -> None:
-    """Cut a backup's file off: by default behind its header, so that nothing in it tells of replicas."""
+    """Truncate a backup's file: by default after its header, so that it has no replicas."""
     os.truncate(backup_dir / "log" / NAME, size)
 
 
 def changed(data_dir: Path, change: Callable[[SegmentIndex], list[Change]], **meta: object) -> None:
-    """Change a broker's index, and what it has of the broker itself."""
+    """Change a broker's index, and the index's data about the broker itself."""
     index = SegmentIndex.open(data_dir / "log/index")
     index.commit(change(index), index.meta() | meta)
     index.close(clean=True)
@@ -273,7 +275,7 @@ def nothing(_: SegmentIndex) -> list[Change]:
 
 
 def told(capsys: pytest.CaptureFixture[str], *directories: Path) -> tuple[int, list[str]]:
-    """The exit code, and severity and text of what is said, but that chunks have no replica."""
+    """The exit code, and severity and text of each line but those of chunks without a replica."""
     code = run_app(app, ["verify", *map(str, directories)])
     lines = [line.split(": ", 2) for line in capsys.readouterr().out.splitlines()[:-1]]
     return code, [f"{severity}: {text}" for severity, _, text in lines if not text.endswith("no replica found")]
@@ -283,7 +285,7 @@ IS_NOT = "virtual segment 0x100000001 should be on backup {}, and is not, or dif
 LOST = "damage: " + IS_NOT + "; no backup has it, nor has another broker that is given"
 
 
-def test_a_virtual_segment_that_none_of_its_backups_has_any_more_is_damage(
+def test_a_virtual_segment_without_any_replica_is_damage(
     data_dir: Path, backup_dirs: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     emptied(backup_dirs[0])
@@ -292,7 +294,7 @@ def test_a_virtual_segment_that_none_of_its_backups_has_any_more_is_damage(
     assert told(capsys, data_dir, *backup_dirs) == (1, [LOST.format("1, 2")])
 
 
-def test_a_file_that_is_shorter_than_its_header_is_damage(
+def test_a_file_shorter_than_its_header_is_damage(
     data_dir: Path, backup_dirs: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     emptied(backup_dirs[0], 100)
@@ -302,7 +304,7 @@ def test_a_file_that_is_shorter_than_its_header_is_damage(
     assert missing == "warning: " + IS_NOT.format("1")
 
 
-def test_replicas_that_were_only_in_the_memory_of_backups_when_all_was_killed_are_no_damage(
+def test_replicas_missing_after_a_crash_are_a_warning_and_no_damage(
     data_dir: Path, backup_dirs: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     changed(data_dir, nothing, clean=False)
@@ -313,7 +315,7 @@ def test_replicas_that_were_only_in_the_memory_of_backups_when_all_was_killed_ar
     assert line.startswith(f"warning: {IS_NOT.format('1, 2')}; no backup has it: the broker did not stop by itself")
 
 
-def test_a_closed_replica_that_differs_is_damage_after_a_crash_too(
+def test_a_different_closed_replica_is_damage_even_after_a_crash(
     data_dir: Path, backup_dirs: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def longer(index: SegmentIndex) -> list[Change]:
@@ -325,7 +327,7 @@ def test_a_closed_replica_that_differs_is_damage_after_a_crash_too(
     assert told(capsys, data_dir, *backup_dirs) == (1, [LOST.format("1, 2")])
 
 
-def test_replicas_of_what_retention_has_removed_are_not_missed(
+def test_replicas_of_segments_removed_by_retention_are_not_reported(
     data_dir: Path, backup_dirs: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def removed(index: SegmentIndex) -> list[Change]:
@@ -343,7 +345,7 @@ def test_replicas_of_what_retention_has_removed_are_not_missed(
     assert told(capsys, data_dir, *backup_dirs) == (0, [])
 
 
-def test_what_others_cover_or_have_taken_over_is_not_lost(
+def test_data_that_other_replicas_or_brokers_have_are_not_reported_lost(
     data_dir: Path, backup_dirs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def covered_before(index: SegmentIndex) -> list[Change]:
@@ -364,7 +366,7 @@ def test_what_others_cover_or_have_taken_over_is_not_lost(
     assert f"warning: {IS_NOT.format('1, 2')}{elsewhere}" in lines
 
 
-def test_a_backup_whose_replicas_are_elsewhere_does_not_lack_any(
+def test_a_backup_without_its_log_directories_is_a_warning_to_name_them(
     data_dir: Path, backup_dirs: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     log_dir = backup_dirs[0] / "log"
@@ -375,7 +377,7 @@ def test_a_backup_whose_replicas_are_elsewhere_does_not_lack_any(
     )
 
 
-def test_chunks_of_a_replicated_stream_without_any_replica_are_told_though_the_index_names_no_backup(
+def test_chunks_without_a_replica_are_reported_even_if_the_index_names_no_backup(
     data_dir: Path, backup_dirs: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def described(index: SegmentIndex) -> list[Change]:

@@ -1,4 +1,4 @@
-"""Samples of a cluster that is not there, for what is shown of it."""
+"""Samples of an imaginary cluster for the tests of `kera top`."""
 
 import dataclasses
 from typing import Any, cast
@@ -47,7 +47,7 @@ def cluster(brokers: int = 1, backups: int = 0) -> ClusterDescription:
 def figures(
     uptime_s: float, launch: str = "a", streams: dict[int, StreamFigures] | None = None, **values: float
 ) -> DaemonFigures:
-    """`values`: of figures without labels, by name without ``kera_broker_`` and ``_total``."""
+    """`values`: values of figures without labels, by name without ``kera_broker_`` and ``_total``."""
     named: dict[str, dict[Labels, float]] = {f"kera_broker_{name}_total": {(): value} for name, value in values.items()}
     return DaemonFigures(launch, round(uptime_s * SECOND_US), named, streams or {})
 
@@ -95,7 +95,7 @@ def hop(stream_name: str, name: str, mean_us: int, reader: str = "", **fields: A
 
 
 def constraint(name: str, state: str = "held", mean_us: int = 150_000, **fields: Any) -> LatencyDescription:
-    """Of at most 300 ms. As a list has it, unless it gets its hops; nothing was measured of it if it took no time."""
+    """A constraint with a limit of 300 ms, as in a list, without hops by default; a mean of 0 is unmeasured."""
     of = LatencyConstraint(name, ("clicks", "group:enrich", "visits"), 300.0, 15_000, fields.pop("statistic", "mean"))
     made = LatencyDescription(of, cast("Any", state), "", mean_us, 2 * mean_us, 0, 0, ())
     worst = hop("clicks", "work", mean_us, "enrich") if mean_us else None
@@ -109,6 +109,6 @@ def looks(
     members: tuple[MemberDescription, ...] = (),
     members_before: tuple[MemberDescription, ...] = (),
 ) -> TwoLags:
-    """A second apart."""
+    """Two looks at a group, a second apart."""
     earlier = None if before is None else Lagging(99.0, ConsumerGroupDescription(name, members_before, tuple(before)))
     return TwoLags(earlier, Lagging(100.0, ConsumerGroupDescription(name, members, tuple(now))))

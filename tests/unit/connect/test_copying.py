@@ -1,4 +1,4 @@
-"""`kera.connect.copying`: reading ahead within bounds, stopping where the target is whole, errors of either side."""
+"""`kera.connect.copying`: bounded reading ahead, stops that leave a whole target, errors of source and target."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Numbers:
 
 
 class Kept:
-    """A target that keeps what it is given, when it may."""
+    """A target that keeps the pieces that it gets, once `may` is set."""
 
     shown = "kept"
     piece_bytes = 1
@@ -103,7 +103,7 @@ def quiet(_: Any) -> None:
     pass
 
 
-async def test_all_is_copied_in_order_from_where_the_target_was() -> None:
+async def test_a_copy_goes_on_from_the_progress_of_the_target_in_order() -> None:
     source, sink = Numbers(1000), Kept(Progress({"": 10}, 10, [Span("", 8, 9, 1), Span("", 9, 10, 1)]))
     told: list[int] = []
 
@@ -118,7 +118,7 @@ async def test_all_is_copied_in_order_from_where_the_target_was() -> None:
     assert copied.rates.standing(1e9).left == 0
 
 
-async def test_who_reads_waits_for_who_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_reader_waits_for_a_slow_writer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copying, "AHEAD_BYTES_MAX", 10 * ROW.nbytes)
     monkeypatch.setattr(copying, "TOGETHER_MAX", 4)
     source, sink = Numbers(1000), Kept()
@@ -136,7 +136,7 @@ async def test_who_reads_waits_for_who_writes(monkeypatch: pytest.MonkeyPatch) -
     assert sink.numbers == list(range(1000))
 
 
-async def test_a_copy_that_is_stopped_finishes_what_it_writes() -> None:
+async def test_a_stopped_copy_finishes_its_pending_write() -> None:
     source, sink = Numbers(10, for_ever=True), Kept()
     sink.may.clear()
     task = asyncio.ensure_future(copy(source, sink, quiet, quiet))
@@ -154,7 +154,7 @@ async def test_a_copy_that_is_stopped_finishes_what_it_writes() -> None:
     assert (sink.finished, sink.closed, source.closed) == (False, True, True)
 
 
-async def test_a_write_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stopped_copy_gives_up_a_write_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copying, "STOP_S", 0.01)
     source, sink = Numbers(10), Kept()
     sink.may.clear()
@@ -170,7 +170,7 @@ async def test_a_write_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyP
     assert sink.numbers == []
 
 
-async def test_an_error_of_the_source_comes_after_what_it_has_given() -> None:
+async def test_rows_before_an_error_of_the_source_are_written() -> None:
     source, sink = Numbers(10, fails_at=5), Kept()
 
     with pytest.raises(ValueError, match="unreadable"):
@@ -182,7 +182,7 @@ async def test_an_error_of_the_source_comes_after_what_it_has_given() -> None:
     assert source.closed
 
 
-async def test_a_worker_gives_one_after_the_other_and_is_left_only_when_it_is_idle() -> None:
+async def test_a_worker_yields_items_in_order_and_a_cancelled_call_waits_for_its_end() -> None:
     worker = Worker("test")
     assert [each async for each in worker.each(each for each in (1, None, 2))] == [1, 2]
     began, may = asyncio.Event(), asyncio.Event()

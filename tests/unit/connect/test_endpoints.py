@@ -1,4 +1,4 @@
-"""`kera.connect.endpoints`: what people write for source and target."""
+"""`kera.connect.endpoints`: addresses of source and target."""
 
 import pytest
 
@@ -36,7 +36,7 @@ from kera.core.errors import InvalidArgument
         ("lines.ndjson.gz", FilesEnd("lines.ndjson.gz", "jsonl")),
     ],
 )
-def test_an_address_is_understood(text: str, end: object) -> None:
+def test_addresses_are_parsed(text: str, end: object) -> None:
     assert parse_end(text) == end
 
 
@@ -79,7 +79,7 @@ def test_a_directory_needs_a_format() -> None:
         ("file://[x/a.csv", "the host is not valid; write file:///"),
     ],
 )
-def test_an_address_that_says_nothing_is_refused_with_what_to_write(text: str, said: str) -> None:
+def test_an_invalid_address_is_refused_with_a_hint(text: str, said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
         parse_end(text)
 
@@ -101,26 +101,26 @@ def test_a_password_in_an_address_is_refused_and_not_repeated(text: str) -> None
     assert "hush" not in str(refused.value)
 
 
-def test_a_format_is_about_files_and_one_of_three() -> None:
+def test_a_format_applies_to_files_and_must_be_known() -> None:
     with pytest.raises(InvalidArgument, match="applies to files only"):
         parse_end("kera:s", file_format="csv")
     with pytest.raises(InvalidArgument, match="not one of parquet"):
         parse_end("x.csv", file_format="orc")
 
 
-def test_a_copy_is_called_by_its_two_ends() -> None:
+def test_the_default_name_of_a_copy_has_both_ends() -> None:
     assert copy_name(TopicEnd("h:1", "a b"), StreamEnd("s")) == "kafka.a-b-to-s"
     assert copy_name(FilesEnd("/x/y/*.csv", "csv", many=True), StreamEnd("s")) == "file.y-to-s"
     assert len(copy_name(TopicEnd("h:1", "t" * 200), StreamEnd("s"))) == 100
 
 
 @pytest.mark.parametrize("name", ["", "a b", "ä", "x" * 101, "a/b"])
-def test_a_name_that_no_stream_could_have_is_refused(name: str) -> None:
+def test_an_invalid_name_of_a_copy_is_refused(name: str) -> None:
     with pytest.raises(InvalidArgument, match="--name"):
         check_copy_name(name)
 
 
-def test_changes_of_a_table_have_parameters_of_their_own() -> None:
+def test_addresses_of_changes_have_their_own_parameters() -> None:
     end = parse_end("postgresql://db/shop?table=orders&changes=logical&values=columns&slot=kera_1&sslmode=require")
 
     assert isinstance(end, TableEnd)
@@ -141,6 +141,6 @@ def test_changes_of_a_table_have_parameters_of_their_own() -> None:
         ("table=t&changes=logical&slot=A-b", "a-z, 0-9 and _"),
     ],
 )
-def test_parameters_of_changes_that_make_no_sense_are_refused(more: str, said: str) -> None:
+def test_invalid_parameters_of_changes_are_refused(more: str, said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
         parse_end(f"postgresql://db/shop?{more}")

@@ -1,4 +1,4 @@
-"""`kera.connect.files`: places in files, and what is written and read again."""
+"""`kera.connect.files`: places in files, round trips of rows, and whole targets."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def record(**columns: Any) -> pa.RecordBatch:
 
 
 def given(schema: pa.Schema) -> Any:
-    """A source, as far as a target looks at it."""
+    """The parts of a source that a target uses."""
     return SimpleNamespace(shown="stream s", identity="stream s", schema=schema)
 
 
@@ -68,7 +68,7 @@ def files(end: str, kind: str | None = None) -> FilesEnd:
 
 
 async def written(path: str, batches: Sequence[pa.RecordBatch], kind: str | None = None, **options: Any) -> Progress:
-    """What a copy of so many pieces leaves: the progress that it found."""
+    """Copy the batches as pieces; return the progress at the start."""
     sink = FilesSink(files(path, kind), **options)
     try:
         begun = await sink.open(given(batches[0].schema))
@@ -94,7 +94,7 @@ async def read(
         if pieces:
             spans = [Span(piece.part, piece.start, piece.end, piece.rows.num_rows) for piece in pieces]
             again = await source.again(spans)
-            if source.schema is not DEFAULT_SCHEMA or kind == "parquet":  # lines without a time have that of now
+            if source.schema is not DEFAULT_SCHEMA or kind == "parquet":  # lines without a time get the current one
                 assert [each and each.to_pylist() for each in again] == [piece.rows.to_pylist() for piece in pieces]
     finally:
         await source.close()
@@ -102,7 +102,7 @@ async def read(
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
-async def test_rows_that_were_written_are_read_again(tmp_path: Path, kind: str) -> None:
+async def test_rows_survive_writing_and_reading(tmp_path: Path, kind: str) -> None:
     path = f"{tmp_path}/rows.{kind}"
     await written(path, [ROWS.slice(0, 20), ROWS.slice(20)])
 
@@ -113,7 +113,7 @@ async def test_rows_that_were_written_are_read_again(tmp_path: Path, kind: str) 
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
-async def test_records_that_were_written_are_read_again(tmp_path: Path, kind: str) -> None:
+async def test_records_survive_writing_and_reading(tmp_path: Path, kind: str) -> None:
     path = f"{tmp_path}/records.{kind}"
     await written(path, [RECORDS])
 
@@ -127,7 +127,7 @@ async def test_records_that_were_written_are_read_again(tmp_path: Path, kind: st
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
-async def test_headers_whose_names_repeat_are_read_again(tmp_path: Path, kind: str) -> None:
+async def test_headers_with_repeated_names_survive_writing_and_reading(tmp_path: Path, kind: str) -> None:
     headers = [("h", b"x"), ("none", None), ("h", b""), ("", b"\xff"), ("\xfc", b"\0")]
     await written(f"{tmp_path}/headers.{kind}", [record(headers=headers)])
 
@@ -137,7 +137,7 @@ async def test_headers_whose_names_repeat_are_read_again(tmp_path: Path, kind: s
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
-async def test_reading_goes_on_anywhere(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reading_can_resume_after_any_piece(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kera.connect.files.reading.ROWS_MAX", 7)
     monkeypatch.setattr("kera.connect.files.reading.BLOCK_BYTES", 256)
     for number in range(3):
@@ -153,7 +153,7 @@ async def test_reading_goes_on_anywhere(tmp_path: Path, kind: str, monkeypatch: 
         assert [row for each in rest for row in each.rows.to_pylist()] == expected
 
 
-async def test_columns_are_made_out_of_a_file(tmp_path: Path) -> None:
+async def test_columns_are_inferred_from_a_file(tmp_path: Path) -> None:
     Path(tmp_path, "x.csv").write_text('n,t\n1,NA\n2,\n3,""\n')
     schema, (piece,) = await read(f"{tmp_path}/x.csv", None)
     assert schema == pa.schema([("n", pa.int64()), ("t", pa.string())])
@@ -177,7 +177,7 @@ async def test_columns_are_made_out_of_a_file(tmp_path: Path) -> None:
     assert schema.types == [pa.string(), pa.string()]
 
 
-async def test_files_of_parquet_with_other_types_are_converted_without_loss_or_refused_by_name(tmp_path: Path) -> None:
+async def test_parquet_files_with_other_types_are_converted_without_loss_or_refused(tmp_path: Path) -> None:
     none = pa.table({"n": pa.array([], pa.int64()), "t": pa.array([], pa.string())})
     pq.write_table(none, tmp_path / "a.parquet")
     pq.write_table(
@@ -209,7 +209,7 @@ async def test_files_of_parquet_with_other_types_are_converted_without_loss_or_r
         ("ns", 1_700_000_000_123_456_000, "us", None),
     ],
 )
-async def test_times_of_int96_are_what_they_are_or_refused(
+async def test_times_of_int96_are_read_exactly_or_refused(
     tmp_path: Path, unit: str, value: int, column: str | None, said: str | None
 ) -> None:
     times = pa.array([0, value, None], pa.int64()).cast(pa.timestamp(unit))
@@ -235,7 +235,7 @@ async def test_times_of_int96_are_what_they_are_or_refused(
         ("x.parquet", "no parquet", r"x\.parquet"),
     ],
 )
-async def test_what_is_wrong_with_a_file_is_told_with_its_name_and_the_column(
+async def test_an_invalid_file_is_refused_with_its_name_and_the_problem(
     tmp_path: Path, name: str, text: str, said: str
 ) -> None:
     Path(tmp_path, name).write_text(text)
@@ -247,7 +247,7 @@ async def test_what_is_wrong_with_a_file_is_told_with_its_name_and_the_column(
     ("path", "said"),
     [("none.csv", "no file"), ("none/*.csv", "no file"), ("none/", "no directory"), ("", "is a directory; write")],
 )
-async def test_files_that_are_not_there_are_named(tmp_path: Path, path: str, said: str) -> None:
+async def test_missing_files_are_refused(tmp_path: Path, path: str, said: str) -> None:
     with pytest.raises(Refused, match=said):
         await read(f"{tmp_path}/{path}".removesuffix("/") + "/" * path.endswith("/"), None, kind="csv")
 
@@ -255,16 +255,16 @@ async def test_files_that_are_not_there_are_named(tmp_path: Path, path: str, sai
 @pytest.mark.parametrize(
     ("name", "text"), [("e.jsonl", ""), ("e.jsonl", "[1]\n"), ("e.csv", ""), ("e.csv", "a,a\n1,2\n")]
 )
-async def test_a_file_that_says_no_columns_is_refused(tmp_path: Path, name: str, text: str) -> None:
+async def test_a_file_without_columns_is_refused(tmp_path: Path, name: str, text: str) -> None:
     Path(tmp_path, name).write_text(text)
     with pytest.raises(SchemaMismatch, match=name):
         await read(f"{tmp_path}/{name}", None)
 
 
-def test_no_file_may_come_before_one_that_was_copied_or_change_there() -> None:
+def test_new_or_changed_files_before_the_copied_place_are_refused() -> None:
     spot = Spot(1, "b", 10, 100, 7)
     check_order(["a", "b", "c"], [7, 150, 1], spot)
-    check_order(["a", "b"], [8, 100], spot._replace(before=None))  # of an earlier version
+    check_order(["a", "b"], [8, 100], spot._replace(before=None))  # a place of an earlier version
     with pytest.raises(SourceChanged, match="there were 1 others, and now there are 2"):
         check_order(["a", "aa", "b"], [7, 1, 100], spot)
     with pytest.raises(SourceChanged, match="b is gone"):
@@ -273,7 +273,7 @@ def test_no_file_may_come_before_one_that_was_copied_or_change_there() -> None:
         check_order(["a", "b"], [8, 100], spot)
 
 
-async def test_a_directory_gets_file_after_file_and_goes_on_where_it_was(tmp_path: Path) -> None:
+async def test_a_copy_into_a_directory_adds_files_and_resumes(tmp_path: Path) -> None:
     out = f"{tmp_path}/out/"
     assert (await written(out, [ROWS] * 4, "csv", file_bytes=3000)).places == {}
     names = [each for each in names_in(out) if not each.startswith(".")]
@@ -285,7 +285,7 @@ async def test_a_directory_gets_file_after_file_and_goes_on_where_it_was(tmp_pat
 
 
 @pytest.mark.parametrize("step", ["list", "name"])
-async def test_a_directory_is_whole_wherever_the_process_ends(
+async def test_a_directory_is_consistent_wherever_the_process_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     class Ended(BaseException):
@@ -302,7 +302,7 @@ async def test_a_directory_is_whole_wherever_the_process_ends(
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", ends)
-    monkeypatch.setattr(FilesSink, "_close", lambda sink: sink._lock.close())  # it leaves all as it is
+    monkeypatch.setattr(FilesSink, "_close", lambda sink: sink._lock.close())  # it leaves all files as they are
     with pytest.raises(Ended):
         await written(f"{tmp_path}/out/", [ROWS] * 2, "csv", file_bytes=1)
     monkeypatch.undo()
@@ -315,7 +315,7 @@ async def test_a_directory_is_whole_wherever_the_process_ends(
     assert not [each for each in names_in(tmp_path / "out") if each.endswith(".tmp")]
 
 
-async def test_a_single_file_is_not_there_before_it_is_whole(tmp_path: Path) -> None:
+async def test_a_single_file_appears_only_when_it_is_complete(tmp_path: Path) -> None:
     path = f"{tmp_path}/x.parquet"
     sink = FilesSink(files(path))
     await sink.open(given(ROWS.schema))
@@ -333,7 +333,7 @@ async def test_a_single_file_is_not_there_before_it_is_whole(tmp_path: Path) -> 
         await written(path, [ROWS])
 
 
-async def test_a_lock_that_its_process_has_just_removed_is_taken_anew(
+async def test_a_lock_file_that_was_just_removed_is_created_and_locked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flock = fcntl.flock
@@ -353,7 +353,7 @@ async def test_a_lock_that_its_process_has_just_removed_is_taken_anew(
     await sink.close()
 
 
-async def test_a_file_that_another_copy_has_just_finished_is_left_alone(
+async def test_a_file_that_another_copy_has_just_finished_is_not_overwritten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "x.csv"
@@ -363,7 +363,7 @@ async def test_a_file_that_another_copy_has_just_finished_is_left_alone(
     assert (path.read_text(), names_in(tmp_path)) == ("whole", ["x.csv"])
 
 
-async def test_a_directory_of_another_copy_or_of_a_person_is_left_alone(tmp_path: Path) -> None:
+async def test_a_directory_with_other_contents_is_refused(tmp_path: Path) -> None:
     await written(f"{tmp_path}/a/", [ROWS], "csv")
     with pytest.raises(CopyMismatch, match="another directory"):
         await written(f"{tmp_path}/a/", [ROWS], "jsonl")
@@ -379,7 +379,7 @@ async def test_a_directory_of_another_copy_or_of_a_person_is_left_alone(tmp_path
         await written(f"{tmp_path}/a/", [ROWS], "csv")
 
 
-async def test_a_disk_without_room_is_told_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk_is_an_error_and_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -399,7 +399,7 @@ async def test_a_disk_without_room_is_told_and_nothing_is_left(tmp_path: Path, m
         (record(keys=[b"a", b"b"]), "csv", "several keys"),
     ],
 )
-async def test_what_a_form_cannot_hold_is_told_and_never_changed(
+async def test_values_that_csv_cannot_hold_are_refused(
     tmp_path: Path, rows: pa.RecordBatch, kind: str, said: str
 ) -> None:
     with pytest.raises(SchemaMismatch, match=said):
@@ -407,9 +407,7 @@ async def test_what_a_form_cannot_hold_is_told_and_never_changed(
     assert names_in(tmp_path) == []
 
 
-async def test_a_file_of_a_copy_that_follows_is_finished_when_it_is_old(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_following_copy_finishes_a_file_that_is_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sinks, "FILE_S", 0.0)
     sink = FilesSink(files(f"{tmp_path}/out/", "jsonl"))
     await sink.open(given(ROWS.schema))
@@ -419,9 +417,7 @@ async def test_a_file_of_a_copy_that_follows_is_finished_when_it_is_old(
     await sink.close()
 
 
-async def test_a_copy_whose_last_file_could_not_be_finished_does_not_end_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failed_commit_of_the_last_file_fails_the_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sinks, "FILE_S", -1.0)
     sink = FilesSink(files(f"{tmp_path}/out/", "jsonl"))
     await sink.open(given(ROWS.schema))

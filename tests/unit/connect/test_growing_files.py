@@ -25,7 +25,7 @@ SCHEMA = pa.schema([("n", pa.int64()), ("t", pa.string())])
 
 
 class Copy:
-    """Copies files as often as it is asked to, each time from where the time before has ended."""
+    """Copies files repeatedly; each run starts where the previous one ended."""
 
     def __init__(self, path: Path | str, kind: str) -> None:
         self.numbers: list[int] = []
@@ -34,7 +34,7 @@ class Copy:
         self._end = FilesEnd(str(path), kind, many="*" in str(path))
 
     async def run(self) -> list[int]:
-        """The numbers that it has copied so far."""
+        """Copy; return all numbers copied so far."""
         async with self.source() as source:
             try:
                 async for piece in source.read({} if self.place is None else {PART: self.place}, 1 << 20):
@@ -57,7 +57,7 @@ class Copy:
         self.place = piece.end
 
 
-async def test_a_last_line_without_a_newline_is_a_record_of_a_file_that_nobody_writes(tmp_path: Path) -> None:
+async def test_a_last_line_without_a_newline_is_a_record_unless_the_file_has_a_writer(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text('{"n": 1}\n{"n": 2}')
     copy = Copy(path, "jsonl")
@@ -86,9 +86,7 @@ async def test_a_last_line_waits_while_its_writer_has_the_file_open(tmp_path: Pa
     ("name", "before", "after"),
     [("x.csv", "n,t\n1,one\n2,tw", "o\n"), ("x.jsonl", '{"n": 1}\n{"n": 2}', ', {"n": 3}\n')],
 )
-async def test_a_record_that_goes_on_after_it_was_copied_is_an_error(
-    tmp_path: Path, name: str, before: str, after: str
-) -> None:
+async def test_a_copied_record_that_gets_longer_is_an_error(tmp_path: Path, name: str, before: str, after: str) -> None:
     path = tmp_path / name
     path.write_text(before)
     copy = Copy(path, path.suffix.removeprefix("."))
@@ -110,7 +108,7 @@ async def test_a_record_that_goes_on_after_it_was_copied_is_an_error(
         ("x.jsonl.gz", gzip.compress(b'{"n": 1}\n', mtime=0) + gzip.compress(b'{"n": 2}\n', mtime=0)[:-1]),
     ],
 )
-async def test_a_file_that_ends_inside_a_record_is_copied_up_to_there_and_told(
+async def test_a_file_that_ends_inside_a_record_is_copied_up_to_an_error(
     tmp_path: Path, name: str, data: bytes
 ) -> None:
     path = tmp_path / name
@@ -131,7 +129,7 @@ async def test_a_file_that_ends_inside_a_record_is_copied_up_to_there_and_told(
         ('{"n": 7}\n{"n": 8}\n{"n": 9}\n', r"the text before byte 18 is not the one that was copied"),
     ],
 )
-async def test_a_file_that_was_truncated_or_replaced_is_an_error_with_its_name_and_the_way_out(
+async def test_a_truncated_or_replaced_file_is_an_error_with_its_name_and_a_remedy(
     tmp_path: Path, ending: str, text: str, said: str
 ) -> None:
     path = tmp_path / f"x.jsonl{ending}"
@@ -147,7 +145,7 @@ async def test_a_file_that_was_truncated_or_replaced_is_an_error_with_its_name_a
         await copy.run()
 
 
-async def test_a_file_that_is_replaced_by_a_longer_one_with_the_same_beginning_goes_on(tmp_path: Path) -> None:
+async def test_a_copy_goes_on_in_a_longer_file_with_the_same_beginning(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("n,t\n1,\n")
     copy = Copy(path, "csv")
@@ -170,7 +168,7 @@ async def test_an_earlier_file_that_grows_is_an_error(tmp_path: Path) -> None:
         await copy.run()
 
 
-async def test_files_behind_one_that_is_being_written_are_not_copied_before_it(tmp_path: Path) -> None:
+async def test_files_after_one_that_is_being_written_wait_for_it(tmp_path: Path) -> None:
     Path(tmp_path, "b.jsonl").write_text('{"n": 2}\n')
     copy = Copy(f"{tmp_path}/*.jsonl", "jsonl")
     with Path(tmp_path, "a.jsonl").open("w") as file:
@@ -182,7 +180,7 @@ async def test_files_behind_one_that_is_being_written_are_not_copied_before_it(t
     assert await copy.run() == [1, 2]
 
 
-def test_a_file_that_is_truncated_while_it_is_read_is_an_error(tmp_path: Path) -> None:
+def test_a_file_truncated_or_rewritten_while_it_is_read_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text('{"n": 1}\n' * 100)
     blocks = TextFile(str(path), texts.JsonRecords()).blocks(Position(0), 95)
@@ -198,7 +196,7 @@ def test_a_file_that_is_truncated_while_it_is_read_is_an_error(tmp_path: Path) -
         list(blocks)
 
 
-async def test_places_of_earlier_versions_which_counted_rows_of_csv_are_known(tmp_path: Path) -> None:
+async def test_places_of_earlier_versions_that_count_csv_rows_are_accepted(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("n,t\n" + "".join(f'{n},"a\nb"\n' for n in range(10)))
     copy = Copy(path, "csv")
@@ -211,7 +209,7 @@ async def test_places_of_earlier_versions_which_counted_rows_of_csv_are_known(tm
     assert rows.column("n").to_pylist() == [2, 3, 4]
 
 
-async def test_a_copy_that_follows_takes_lines_and_files_as_they_come(tmp_path: Path) -> None:
+async def test_a_following_copy_takes_new_lines_and_files(tmp_path: Path) -> None:
     first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
     first.write_text('{"n": 1}\n{"n": 2')
     copy = Copy(f"{tmp_path}/*.jsonl", "jsonl")
@@ -240,7 +238,7 @@ async def test_a_copy_that_follows_takes_lines_and_files_as_they_come(tmp_path: 
         await asyncio.wait_for(following, 30)
 
 
-async def test_a_file_of_parquet_that_is_not_the_same_is_an_error(tmp_path: Path) -> None:
+async def test_a_rewritten_parquet_file_is_an_error(tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
     path = tmp_path / "x.parquet"

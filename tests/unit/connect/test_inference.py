@@ -1,4 +1,4 @@
-"""`kera.connect.files.inference` and `.numbers`: types for files that name none, so that no value changes."""
+"""`kera.connect.files.inference` and `.numbers`: types for files without types, so that no value changes."""
 
 import re
 from decimal import Decimal
@@ -17,7 +17,7 @@ from kera.core.errors import SchemaMismatch
 def read(
     tmp_path: Path, kind: str, text: str, schema: pa.Schema | None = None, *, inferred: bool = False
 ) -> tuple[list[pa.DataType], list[Any]]:
-    """The types that a file seems to have, and its rows."""
+    """The inferred types of a file, and its rows."""
     path = tmp_path / f"x.{kind}"
     path.write_text(text)
     found = schema_of(str(path), kind) if schema is None else schema
@@ -42,7 +42,7 @@ def read(
     ],
 )
 @pytest.mark.parametrize("kind_of_file", ["csv", "jsonl"])
-def test_a_column_of_numbers_has_a_type_that_holds_all_of_them(
+def test_the_type_of_a_column_of_numbers_holds_all_of_them(
     tmp_path: Path, kind_of_file: str, texts: list[str], kind: pa.DataType, values: list[Any] | None
 ) -> None:
     lines = [f'{{"v": {text}}}' for text in texts] if kind_of_file == "jsonl" else ["v", *texts]
@@ -54,21 +54,17 @@ def test_a_column_of_numbers_has_a_type_that_holds_all_of_them(
 @pytest.mark.parametrize(
     "texts", [["01234", "1"], ["+49", "1"], ["-0", "1"], ["9" * 60, "1"], ["1e400"], ["1.5", "007"], ["nan", "inf"]]
 )
-def test_numbers_of_csv_that_no_type_of_numbers_holds_as_they_are_written_are_text(
-    tmp_path: Path, texts: list[str]
-) -> None:
+def test_csv_numbers_that_no_numeric_type_keeps_as_written_are_text(tmp_path: Path, texts: list[str]) -> None:
     assert read(tmp_path, "csv", "\n".join(["v", *texts, ""])) == ([pa.string()], [(text,) for text in texts])
 
 
-def test_a_column_of_integers_takes_numbers_that_begin_with_zeros(tmp_path: Path) -> None:
+def test_a_given_column_of_integers_accepts_leading_zeros(tmp_path: Path) -> None:
     assert read(tmp_path, "csv", "v\n01234\n", pa.schema([("v", pa.int64())]))[1] == [(1234,)]
 
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.float64(), pa.decimal128(38, 1)])
 @pytest.mark.parametrize("text", ["01234", "-01", '"007"', " 00", "+49"])
-def test_a_code_behind_the_sample_is_refused_where_the_sample_had_numbers(
-    tmp_path: Path, kind: pa.DataType, text: str
-) -> None:
+def test_a_code_after_a_sample_of_numbers_is_refused(tmp_path: Path, kind: pa.DataType, text: str) -> None:
     code = text.strip('" ')
     said = re.escape(f"column 'v': {code}, which {kind} would change, in line 3")
     schema = pa.schema([("t", pa.string()), ("v", kind)])
@@ -77,12 +73,12 @@ def test_a_code_behind_the_sample_is_refused_where_the_sample_had_numbers(
 
 
 @pytest.mark.parametrize("text", ["-0", "0x10"])
-def test_an_integer_behind_the_sample_that_would_be_written_otherwise_is_refused(tmp_path: Path, text: str) -> None:
+def test_an_integer_after_the_sample_that_would_change_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(SchemaMismatch, match=f"column 'v': {text}, which int64 would change, in line 3"):
         read(tmp_path, "csv", f"v\n1\n{text}\n", pa.schema([("v", pa.int64())]), inferred=True)
 
 
-def test_plain_numbers_beside_codes_and_times_are_read_as_they_are(tmp_path: Path) -> None:
+def test_plain_numbers_beside_codes_and_times_are_read_exactly(tmp_path: Path) -> None:
     schema = pa.schema([("code", pa.string()), ("i", pa.int64()), ("f", pa.float64())])
     rows = [("007", 0, 0.5), ("07:30:00", -10, -0.5), ("+49", 100, 1e-9), ("-0", -1, -0.0)]
     text = "".join(f"{code},{i},{f}\n" for code, i, f in rows)
@@ -102,13 +98,15 @@ def test_plain_numbers_beside_codes_and_times_are_read_as_they_are(tmp_path: Pat
         (b'1,"+1"\n', True, False),
     ],
 )
-def test_a_scan_finds_numbers_anywhere_in_a_block(text: bytes, short: bool, plain: bool, count: int) -> None:
+def test_a_scan_finds_long_and_unusual_numbers_anywhere_in_a_block(
+    text: bytes, short: bool, plain: bool, count: int
+) -> None:
     found = Scan(b"a" * count + b"\n" + text)
     assert (found.is_short(), found.is_plain()) == (short, plain)
 
 
 @pytest.mark.parametrize("text", ["9007199254740993", "169299987.353451120001", "1e400", "1e-400"])
-def test_a_number_of_csv_that_a_float_cannot_hold_is_named_with_line_and_column(tmp_path: Path, text: str) -> None:
+def test_a_csv_number_that_a_float_cannot_hold_is_refused_with_line_and_column(tmp_path: Path, text: str) -> None:
     with pytest.raises(SchemaMismatch, match=f"column 'v': {text}, which double cannot hold exactly, in line 3"):
         read(tmp_path, "csv", f"v\n1.5\n{text}\n", pa.schema([("v", pa.float64())]))
 
@@ -123,7 +121,7 @@ def test_a_number_of_csv_that_a_float_cannot_hold_is_named_with_line_and_column(
         ('{\n"v": 1}\n', r"x\.jsonl: line 1: the JSON is not complete at the end of the line"),
     ],
 )
-def test_lines_without_a_common_type_are_named(tmp_path: Path, text: str, says: str) -> None:
+def test_json_lines_without_a_common_type_are_refused_with_the_line(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(SchemaMismatch, match=says):
         read(tmp_path, "jsonl", text)
 

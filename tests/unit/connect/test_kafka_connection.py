@@ -26,7 +26,7 @@ def test_an_admin_client_writes_nothing_to_standard_error(capfd: pytest.CaptureF
 
 
 class Consumer:
-    """Polls for 10 s each time; the answers are given."""
+    """Each poll takes 10 s; the test gives the answers."""
 
     def __init__(self, clock: Clock, answers: Iterable[int | None]) -> None:
         self._clock, self._answers = clock, iter(answers)
@@ -51,7 +51,7 @@ class Clock:
 
 
 @pytest.mark.parametrize("answer", [None, confluent_kafka.KafkaError._ALL_BROKERS_DOWN])
-def test_a_copy_to_the_present_end_ends_when_no_broker_answers(
+def test_a_copy_to_the_current_end_fails_when_no_broker_answers(
     answer: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
@@ -64,7 +64,7 @@ def test_a_copy_to_the_present_end_ends_when_no_broker_answers(
     assert clock.now_s == 70
 
 
-def test_a_target_that_is_slow_is_no_silence_of_the_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_target_does_not_count_as_silence_of_the_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr("kera.connect.kafka.source.time.monotonic", clock)
     source = TopicSource("127.0.0.1:1", "t", "copy", {}, follow=False)

@@ -15,7 +15,7 @@ HEADERS = st.lists(st.tuples(st.sampled_from(["", "a", "ü"]), st.none() | st.bi
 
 
 class Message(NamedTuple):
-    """As confluent-kafka gives it."""
+    """A message as confluent-kafka returns it."""
 
     given_headers: Any
     time_ms: int = 5
@@ -45,13 +45,13 @@ def rows(*headers: Any) -> pa.RecordBatch:
 
 
 @given(st.lists(st.none() | HEADERS, min_size=1, max_size=4), st.integers(0, 3))
-def test_headers_stay_as_they_are_both_ways(headers: list[Any], start: int) -> None:
+def test_headers_survive_both_directions(headers: list[Any], start: int) -> None:
     batch = rows_of([Message(each) for each in headers])
     assert [each or [] for each in batch.column("headers").to_pylist()] == [each or [] for each in headers]
     assert [own for *_, own in messages_of(batch.slice(start))] == [each or [] for each in headers[start:]]
 
 
-def test_a_message_whose_header_has_a_name_that_is_not_utf8_is_named() -> None:
+def test_a_header_name_that_is_not_utf_8_is_refused_with_its_message() -> None:
     class Strange(Message):
         def headers(self) -> Any:
             raise SystemError("returned a result with an exception set")
@@ -69,7 +69,7 @@ def test_a_message_whose_header_has_a_name_that_is_not_utf8_is_named() -> None:
         rows_of([Message(None), Strange(None)])
 
 
-def test_a_name_with_a_zero_byte_is_refused_as_the_library_would_cut_it() -> None:
+def test_a_header_name_with_a_zero_byte_is_refused() -> None:
     batch = rows([("a", b"1")], [("b\0c", b"2")], None)
     with pytest.raises(SchemaMismatch, match=r"a header named 'b\\x00c'"):
         list(messages_of(batch))
@@ -78,19 +78,19 @@ def test_a_name_with_a_zero_byte_is_refused_as_the_library_would_cut_it() -> Non
 
 
 @given(st.integers(-TIME_MS_MAX, TIME_MS_MAX) | st.sampled_from([-1, -2, 1, TIME_MS_MAX, -TIME_MS_MAX]))
-def test_times_stay_as_they_are_both_ways(time_ms: int) -> None:
+def test_times_survive_both_directions(time_ms: int) -> None:
     batch = rows_of([Message(None, time_ms)])
     assert batch.column("timestamp").cast(pa.int64()).to_pylist() == [0 if time_ms == -1 else 1000 * time_ms]
     assert [found for found, *_ in messages_of(batch)] == [time_ms or -1]
 
 
 @pytest.mark.parametrize("time_ms", [TIME_MS_MAX + 1, 2**63 - 1, -(2**63)])
-def test_a_time_that_a_record_cannot_have_is_refused_with_its_offset(time_ms: int) -> None:
+def test_a_time_beyond_the_range_of_records_is_refused_with_its_offset(time_ms: int) -> None:
     with pytest.raises(SchemaMismatch, match=f"offset 7 of partition 3 has a time of {time_ms} ms"):
         rows_of([Message(None), Message(None, time_ms)])
 
 
-def test_a_record_of_1970_has_no_time_in_kafka_instead_of_the_time_of_now() -> None:
+def test_a_record_of_the_first_millisecond_of_1970_has_no_time_in_kafka() -> None:
     batch = rows([], [])
     for time_us in (0, 999):
         early = batch.set_column(0, DEFAULT_SCHEMA.field(0), pa.array([time_us] * 2).cast(DEFAULT_SCHEMA.field(0).type))

@@ -21,13 +21,13 @@ def test_a_last_line_without_a_newline_counts() -> None:
     assert lines_to_batch(b"a\nb").column("value").to_pylist() == [b"a", b"b"]
 
 
-def test_records_are_stamped_with_the_time_of_now() -> None:
+def test_records_get_the_current_time() -> None:
     before = datetime.datetime.now(UTC)
     stamps = lines_to_batch(b"a\nb\n").column("timestamp").to_pylist()
     assert before - datetime.timedelta(seconds=1) < stamps[0] == stamps[1] <= datetime.datetime.now(UTC)
 
 
-def test_what_is_before_the_separator_is_the_key() -> None:
+def test_the_text_before_the_separator_is_the_key() -> None:
     batch = lines_to_batch(b"k1::v1\nv2\n::v3\nk4::\nk5::a::b\n", b"::")
 
     batch.validate(full=True)

@@ -1,4 +1,4 @@
-"""`kera.connect.planning.outages`: which errors a copy that follows outlives, and how much it says about them."""
+"""`kera.connect.planning.outages`: the errors that a following copy survives, and its reports about them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def outages() -> Outages:
 
 
 @pytest.mark.parametrize("error", [Unreachable("away"), Unavailable("away"), Uncertain("away")])
-def test_an_error_that_may_pass_is_tried_again(outages: Outages, error: Exception) -> None:
+def test_a_transient_error_is_retried(outages: Outages, error: Exception) -> None:
     assert outages.failed(error, 0.0) == Failed(0.2, report=True)
 
 
 @pytest.mark.parametrize("error", [Refused("no such table"), CopyMismatch("other"), CopyElsewhere("x"), ValueError()])
-def test_an_error_that_stays_ends_the_copy(outages: Outages, error: Exception) -> None:
+def test_a_permanent_error_ends_the_copy(outages: Outages, error: Exception) -> None:
     assert outages.failed(error, 0.0) is None
 
 
@@ -34,7 +34,7 @@ def test_a_copy_that_has_not_begun_ends_with_any_error() -> None:
     assert Outages().failed(Unreachable("away"), 0.0) is None
 
 
-def test_pauses_double_up_to_a_bound_and_begin_anew_after_a_success(outages: Outages) -> None:
+def test_pauses_double_up_to_a_bound_and_start_again_after_a_success(outages: Outages) -> None:
     pauses = [outages.failed(Unreachable("away"), 0.0) for _ in range(10)]
 
     assert [each.pause_s for each in pauses if each][:4] == [0.2, 0.4, 0.8, 1.6]
@@ -52,7 +52,7 @@ def test_each_kind_of_error_is_reported_once_within_an_outage(outages: Outages) 
     ]
 
 
-def test_an_outage_with_ever_new_errors_is_reported_so_often_and_no_more(outages: Outages) -> None:
+def test_reports_of_an_outage_with_ever_new_errors_are_limited(outages: Outages) -> None:
     found = [outages.failed(Unreachable("x" * count), 0.0) for count in range(100)]
 
     assert sum(each.report for each in found if each) == CAUSES_MAX
@@ -67,7 +67,7 @@ def test_the_end_of_an_outage_is_reported_once_with_its_length(outages: Outages)
     assert outages.succeeded(6.0) is None
 
 
-def test_a_write_of_our_own_that_arrives_late_is_taken_for_another_process_once(outages: Outages) -> None:
+def test_a_late_own_write_that_looks_like_another_process_is_retried_once(outages: Outages) -> None:
     outages.failed(Uncertain("no answer"), 0.0)
 
     assert outages.failed(CopyElsewhere("taken"), 1.0) is not None

@@ -1,4 +1,4 @@
-"""`kera.connect.postgres.pgoutput`: messages out of their bytes, as the protocol's documentation has them."""
+"""`kera.connect.postgres.pgoutput`: messages are decoded as the protocol's documentation specifies."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROW = b"\0\x03" + ONE + b"n" + b"u"
 """The text 1, null, and a value that was not logged."""
 
 
-def test_a_transaction_says_where_and_when_it_commits() -> None:
+def test_a_transaction_has_the_place_and_time_of_its_commit() -> None:
     assert decode(b"B" + struct.pack(">QqI", 7, 5, 3)) == Begin(7, EPOCH_US + 5, 3)
     assert decode(b"C" + struct.pack(">BQQq", 0, 7, 9, 5)) == Commit(7, 9, EPOCH_US + 5)
 
@@ -61,26 +61,26 @@ def test_a_truncation_names_its_tables() -> None:
 
 
 @pytest.mark.parametrize("data", [b"Onode", b"Y\0", b"M\0"])
-def test_what_says_nothing_about_rows_is_passed_over(data: bytes) -> None:
+def test_messages_that_are_not_about_rows_are_skipped(data: bytes) -> None:
     assert decode(data) is None
 
 
 @pytest.mark.parametrize(
     "data", [b"", b"?", b"B\0", b"I\0\0\0\x05X" + ROW, b"I\0\0\0\x05N\0\x01t\0\0\0\x09x", b"I\0\0\0\x05N\0\x01?"]
 )
-def test_a_message_that_is_damaged_is_an_error(data: bytes) -> None:
+def test_a_damaged_message_is_an_error(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         decode(data)
 
 
 @given(st.binary(max_size=60))
-def test_whatever_comes_is_a_message_or_an_error(data: bytes) -> None:
+def test_arbitrary_bytes_are_a_message_or_a_protocol_error(data: bytes) -> None:
     with contextlib.suppress(ProtocolError):
         decode(data)
 
 
 @pytest.mark.parametrize(("text", "lsn"), [("0/0", 0), ("16/B374D848", 0x16B374D848)])
-def test_a_place_in_the_log_has_a_text(text: str, lsn: int) -> None:
+def test_a_place_in_the_log_is_formatted_and_parsed(text: str, lsn: int) -> None:
     assert (parse_lsn(text), format_lsn(lsn)) == (lsn, text)
     with pytest.raises(ProtocolError):
         parse_lsn("nowhere")

@@ -1,4 +1,4 @@
-"""`kera.connect.planning`: rounds as the journal has them, slices, rates."""
+"""`kera.connect.planning`: rounds in the journal, slices, rates."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from kera.core.errors import InternalError
 BEGUN = Round(0, "run", "topic t", 5)
 
 
-def test_a_round_is_what_it_was_when_it_is_read_again() -> None:
+def test_a_round_survives_encoding() -> None:
     planned = [Planned(Span("0", [1, 2], [3, 4], 7), 1, {0: 2, 1: 1}), Planned(Span("1", 0, 9, 9), None, {2: 1})]
     first = next_round(replace(BEGUN, partitioner="murmur2_random"), "run", planned)
     second = next_round(first, "other", [Planned(Span("0", [3, 4], [5, 6], 1), 2, {0: 1})])
@@ -27,7 +27,7 @@ def test_a_round_is_what_it_was_when_it_is_read_again() -> None:
     assert (second.number, second.records) == (2, 17)
 
 
-def test_a_journal_says_with_which_place_each_chunk_begins() -> None:
+def test_a_journal_keeps_the_start_of_each_chunk() -> None:
     gaps = next_round(BEGUN, "run", [Planned(Span("0", 0, 9, 4), None, {0: 2}, (1, 6))])
 
     assert Round.decode(gaps.encode()) == gaps
@@ -36,7 +36,7 @@ def test_a_journal_says_with_which_place_each_chunk_begins() -> None:
     assert Round.decode(old).pieces[0].starts == ()
 
 
-def test_a_piece_that_does_not_follow_the_one_before_is_a_defect() -> None:
+def test_a_piece_that_does_not_continue_the_previous_one_is_an_internal_error() -> None:
     first = next_round(BEGUN, "run", [Planned(Span("0", 0, 5, 5), 0, {0: 1})])
 
     with pytest.raises(InternalError):
@@ -47,12 +47,12 @@ def test_a_piece_that_does_not_follow_the_one_before_is_a_defect() -> None:
     "data",
     [b"", b"[]", b"null", b"{}", b"\xff", BEGUN.encode()[:-5], BEGUN.encode().replace(b'"round":0', b'"round":-1')],
 )
-def test_a_journal_that_is_damaged_is_told_with_the_way_out(data: bytes) -> None:
+def test_a_damaged_journal_is_refused_with_a_remedy(data: bytes) -> None:
     with pytest.raises(CopyMismatch, match="kera connect forget"):
         Round.decode(data)
 
 
-def test_a_journal_of_a_newer_program_is_left_to_that() -> None:
+def test_a_journal_of_a_newer_program_is_refused() -> None:
     with pytest.raises(CopyMismatch, match="newer program"):
         Round.decode(BEGUN.encode().replace(b'"version":2', b'"version":3'))
 
@@ -69,7 +69,7 @@ def test_a_journal_of_version_1_can_be_read() -> None:
     assert abandoned(found, "me").places == {"rows": ["1"]}
 
 
-def test_rows_are_cut_into_slices_that_fit() -> None:
+def test_rows_are_cut_into_slices_within_the_size() -> None:
     rows = pa.record_batch({"v": ["x" * 10] * 90 + ["y" * 1000] * 10})
 
     count = slices_needed(rows, 2000)
@@ -78,13 +78,13 @@ def test_rows_are_cut_into_slices_that_fit() -> None:
     assert pa.Table.from_batches(slices(rows, count)).equals(pa.Table.from_batches([rows]))
 
 
-def test_a_row_that_fits_nowhere_is_a_slice_of_its_own() -> None:
+def test_a_row_above_the_size_gets_its_own_slice() -> None:
     rows = pa.record_batch({"v": ["x" * 5000, "y" * 5000]})
 
     assert [each.num_rows for each in slices(rows, slices_needed(rows, 1000))] == [1, 1]
 
 
-def test_rates_are_those_of_the_last_seconds_and_tell_what_is_left() -> None:
+def test_rates_cover_the_last_seconds_and_give_the_remaining_records_and_time() -> None:
     rates = Rates(100.0, 1000)
     assert rates.standing(100.0).eta_s is None
     rates.add(100, 5000, 101.0)
@@ -99,7 +99,7 @@ def test_rates_are_those_of_the_last_seconds_and_tell_what_is_left() -> None:
     assert rates.average(200.0).records_per_s == pytest.approx(5.8)
 
 
-def test_nobody_knows_how_long_it_takes_when_nobody_knows_how_much_there_is() -> None:
+def test_a_copy_of_unknown_size_has_no_remaining_time() -> None:
     rates = Rates(0.0, None)
     rates.add(1, 1, 1.0)
     assert rates.standing(2.0).left is None

@@ -1,4 +1,4 @@
-"""`kera.connect.postgres.sql`: statements, with whatever names and values people have."""
+"""`kera.connect.postgres.sql`: statements with arbitrary names and values."""
 
 import pyarrow as pa
 import pytest
@@ -12,18 +12,18 @@ ROWS = sql.Rows('"t"', ('kera_rows."a" AS "a"',), ("a", 'b"c'))
 @pytest.mark.parametrize(
     ("name", "said"), [("a", '"a"'), ('a"; DROP TABLE x; --', '"a""; DROP TABLE x; --"'), ("ä b", '"ä b"')]
 )
-def test_a_name_stays_a_name(name: str, said: str) -> None:
+def test_names_are_quoted(name: str, said: str) -> None:
     assert sql.quoted(name) == said
 
 
 @pytest.mark.parametrize("name", ["", "a\0b", ".", "a."])
-def test_what_can_be_no_name_is_refused(name: str) -> None:
+def test_an_invalid_name_is_refused(name: str) -> None:
     with pytest.raises(InvalidArgument):
         sql.table_name(name)
 
 
 @pytest.mark.parametrize(("value", "said"), [("x", "'x'"), ("x'; --", "'x''; --'"), ("\\", "'\\'"), ("", "''")])
-def test_a_value_stays_a_value(value: str, said: str) -> None:
+def test_values_are_quoted(value: str, said: str) -> None:
     assert sql.literal(value) == said
 
 
@@ -32,7 +32,7 @@ def test_a_value_with_a_nul_is_refused() -> None:
         sql.literal("a\0b")
 
 
-def test_a_page_begins_behind_a_key_and_is_ordered_by_columns_and_not_by_what_is_made_of_them() -> None:
+def test_a_page_starts_after_a_key_and_is_ordered_by_the_original_columns() -> None:
     assert sql.page(ROWS, ["1", "x'"], ["2", "y"], 10) == (
         'SELECT kera_rows."a" AS "a", kera_rows."a"::text AS __kera_key_0, kera_rows."b""c"::text AS __kera_key_1'
         """ FROM "t" AS kera_rows WHERE (kera_rows."a", kera_rows."b""c") > ('1', 'x''')"""
@@ -43,7 +43,7 @@ def test_a_page_begins_behind_a_key_and_is_ordered_by_columns_and_not_by_what_is
     assert sql.last_key(ROWS).endswith('ORDER BY kera_rows."a" DESC, kera_rows."b""c" DESC LIMIT 1')
 
 
-def test_columns_of_a_table_that_is_made() -> None:
+def test_a_created_table_has_the_column_types_of_the_schema() -> None:
     schema = pa.schema(
         [
             ("id", pa.int64()),
@@ -62,6 +62,6 @@ def test_columns_of_a_table_that_is_made() -> None:
 @pytest.mark.parametrize(
     "kind", [pa.struct([("x", pa.int64())]), pa.uint64(), pa.list_(pa.list_(pa.int8())), pa.null()]
 )
-def test_a_column_that_no_table_can_have_is_named(kind: pa.DataType) -> None:
+def test_a_column_type_without_a_postgres_type_is_refused_by_name(kind: pa.DataType) -> None:
     with pytest.raises(SchemaMismatch, match="column 'odd'"):
         sql.create_table('"t"', pa.schema([("odd", kind)]))

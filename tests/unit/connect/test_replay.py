@@ -1,4 +1,4 @@
-"""`kera.connect.postgres.replay`: each change once, from wherever a copy goes on, and none that was read as a row."""
+"""`kera.connect.postgres.replay`: each change once, from any place of a copy, without those in the snapshot."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BEGINNING = Spot(0, 0, None)
 
 
 def transaction(lsn: int, *changes: Message, xid: int = 1) -> list[Message]:
-    """One that commits at `lsn`."""
+    """A transaction that commits at `lsn`."""
     return [Begin(lsn, lsn * 10, xid), ORDERS, OTHERS, *changes, Commit(lsn, lsn + 5, lsn * 10)]
 
 
@@ -55,7 +55,7 @@ def test_changes_of_the_table_come_in_the_order_of_their_commits() -> None:
     assert spot == Spot(305, 0, None)
 
 
-def test_a_copy_that_goes_on_from_any_place_has_the_rest_and_nothing_else() -> None:
+def test_a_copy_that_resumes_at_any_place_gets_exactly_the_rest() -> None:
     changes, _ = replayed(BEGINNING, LOG)
 
     for number, change in enumerate(changes, 1):
@@ -63,11 +63,11 @@ def test_a_copy_that_goes_on_from_any_place_has_the_rest_and_nothing_else() -> N
         assert replayed(again, LOG)[0] == changes[number:]
 
 
-def test_transactions_that_the_snapshot_has_seen_were_read_as_rows() -> None:
+def test_transactions_in_the_snapshot_are_skipped() -> None:
     snapshot = Snapshot("10:13:11", until=400)
     log = [
         *transaction(100, Insert(1, ("1", "a")), xid=9),
-        *transaction(200, Insert(1, ("2", "a")), xid=11),  # was under way
+        *transaction(200, Insert(1, ("2", "a")), xid=11),  # in progress at the snapshot
         *transaction(300, Insert(1, ("3", "a")), xid=12),
         *transaction(350, Insert(1, ("4", "a")), xid=13),
         *transaction(400, Insert(1, ("5", "a")), xid=8),
@@ -81,11 +81,11 @@ def test_transactions_that_the_snapshot_has_seen_were_read_as_rows() -> None:
 
 
 @pytest.mark.parametrize(("xid", "seen"), [(2**32 - 1, True), (4, True), (5, False), (6, True), (7, False), (8, False)])
-def test_numbers_of_transactions_wrap_around(xid: int, seen: bool) -> None:
+def test_transaction_numbers_wrap_around(xid: int, seen: bool) -> None:
     assert Snapshot(f"{2**32 + 5}:{2**32 + 7}:{2**32 + 5}", until=10).has(xid, 9) is seen
 
 
-def test_a_row_that_gets_another_key_is_deleted_and_created() -> None:
+def test_a_changed_key_is_a_deletion_and_a_creation() -> None:
     log = transaction(100, Update(1, ("1", None), False, ("7", "a")), Update(1, ("7", "a"), True, ("7", UNCHANGED)))
 
     changes, _ = replayed(BEGINNING, log)
@@ -98,13 +98,13 @@ def test_a_row_that_gets_another_key_is_deleted_and_created() -> None:
     assert changes[0].behind == changes[1].behind, "no copy goes on between the two"
 
 
-def test_a_truncation_is_a_change_if_it_is_of_the_table() -> None:
+def test_only_truncations_of_the_table_are_changes() -> None:
     changes, _ = replayed(BEGINNING, transaction(100, Truncate((2,)), Truncate((1, 2))))
 
     assert [(each.op, each.before, each.after) for each in changes] == [("t", None, None)]
 
 
-def test_a_place_that_has_passed_the_snapshot_does_without_it() -> None:
+def test_a_place_after_the_snapshot_drops_the_snapshot() -> None:
     spot = Spot(100, 0, Snapshot("1:1:", 150))
     assert Spot.of(spot.place("s")) == spot
     assert spot.moved(Spot(120, 0, spot.snapshot)).snapshot is not None

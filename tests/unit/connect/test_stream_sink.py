@@ -1,4 +1,4 @@
-"""`kera.connect.streams`: what a copy into a stream does when something is not as it left it."""
+"""`kera.connect.streams`: copies into a stream that resume, and sources or streams that have changed meanwhile."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from kera.core.format.schema import DEFAULT_SCHEMA
 
 
 class Chunks:
-    """A streamlet that takes chunks, and may forget or cut them."""
+    """A streamlet that stores chunks, and may lose or cut them."""
 
     def __init__(self) -> None:
         self.stream: Any = SimpleNamespace(name="s", stream_id=7, config=SimpleNamespace(streamlets=1))
         self.chunk_bytes_max = 1 << 20
         self.stored: list[list[Any]] = []
         self.before: list[list[Any]] = []
-        """Stored under earlier epochs."""
+        """Chunks of earlier epochs."""
         self.epoch = 1
         self.takes_rows: int | None = None
 
@@ -55,7 +55,7 @@ class Chunks:
 
 
 class Journal:
-    """Kept in memory."""
+    """A journal in memory."""
 
     def __init__(self) -> None:
         self.rounds: list[Round] = []
@@ -82,7 +82,7 @@ async def begun(chunks: Chunks, journal: Journal) -> RoundWriter:
     return made
 
 
-async def test_a_copy_that_has_ended_well_has_nothing_to_write_again() -> None:
+async def test_a_finished_copy_has_no_unsure_pieces() -> None:
     chunks, journal = Chunks(), Journal()
     made = await begun(chunks, journal)
     assert (await writer(chunks, journal).begin()).unsure
@@ -99,10 +99,10 @@ async def test_a_copy_that_has_ended_well_has_nothing_to_write_again() -> None:
 @pytest.mark.parametrize(
     ("start", "offsets", "starts"), [(4, [4, 5, 6], ()), (4, [4, 5, 8], (4, 5, 8)), (3, [4, 5, 6], (4, 5, 6))]
 )
-async def test_the_journal_says_with_which_offset_each_chunk_begins(
+async def test_the_journal_has_the_start_offset_of_each_chunk(
     start: int, offsets: list[int], starts: tuple[int, ...]
 ) -> None:
-    """Unless offsets have no gaps."""
+    """Offsets without gaps need no starts."""
     chunks, journal = Chunks(), Journal()
     chunks.chunk_bytes_max = 2  # a row for each chunk
     made = writer(chunks, journal)
@@ -115,7 +115,7 @@ async def test_the_journal_says_with_which_offset_each_chunk_begins(
     assert written.chunks[0].number == 3
 
 
-async def test_another_source_or_another_stream_is_another_copy() -> None:
+async def test_another_source_or_a_recreated_stream_is_refused() -> None:
     chunks, journal = Chunks(), Journal()
     await begun(chunks, journal)
 
@@ -126,7 +126,7 @@ async def test_another_source_or_another_stream_is_another_copy() -> None:
         await writer(chunks, journal).begin()
 
 
-async def test_a_copy_goes_on_with_the_partitioner_that_it_began_with() -> None:
+async def test_a_copy_cannot_change_its_partitioner() -> None:
     chunks, journal = Chunks(), Journal()
     await writer(chunks, journal, partitioner="murmur2_random").begin()
     await writer(chunks, journal, partitioner="murmur2_random").begin()
@@ -147,7 +147,7 @@ async def test_a_stream_that_has_lost_chunks_ends_the_copy() -> None:
 
 
 @pytest.mark.parametrize("found", [rows(b"a"), rows(b"a", b"b", b"c"), rows()])
-async def test_rows_that_are_not_what_they_were_are_not_written_again(found: pa.RecordBatch) -> None:
+async def test_changed_rows_are_not_written_again(found: pa.RecordBatch) -> None:
     chunks, journal = Chunks(), Journal()
     await begun(chunks, journal)
     again = writer(chunks, journal)
@@ -157,7 +157,7 @@ async def test_rows_that_are_not_what_they_were_are_not_written_again(found: pa.
         await again.settle([found], may_shrink=False)
 
 
-async def test_a_round_whose_rows_have_changed_is_copied_again_from_where_it_began() -> None:
+async def test_a_round_with_changed_rows_is_copied_again_from_its_start() -> None:
     chunks, journal = Chunks(), Journal()
     made = await begun(chunks, journal)
     await made.put([Piece("0", 2, 4, rows(b"c", b"d"), 0, "c,d"), Piece("0", 4, 5, rows(b"e"), 0)])
@@ -177,7 +177,7 @@ async def test_a_round_whose_rows_have_changed_is_copied_again_from_where_it_beg
     assert chunks.stored == [[b"c", b"d", b"f"]], "what is appended again has the epoch that it had"
 
 
-async def test_a_round_that_another_process_has_abandoned_is_not_appended() -> None:
+async def test_a_fenced_writer_reports_that_the_copy_runs_elsewhere() -> None:
     class Fenced(Chunks):
         async def append(self, streamlet_id: int, rows: pa.RecordBatch, sequence: int) -> AppendResult:
             raise ProducerFenced("fenced by 2", streamlet_id=streamlet_id, rows=rows.num_rows, sequence=sequence)
@@ -186,7 +186,7 @@ async def test_a_round_that_another_process_has_abandoned_is_not_appended() -> N
         await begun(Fenced(), Journal())
 
 
-async def test_rows_for_everywhere_are_in_each_streamlet_also_when_they_are_appended_again() -> None:
+async def test_rows_for_everywhere_go_to_each_streamlet_also_in_retries() -> None:
     class Two(Chunks):
         def __init__(self) -> None:
             super().__init__()
@@ -209,7 +209,7 @@ async def test_rows_for_everywhere_are_in_each_streamlet_also_when_they_are_appe
     assert chunks.appended == [(0, 0), (1, 0)] * 2
 
 
-async def test_rows_that_may_be_gone_must_have_been_stored() -> None:
+async def test_rows_missing_in_a_shrinking_source_must_already_be_stored() -> None:
     chunks, journal = Chunks(), Journal()
     await begun(chunks, journal)
     again = writer(chunks, journal)
@@ -250,7 +250,7 @@ class Lossy:
             )
 
 
-async def test_a_copy_goes_on_behind_records_that_its_source_has_lost() -> None:
+async def test_a_copy_skips_records_that_its_source_has_lost() -> None:
     source = StreamSource(Lossy(), "s", follow=False, skip_lost=True)  # type: ignore[arg-type]
     chunks, journal = Chunks(), Journal()
     made = writer(chunks, journal)
@@ -268,7 +268,7 @@ async def test_a_copy_goes_on_behind_records_that_its_source_has_lost() -> None:
     assert lost.num_rows == 0
 
 
-async def test_a_slice_that_is_cut_is_a_defect_and_nothing_goes_on() -> None:
+async def test_a_slice_that_does_not_fit_into_a_chunk_is_an_internal_error() -> None:
     chunks, journal = Chunks(), Journal()
     chunks.takes_rows = 1
 
@@ -276,12 +276,12 @@ async def test_a_slice_that_is_cut_is_a_defect_and_nothing_goes_on() -> None:
         await begun(chunks, journal)
 
 
-def test_a_journal_that_was_made_anew_counts_under_another_id() -> None:
+def test_each_copy_and_each_recreated_journal_has_its_own_producer_id() -> None:
     assert producer_id("a", 1) in PRODUCER_IDS
     assert len({producer_id("a", 1), producer_id("a", 2), producer_id("b", 1)}) == 3
 
 
-def test_some_columns_of_the_default_schema_are_no_columns_of_ones_own() -> None:
+def test_a_subset_of_the_default_columns_counts_as_the_default_schema() -> None:
     assert is_default(DEFAULT_SCHEMA)
     assert is_default(pa.schema([("value", pa.binary())]))
     assert not is_default(pa.schema([("value", pa.string())]))

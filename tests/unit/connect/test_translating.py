@@ -1,4 +1,4 @@
-"""`kera.connect.planning.translating`: which chunk of a copy comes after an offset."""
+"""`kera.connect.planning.translating`: offsets of a source are translated into chunks of a copy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def table(offset: int, *rounds: Round) -> OffsetTable:
 
 @st.composite
 def copies(draw: st.DrawFn) -> tuple[list[list[int]], list[Round]]:
-    """Offsets of the records of each chunk, and the rounds that say so."""
+    """Offsets of the records of each chunk, and the rounds of that copy."""
     gaps = draw(st.lists(st.integers(1, 3), min_size=1, max_size=40))
     offsets = [offset - 1 for offset in accumulate(gaps)]
     cuts = sorted({0, len(offsets), *draw(st.lists(st.integers(0, len(offsets)), max_size=4))})
@@ -48,7 +48,7 @@ def copies(draw: st.DrawFn) -> tuple[list[list[int]], list[Round]]:
 
 
 @given(copies(), st.data())
-def test_no_record_is_skipped_and_only_one_chunk_is_read_again(
+def test_a_translated_offset_skips_no_record_and_repeats_at_most_one_chunk(
     copied: tuple[list[list[int]], list[Round]], data: st.DataObject
 ) -> None:
     chunks, rounds = copied
@@ -63,7 +63,7 @@ def test_no_record_is_skipped_and_only_one_chunk_is_read_again(
 
 
 def test_a_journal_without_offsets_of_chunks_gives_the_first_chunk_of_the_piece() -> None:
-    """It is one of an earlier version, and offsets have gaps."""
+    """The journal is from an earlier version, and offsets have gaps."""
     copied = next_round(BEGUN, "run", [Planned(Span("0", 0, 12, 10), None, {0: 2})])
     later = next_round(copied, "run", [Planned(Span("0", 12, 22, 10), None, {0: 2})])
 
@@ -71,7 +71,7 @@ def test_a_journal_without_offsets_of_chunks_gives_the_first_chunk_of_the_piece(
     assert table(18, copied, later).find(0) == (3, 1)
 
 
-def test_offsets_without_a_place_are_refused_with_the_way_out() -> None:
+def test_untranslatable_offsets_are_refused_with_a_reason() -> None:
     by_key = next_round(BEGUN, "run", [Planned(Span("0", 0, 10, 10), 1, {0: 1, 1: 1})])
     with pytest.raises(Untranslatable, match="another number of streamlets"):
         table(5, by_key).find(0)
@@ -86,7 +86,7 @@ def test_offsets_without_a_place_are_refused_with_the_way_out() -> None:
         table(5, replace(second, pieces=())).find(0)
 
 
-def test_a_table_tells_how_far_a_copy_is() -> None:
+def test_a_table_has_the_progress_of_a_copy() -> None:
     copied = next_round(BEGUN, "run", [Planned(Span("0", 3, 12, 9), None, {0: 2})])
     assert (table(1).copied_to(0), table(1).chunks_of(0)) == (None, 0)
     assert (table(1, copied).copied_to(0), table(1, copied).chunks_of(0)) == (12, 2)

@@ -1,4 +1,4 @@
-"""`kera.connect.values`: rows and JSON become values with a schema of the registry, or are refused by the field."""
+"""`kera.connect.values`: rows and JSON become values with a registered schema, or are refused with the field."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Version(NamedTuple):
 
 
 class Registry:
-    """One subject, whose ids are 100 more than its versions."""
+    """A registry with one subject; its schema ids are 100 more than its versions."""
 
     def __init__(self, *definitions: Any, kind: SchemaType = SchemaType.AVRO) -> None:
         self.kind = kind
@@ -59,7 +59,7 @@ class Registry:
 
 
 class Rows:
-    """A source with some rows, one piece each batch."""
+    """A source with some rows, one piece per batch."""
 
     shown = identity = "table orders"
     may_shrink = False
@@ -134,7 +134,7 @@ def order(*fields: Any) -> dict[str, Any]:
     return {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}, *fields]}
 
 
-async def test_rows_become_avro_of_a_schema_that_is_derived_from_their_columns() -> None:
+async def test_rows_become_avro_with_a_schema_derived_from_their_columns() -> None:
     registry = Registry()
     source = encoded(Rows(orders()), registry, key="id", time=None)
 
@@ -162,7 +162,7 @@ async def test_rows_become_avro_of_a_schema_that_is_derived_from_their_columns()
     assert source.notes == ["values are written as avro, version 1 of subject orders-value"]
 
 
-async def test_rows_become_json_of_a_schema_that_is_derived_from_their_columns() -> None:
+async def test_rows_become_json_with_a_schema_derived_from_their_columns() -> None:
     registry = Registry()
 
     source = encoded(Rows(orders().slice(0, 1)), registry, kind=SchemaType.JSON, time="at")
@@ -186,7 +186,7 @@ async def test_rows_become_json_of_a_schema_that_is_derived_from_their_columns()
     JsonEncoder(json.dumps(schema), CONTEXT)(json.loads(payload))
 
 
-async def test_records_of_json_keep_their_keys_times_and_headers() -> None:
+async def test_json_records_keep_their_keys_times_and_headers() -> None:
     registry = Registry(order({"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}}))
     source = encoded(Rows(json_records({"id": 5, "at": "2026-01-02T12:00:00Z"}, None)), registry)
 
@@ -200,7 +200,7 @@ async def test_records_of_json_keep_their_keys_times_and_headers() -> None:
     assert read(unframe(first["value"])[1], CONTEXT) == {"id": 5, "at": NOON}
 
 
-async def test_a_value_of_json_is_checked_and_stays_byte_for_byte() -> None:
+async def test_a_json_value_stays_byte_for_byte() -> None:
     texts = [b'{"p": 169299987.353451120001, "id": 23958446825181076828}', b' {"p": 1.10}', b"null", None]
     rows = pa.RecordBatch.from_arrays(
         [pa.array([0] * 4).cast(DEFAULT_SCHEMA.types[0]), *(pa.nulls(4, DEFAULT_SCHEMA.types[1]), pa.array(texts))],
@@ -228,7 +228,7 @@ async def test_a_field_of_the_value_can_be_the_key_and_the_time() -> None:
         await pieces_of(encoded(Rows(orders()), Registry(), key="nope"))
 
 
-async def test_what_is_read_again_is_encoded_again_into_the_same_records() -> None:
+async def test_rows_that_are_read_again_become_the_same_records() -> None:
     source = encoded(Rows(orders(), orders().slice(1)), Registry(), key="id")
     await source.open()
     first = [piece.rows async for piece in source.read({}, 1 << 20)]
@@ -240,7 +240,7 @@ async def test_what_is_read_again_is_encoded_again_into_the_same_records() -> No
     assert source.identity == "table orders as avro of subject orders-value, key id"
 
 
-async def test_a_column_that_was_added_becomes_an_optional_field_of_the_next_version() -> None:
+async def test_an_added_column_becomes_an_optional_field_of_the_next_version() -> None:
     registry = Registry(order({"name": "note", "type": "string", "default": ""}))
     batch = pa.record_batch({"id": pa.array([1]), "zip": pa.array(["x"])})
 
@@ -258,7 +258,7 @@ async def test_a_column_that_was_added_becomes_an_optional_field_of_the_next_ver
     assert same.version.version == 2
 
 
-async def test_a_property_that_was_added_becomes_one_of_the_next_version() -> None:
+async def test_an_added_column_becomes_a_property_of_the_next_json_version() -> None:
     registry = Registry({"type": "object", "properties": {"id": {"type": "integer"}}}, kind=SchemaType.JSON)
     columns = pa.schema([("id", pa.int64()), ("zip", pa.string())])
 
@@ -286,7 +286,7 @@ async def test_a_property_that_was_added_becomes_one_of_the_next_version() -> No
         (Registry(), SchemaType.AVRO, ["a b"], SchemaMismatch, "'a b' has a name that Avro does not allow"),
     ],
 )
-async def test_a_subject_that_does_not_fit_is_refused_before_anything_is_copied(
+async def test_a_subject_that_does_not_fit_the_columns_is_refused(
     registry: Registry, kind: SchemaType, columns: list[str] | None, raised: type[Exception], said: str
 ) -> None:
     schema = None if columns is None else pa.schema([(name, pa.int64()) for name in columns])
@@ -296,7 +296,7 @@ async def test_a_subject_that_does_not_fit_is_refused_before_anything_is_copied(
 
 
 @pytest.mark.parametrize("kind", [SchemaType.AVRO, SchemaType.JSON])
-async def test_a_field_that_the_schema_does_not_have_is_refused_with_the_command_that_helps(kind: SchemaType) -> None:
+async def test_a_field_missing_in_the_schema_is_refused_with_the_command_to_register_it(kind: SchemaType) -> None:
     known = order() if kind is SchemaType.AVRO else {"type": "object", "properties": {"id": {"type": "integer"}}}
     registry = Registry(known, kind=kind)
     source = encoded(Rows(json_records({"id": 1}), json_records({"id": 2}, {"id": 3, "zip": "x"})), registry, kind=kind)
@@ -309,7 +309,7 @@ async def test_a_field_that_the_schema_does_not_have_is_refused_with_the_command
     )
 
 
-async def test_a_copy_that_runs_finds_a_version_that_was_registered_meanwhile() -> None:
+async def test_a_running_copy_uses_a_version_registered_meanwhile() -> None:
     registry = Registry(order())
     source = encoded(Rows(json_records({"id": 1}), json_records({"id": 2, "zip": "x"})), registry)
     await source.open()
@@ -334,7 +334,7 @@ async def test_a_copy_that_runs_finds_a_version_that_was_registered_meanwhile() 
         (b"[1]", "value"),
     ],
 )
-async def test_a_value_that_does_not_fit_is_named_by_its_place(value: bytes, said: str) -> None:
+async def test_a_value_that_does_not_fit_is_refused_with_its_place(value: bytes, said: str) -> None:
     batch = json_records({"id": 1}, {"id": 2})
     batch = batch.set_column(2, "value", pa.array([b'{"id": 1}', value], pa.binary()))
 
@@ -372,7 +372,7 @@ DECIMAL = logical("bytes", "decimal", precision=9, scale=2)
         ("double", 1, 1.0),
     ],
 )
-def test_text_becomes_what_the_schema_wants(kind: Any, given: Any, read: Any) -> None:
+def test_json_values_are_converted_to_the_types_of_the_avro_schema(kind: Any, given: Any, read: Any) -> None:
     payload = AvroEncoder(field(kind), CONTEXT)({"x": given})
 
     assert AvroDeserializer(field(kind), framed=False)(payload, CONTEXT) == {"x": read}
@@ -399,19 +399,19 @@ def test_text_becomes_what_the_schema_wants(kind: Any, given: Any, read: Any) ->
         ("string", None, "x"),
     ],
 )
-def test_what_would_be_changed_is_refused(kind: Any, given: Any, said: str) -> None:
+def test_json_values_that_avro_would_change_are_refused(kind: Any, given: Any, said: str) -> None:
     with pytest.raises(CannotEncode, match=said):
         AvroEncoder(field(kind), CONTEXT)({"x": given})
 
 
-def test_an_unknown_field_deep_in_a_value_is_named_by_its_path() -> None:
+def test_an_unknown_nested_field_is_named_by_its_path() -> None:
     inner = {"type": "array", "items": {"type": "record", "name": "L", "fields": [{"name": "a", "type": "int"}]}}
 
     with pytest.raises(UnknownField, match=r"x\[1\]\.b"):
         AvroEncoder(field(inner), CONTEXT)({"x": [{"a": 1}, {"b": 2}]})
 
 
-def test_every_type_of_a_column_has_a_schema_or_is_refused_by_its_name() -> None:
+def test_every_column_type_has_a_schema_or_is_refused_with_the_column() -> None:
     kinds = [
         *(pa.bool_(), pa.int8(), pa.int32(), pa.uint32(), pa.int64(), pa.float32(), pa.float64(), pa.string()),
         *(pa.large_string(), pa.binary(), pa.binary(4), pa.date32(), pa.time32("ms"), pa.time64("us")),
@@ -428,7 +428,7 @@ def test_every_type_of_a_column_has_a_schema_or_is_refused_by_its_name() -> None
                 derive(nested)
 
 
-def test_a_map_with_a_key_twice_is_refused() -> None:
+def test_a_map_with_a_repeated_key_is_refused() -> None:
     column = pa.array([[[("a", 1)]], [[("a", 1), ("a", 2)]]], pa.list_(pa.map_(pa.string(), pa.int32())))
 
     assert plain_values(column[:1]) == [[{"a": 1}]]

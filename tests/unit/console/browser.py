@@ -1,4 +1,4 @@
-"""Asks the application as a browser does, without a connection: it keeps cookies, and says where a form is from."""
+"""Sends requests to the application as a browser does, without a connection: with cookies and the origin of forms."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HOST = "127.0.0.1:7480"
 
 @dataclass
 class Answer:
-    """What came."""
+    """The answer to a request."""
 
     status: int
     headers: list[tuple[str, str]]
@@ -22,7 +22,7 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """With plain spaces in place of those that keep a number and its unit on one line."""
+        """The body with plain spaces in place of non-breaking ones."""
         return self.body.decode().replace("\u00a0", " ")
 
     def header(self, name: str) -> str:
@@ -37,7 +37,7 @@ class Answer:
 
 @dataclass
 class Browser:
-    """Of one person."""
+    """The browser of one person."""
 
     app: App
     host: str = HOST
@@ -81,7 +81,7 @@ class Browser:
         async def receive() -> Message:
             nonlocal received
             if received:
-                await asyncio.Event().wait()  # we stay
+                await asyncio.Event().wait()  # the client stays connected
             received = True
             return {"type": "http.request", "body": body, "more_body": False}
 

@@ -1,4 +1,4 @@
-"""The console of a cluster that is in this process."""
+"""Consoles of a cluster in this process."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
@@ -21,7 +21,7 @@ async def all_is_well(_: Client, __: ClientSettings, ___: Sequence[StreamDescrip
 
 @pytest.fixture(autouse=True)
 def _entries_are_read_from_their_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fake brokers do not say where a record is: then what is before it is read as well, and left out."""
+    """Fake brokers cannot locate a record: reads start at the beginning, and skip the records before it."""
 
     async def locate(_: Client, __: str, queries: Sequence[ChunkQuery]) -> list[ChunkPlace]:
         return [ChunkPlace(query.start, 0, 0) for query in queries]

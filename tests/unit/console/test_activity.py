@@ -1,4 +1,4 @@
-"""What brokers do, by what they have counted."""
+"""The activity of brokers, computed from their counters."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def figures(uptime_s: float, written: float = 0.0, *, launch: str = "one", **val
     return DaemonFigures(launch, round(uptime_s * 1e6), found, {})
 
 
-def test_a_rate_is_made_of_two_answers_of_one_launch() -> None:
+def test_a_rate_needs_two_answers_of_the_same_launch() -> None:
     before, now = figures(10, 1000, loop=1), figures(12, 3000, loop=2)
     assert activity_of(before, now)[:4] == (1000.0, 0.0, 0.0, 0.5)
     assert activity_of(None, now)[:4] == (None,) * 4
@@ -27,11 +27,11 @@ def test_a_rate_is_made_of_two_answers_of_one_launch() -> None:
     assert activity_of(now, before)[:4] == (None,) * 4
 
 
-def test_what_was_counted_never_goes_back() -> None:
+def test_a_rate_is_never_negative() -> None:
     assert activity_of(figures(10, 1000), figures(12, 10)).bytes_in_per_s == 0
 
 
-def test_memory_and_lag_are_those_of_now_or_not_known() -> None:
+def test_memory_and_lag_come_from_the_latest_answer_or_are_unknown() -> None:
     now = figures(
         1,
         kera_broker_arena_slots=10,
@@ -71,7 +71,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, DaemonFigures | KeraEr
     return known
 
 
-async def test_brokers_that_live_are_asked_over_one_connection_each(
+async def test_each_live_broker_is_asked_over_one_connection(
     answers: dict[str, DaemonFigures | KeraError],
 ) -> None:
     closed: list[str] = []

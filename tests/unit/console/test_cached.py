@@ -1,4 +1,4 @@
-"""An answer that is shown again: how old it gets, who asks, and what becomes of errors."""
+"""Cached answers: their age, concurrent callers, and errors."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from kera.core.errors import ClosedError, NotAllowed, Unavailable
 
 
 class Source:
-    """Counts how often it was asked; answers with that, or with an error."""
+    """Counts its requests, and answers with the count or with an error."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -30,7 +30,7 @@ class Source:
         return self.asked
 
 
-async def test_it_is_asked_once_for_many_and_again_when_it_is_old() -> None:
+async def test_concurrent_callers_share_a_request_and_an_old_answer_is_refreshed() -> None:
     source = Source()
     assert await asyncio.gather(*(source.cached.get() for _ in range(5))) == [1] * 5
     source.now_s = 1.9
@@ -44,7 +44,7 @@ async def test_it_is_asked_once_for_many_and_again_when_it_is_old() -> None:
     assert await source.cached.get() == 3, "that old it is not shown"
 
 
-async def test_what_takes_long_is_asked_for_less_often() -> None:
+async def test_a_slow_request_is_repeated_less_often() -> None:
     source = Source()
     source.takes_s = 1.0
     await source.cached.get()
@@ -53,19 +53,19 @@ async def test_what_takes_long_is_asked_for_less_often() -> None:
     assert source.asked == 1
 
 
-async def test_after_a_change_nobody_is_shown_what_was_before() -> None:
+async def test_forget_discards_the_answer_of_a_pending_refresh() -> None:
     source = Source()
     await source.cached.get()
     source.open.clear()
     source.now_s = 2.0
     assert await source.cached.get() == 1
     await asyncio.sleep(0)
-    source.cached.forget()  # while it was asked for
+    source.cached.forget()  # while a request is pending
     source.open.set()
     assert await source.cached.get() == 3
 
 
-async def test_a_change_while_somebody_waits_for_an_answer_makes_them_wait_for_the_next() -> None:
+async def test_forget_makes_waiting_callers_wait_for_the_next_answer() -> None:
     source = Source()
     source.open.clear()
     waiting = [asyncio.ensure_future(source.cached.get()) for _ in range(2)]
@@ -76,7 +76,7 @@ async def test_a_change_while_somebody_waits_for_an_answer_makes_them_wait_for_t
     assert await asyncio.gather(*waiting) == [2, 2]
 
 
-async def test_who_waits_for_an_answer_when_the_session_ends_is_told() -> None:
+async def test_close_fails_waiting_and_later_callers() -> None:
     source = Source()
     source.open.clear()
     waiting = asyncio.ensure_future(source.cached.get())
@@ -89,7 +89,7 @@ async def test_who_waits_for_an_answer_when_the_session_ends_is_told() -> None:
         await source.cached.get()
 
 
-async def test_a_caller_that_gives_up_leaves_the_answer_to_others() -> None:
+async def test_a_cancelled_caller_does_not_cancel_the_request_of_others() -> None:
     source = Source()
     source.open.clear()
     first, second = (asyncio.ensure_future(source.cached.get()) for _ in range(2))
@@ -101,7 +101,7 @@ async def test_a_caller_that_gives_up_leaves_the_answer_to_others() -> None:
     assert await second == 1
 
 
-async def test_errors_are_not_kept_but_a_refusal_is_for_a_while() -> None:
+async def test_only_a_refusal_is_cached_for_a_while_and_other_errors_are_not() -> None:
     source = Source()
     source.error = Unavailable("away")
     for asked in (1, 2):
@@ -118,7 +118,7 @@ async def test_errors_are_not_kept_but_a_refusal_is_for_a_while() -> None:
     assert await source.cached.get() == 4
 
 
-async def test_what_may_no_longer_be_seen_is_no_longer_shown() -> None:
+async def test_a_refusal_replaces_the_cached_answer() -> None:
     source = Source()
     await source.cached.get()
     source.error = NotAllowed("no")
@@ -130,7 +130,7 @@ async def test_what_may_no_longer_be_seen_is_no_longer_shown() -> None:
         await source.cached.get()
 
 
-async def test_who_is_impatient_goes_on_without_it() -> None:
+async def test_soon_gives_up_after_its_patience() -> None:
     source = Source()
     source.open.clear()
     assert await source.cached.soon(0.001) is None

@@ -15,9 +15,7 @@ from kera.console.browsing.row_json import Rows
     st.one_of(st.none(), st.binary(max_size=400), st.text(max_size=200).map(lambda text: text.encode())),
     st.integers(1, 300),
 )
-def test_whatever_a_value_is_what_is_shown_is_bounded_text_without_controls(
-    value: bytes | None, length_max: int
-) -> None:
+def test_any_value_is_shown_as_bounded_text_without_control_characters(value: bytes | None, length_max: int) -> None:
     found = shown(value, length_max)
     found.text.encode()
     assert len(found.text) <= max(length_max, 80)
@@ -26,7 +24,7 @@ def test_whatever_a_value_is_what_is_shown_is_bounded_text_without_controls(
     brief(value).encode()
 
 
-def test_json_is_laid_out() -> None:
+def test_json_is_indented() -> None:
     found = shown(b'{"b": [1, 2], "a": "\\u00e9"}', 1000)
     assert (found.kind, json.loads(found.text)) == ("json", {"b": [1, 2], "a": "é"})
     assert "\n" in found.text
@@ -44,31 +42,31 @@ HURTFUL = {
 
 
 @pytest.mark.parametrize("value", HURTFUL.values(), ids=list(HURTFUL))
-def test_json_that_is_none_or_is_made_to_hurt_is_shown_in_bounds(value: bytes) -> None:
+def test_invalid_or_hostile_json_is_shown_in_bounds(value: bytes) -> None:
     found = shown(value, 2000)
     found.text.encode()
     assert found.kind in {"text", "json"}
     assert len(found.text) <= 2000
 
 
-def test_text_is_shown_as_it_is_and_cut_between_characters() -> None:
+def test_text_is_shown_unchanged_and_cut_between_characters() -> None:
     assert shown("grüße ✓".encode(), 100)[:2] == ("text", "grüße ✓")
     long = shown("✓".encode() * 5000, 100)
     assert (long.kind, long.text, long.cut) == ("text", "✓" * 100, True)
 
 
-def test_bytes_that_are_no_text_are_shown_in_hexadecimal() -> None:
+def test_bytes_that_are_not_text_are_shown_in_hexadecimal() -> None:
     found = shown(bytes(range(128, 148)) + b"abc", 1000)
     assert found.kind == "hex"
     assert found.text.splitlines()[0].startswith("000000  80 81 82")
     assert found.text.splitlines()[1].endswith("....abc")
 
 
-def test_what_turns_text_around_is_written_out() -> None:
+def test_a_bidirectional_control_character_is_escaped() -> None:
     assert shown("a name, turned \u202edef".encode(), 1000).text == "a name, turned \\u202edef"
 
 
-def test_null_and_empty_are_told_apart() -> None:
+def test_null_and_empty_values_are_distinguished() -> None:
     assert [shown(value, 10).kind for value in (None, b"")] == ["null", "empty"]
 
 
@@ -113,7 +111,7 @@ MANY = [
 
 
 @pytest.mark.parametrize("values", MANY, ids=lambda values: str(values.type))
-def test_of_a_cell_with_very_many_parts_the_first_are_made_into_text(values: pa.Array) -> None:
+def test_only_the_first_parts_of_a_huge_cell_become_text(values: pa.Array) -> None:
     found = Rows(pa.record_batch({"a": values})).cell(0, "a", 100)
     whole = "[" + "null, " * 50 if values is NULLS else texts_of(values)[0].as_py()
     assert 100 <= len(found) < 500
@@ -121,14 +119,14 @@ def test_of_a_cell_with_very_many_parts_the_first_are_made_into_text(values: pa.
     json.loads(found)
 
 
-def test_a_row_with_very_many_parts_is_searched_as_far_as_it_is_shown() -> None:
+def test_a_search_finds_the_shown_part_of_a_huge_row() -> None:
     small, large = pa.array(["Needle"]), pa.nulls(1 << 30)
     batch = pa.record_batch({"a": small, "b": pa.ListArray.from_arrays(pa.array([0, 1 << 30], pa.int32()), large)})
     assert Rows(batch).has(0, "needle")
 
 
 class Counted(list[object]):
-    """Counts how many of its items are looked at."""
+    """Counts its visited items."""
 
     looked_at = 0
 
@@ -144,7 +142,7 @@ WAYS: dict[str, Callable[[object], Shown]] = {
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=list(WAYS))
-def test_of_a_value_with_very_many_parts_the_first_are_looked_at(way: Callable[[object], Shown]) -> None:
+def test_only_the_first_parts_of_a_huge_value_are_visited(way: Callable[[object], Shown]) -> None:
     many = Counted([{"a": None}] * 10_000)
     found = way(many)
     assert found.cut
@@ -152,7 +150,7 @@ def test_of_a_value_with_very_many_parts_the_first_are_looked_at(way: Callable[[
     assert 25 <= many.looked_at <= 100
 
 
-def test_a_row_is_json_whatever_is_in_it() -> None:
+def test_rows_with_any_values_are_shown_as_json() -> None:
     row = pa.record_batch({"a": [float("nan")], "b": [b"\xff\xfe"], "d": [{"x": 10**18}]})
     assert shown_columns(Rows(row).row(0, 1000), 1000).text.splitlines() == [
         "{",
@@ -176,5 +174,5 @@ def test_a_row_is_json_whatever_is_in_it() -> None:
         (b'{"a": 1, "a": 2, "big": 1e400}', '{\n  "a": 1,\n  "a": 2,\n  "big": 1e400\n}'),
     ],
 )
-def test_json_is_shown_with_every_digit_and_name_as_it_is_written(value: bytes, text: str) -> None:
+def test_json_is_shown_with_every_digit_and_name_as_written(value: bytes, text: str) -> None:
     assert shown(value, 1000) == Shown("json", text, len(value))

@@ -1,4 +1,4 @@
-"""Filter expressions: what they say, where they are wrong, and that they agree with a naive reading of the same."""
+"""Filter expressions: their meaning, the columns of mistakes, and agreement with a naive interpretation."""
 
 import datetime
 import re
@@ -81,7 +81,7 @@ ORDER = Subject(
         "1 == 2 or 1 == 1 and not 1 == 2",
     ],
 )
-def test_an_expression_says_what_the_documentation_says(text: str) -> None:
+def test_expressions_have_their_documented_meaning(text: str) -> None:
     assert fits(parse(text), ORDER)
     assert not fits(parse(f"not ({text})"), ORDER)
 
@@ -118,7 +118,7 @@ def test_an_expression_says_what_the_documentation_says(text: str) -> None:
         ("1" * (LENGTH_MAX + 1), LENGTH_MAX + 1, "at most 1000"),
     ],
 )
-def test_a_mistake_has_its_column_and_a_reason(text: str, column: int | None, message: str) -> None:
+def test_a_mistake_is_refused_with_its_column_and_a_reason(text: str, column: int | None, message: str) -> None:
     with pytest.raises(FilterError, match=re.escape(message)) as found:
         parse(text)
     assert column is None or found.value.column == column
@@ -140,7 +140,7 @@ WORDS = st.sampled_from(
 
 
 @given(st.one_of(st.text(max_size=60), st.lists(WORDS, max_size=40).map(" ".join), st.lists(WORDS).map("".join)))
-def test_no_text_raises_anything_but_an_error_with_a_column(text: str) -> None:
+def test_any_text_is_an_expression_or_an_error_with_a_column(text: str) -> None:
     try:
         fits(parse(text), ORDER)
     except FilterError as error:
@@ -174,12 +174,12 @@ EVERY_PART = (
 
 
 @given(VALUES, VALUES, VALUES)
-def test_no_record_raises_anything(value: Any, key: Any, header: Any) -> None:
+def test_a_filter_raises_no_error_for_any_record(value: Any, key: Any, header: Any) -> None:
     assert fits(parse(EVERY_PART), Subject(value, (key,), {"trace": header})) in {True, False}
 
 
 class Naive(NamedTuple):
-    """An expression, and what it is by Python's own means."""
+    """An expression, and its meaning in plain Python."""
 
     text: str
     of: Callable[[dict[str, Any]], Any]
@@ -234,12 +234,12 @@ RECORDS = st.dictionaries(
 
 
 @given(EXPRESSIONS, RECORDS)
-def test_an_expression_is_what_a_naive_reading_of_it_is(expression: Naive, value: dict[str, Any]) -> None:
+def test_expressions_agree_with_a_naive_interpretation(expression: Naive, value: dict[str, Any]) -> None:
     assert fits(parse(expression.text), Subject(value)) == holds(expression.of(value))
 
 
 @given(st.lists(st.tuples(st.sampled_from(["and", "or"]), st.booleans(), st.booleans()), min_size=1, max_size=12))
-def test_not_binds_more_than_and_and_that_more_than_or_as_in_python(parts: list[tuple[str, bool, bool]]) -> None:
+def test_not_and_and_or_have_the_precedence_of_python(parts: list[tuple[str, bool, bool]]) -> None:
     words = [f"{joint} {'not ' if negated else ''}{str(fact).lower()}" for joint, negated, fact in parts]
     text = " ".join(words).removeprefix(parts[0][0])
     python = text.replace("true", "True").replace("false", "False")
@@ -247,13 +247,13 @@ def test_not_binds_more_than_and_and_that_more_than_or_as_in_python(parts: list[
 
 
 def documented() -> Iterator[str]:
-    """The examples of the page about the console: the first column of a table."""
+    """The examples on the page about the console, from the first column of a table."""
     text = DOCUMENTATION.read_text(encoding="utf-8")
     section = text.partition("### Filter expressions")[2].partition("\n## ")[0]
     yield from re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
 
 
-def test_the_examples_of_the_documentation_are_expressions() -> None:
+def test_the_documented_examples_are_valid_expressions() -> None:
     examples = list(documented())
     assert len(examples) >= 6
     for each in examples:

@@ -1,4 +1,4 @@
-"""Values by the format that somebody chose, or that they seem to have: right ones, wrong ones, hostile ones."""
+"""Values in the chosen or detected format: valid, invalid and hostile ones."""
 
 import json
 
@@ -28,7 +28,7 @@ PACKED = msgpack.packb({"id": 7, "tags": ["a", None]})
         (None, "null", None),
     ],
 )
-def test_a_value_is_decoded_by_what_it_looks_like(value: bytes | None, kind: str, document: object) -> None:
+def test_the_format_of_a_value_is_detected(value: bytes | None, kind: str, document: object) -> None:
     decoder = Decoder()
     assert (decoder.shown(value, 1000).kind, decoder.document(value)) == (kind, document)
 
@@ -44,9 +44,7 @@ def test_a_value_is_decoded_by_what_it_looks_like(value: bytes | None, kind: str
         ("hex", b"{}", "hex", b"{}"),
     ],
 )
-def test_a_value_is_decoded_by_the_format_that_was_chosen(
-    chosen: str, value: bytes, kind: str, document: object
-) -> None:
+def test_a_value_is_decoded_in_the_chosen_format(chosen: str, value: bytes, kind: str, document: object) -> None:
     found = Decoder(chosen).shown(value, 1000)
     assert (found.kind, found.problem, Decoder(chosen).document(value)) == (kind, "", document)
 
@@ -62,7 +60,9 @@ def test_a_value_is_decoded_by_the_format_that_was_chosen(
         ("json", b"[" + b"1," * TAKEN_APART_BYTES_MAX + b"1]", "too long"),
     ],
 )
-def test_a_value_that_does_not_fit_the_format_is_shown_with_a_reason(chosen: str, value: bytes, problem: str) -> None:
+def test_a_value_that_does_not_fit_the_chosen_format_is_shown_with_a_reason(
+    chosen: str, value: bytes, problem: str
+) -> None:
     found = Decoder(chosen).shown(value, 1000)
     assert problem in found.problem
     assert found.text
@@ -86,7 +86,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("value", HOSTILE.values(), ids=list(HOSTILE))
 @pytest.mark.parametrize("chosen", FORMATS)
-def test_values_that_are_made_to_hurt_are_shown_in_bounds(chosen: str, value: bytes) -> None:
+def test_hostile_values_are_shown_in_bounds(chosen: str, value: bytes) -> None:
     found = Decoder(chosen).shown(value, 2000)
     found.text.encode()
     assert len(found.text) <= 2000
@@ -112,7 +112,7 @@ PACKED_VALUES = st.recursive(
     ),
     st.integers(1, 300),
 )
-def test_no_value_raises_anything_in_any_format(chosen: str, value: bytes, length_max: int) -> None:
+def test_any_value_is_shown_in_any_format_without_an_error(chosen: str, value: bytes, length_max: int) -> None:
     found = Decoder(chosen).shown(value, length_max)
     found.text.encode()
     assert len(found.text) <= max(length_max, 80)

@@ -1,4 +1,4 @@
-"""A reset of a consumer group: what it changes is shown first, and what was shown is what is done."""
+"""Resets of a consumer group: a preview shows the changes, and the reset makes exactly these."""
 
 import datetime
 from typing import Any
@@ -28,7 +28,7 @@ ADDRESS = "/group/reset?name=late&stream=clicks"
 
 
 class Group:
-    """A consumer group, and what was asked about it."""
+    """A consumer group, and the requests about it."""
 
     def __init__(self) -> None:
         self.members: tuple[MemberDescription, ...] = ()
@@ -39,7 +39,7 @@ class Group:
 
 @pytest.fixture
 def group(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> Group:
-    """The fake cluster plans no resets."""
+    """Stands in for the reset plans that the fake cluster lacks."""
     cluster.create_stream("clicks")
     found = Group()
 
@@ -73,7 +73,7 @@ def group(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> Group:
         ("to=time&time=2026-01-31T12:00", datetime.datetime(2026, 1, 31, 12, tzinfo=datetime.UTC), None),
     ],
 )
-async def test_a_preview_shows_what_changes_and_changes_nothing(
+async def test_a_preview_shows_the_changes_without_making_them(
     console: MakeBrowser, group: Group, query: str, to: ResetTo, streamlets: list[int] | None
 ) -> None:
     page = await (await console(admin=True)).get(f"{ADDRESS}&{query}")
@@ -86,7 +86,7 @@ async def test_a_preview_shows_what_changes_and_changes_nothing(
 
 
 async def test_the_reset_does_what_the_preview_showed(console: MakeBrowser, group: Group) -> None:
-    """Its cursors are those of the page: the stream may have grown since."""
+    """The cursors come from the page: the stream may have grown since."""
     browser = await console(admin=True)
     page = await browser.get(f"{ADDRESS}&to=earliest")
     cursors = page.text.partition('name="cursors" value="')[2].partition('"')[0]
@@ -104,7 +104,7 @@ async def test_the_reset_does_what_the_preview_showed(console: MakeBrowser, grou
 
 
 @pytest.mark.parametrize("cursors", ["", "x", "0,0,1,1,1", "0,0,1,1,1,-1", "0,0,1,1,1," + "9" * 30, "0,0,1,1,1,1;;2"])
-async def test_cursors_of_no_preview_are_refused(console: MakeBrowser, group: Group, cursors: str) -> None:
+async def test_invalid_cursors_are_refused(console: MakeBrowser, group: Group, cursors: str) -> None:
     browser = await console(admin=True)
     fields = {"name": "late", "stream": "clicks", "stream_id": "77", "cursors": cursors}
     is_clear(await browser.send(f"{ADDRESS}&to=earliest", "/group/reset", fields), 400, "cursors")
@@ -123,7 +123,7 @@ async def test_cursors_of_no_preview_are_refused(console: MakeBrowser, group: Gr
         ("to=latest&streamlets=all", "streamlets", "is not a streamlet"),
     ],
 )
-async def test_an_error_is_beside_its_field(
+async def test_an_error_is_shown_beside_its_field(
     console: MakeBrowser, group: Group, query: str, field: str, text: str
 ) -> None:
     page = await (await console(admin=True)).get(f"{ADDRESS}&{query}")
@@ -132,14 +132,14 @@ async def test_an_error_is_beside_its_field(
     assert group.planned == []
 
 
-async def test_a_reset_that_is_not_possible_says_why_above_the_form(console: MakeBrowser, group: Group) -> None:
+async def test_the_reason_for_an_impossible_reset_is_shown_on_the_form(console: MakeBrowser, group: Group) -> None:
     group.error = InvalidArgument("consumer group 'late' has no cursor to shift")
     page = await (await console(admin=True)).get(f"{ADDRESS}&to=shift&records=-5")
     is_clear(page, 400, "no cursor to shift", 'value="-5"')
     assert "cursors" not in page.text
 
 
-async def test_consumers_that_are_active_have_to_be_confirmed(console: MakeBrowser, group: Group) -> None:
+async def test_a_reset_with_active_consumers_needs_confirmation(console: MakeBrowser, group: Group) -> None:
     browser = await console(admin=True)
     assert 'name="force"' not in (await browser.get(f"{ADDRESS}&to=latest")).text
     group.members = (MEMBER,)
@@ -147,14 +147,16 @@ async def test_consumers_that_are_active_have_to_be_confirmed(console: MakeBrows
     is_clear(page, 200, 'name="force" type="checkbox" value="1" required', "1 consumer of this group is active")
 
 
-async def test_a_console_that_only_shows_plans_no_reset(console: MakeBrowser, group: Group) -> None:
+async def test_a_read_only_console_plans_no_reset(console: MakeBrowser, group: Group) -> None:
     page = await (await console()).get(f"{ADDRESS}&to=latest")
     is_clear(page, 200, "kera console --admin", "kera group reset")
     assert group.planned == []
 
 
 @pytest.mark.usefixtures("group")
-async def test_a_group_is_deleted_only_with_its_name(console: MakeBrowser, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_deleting_a_group_needs_its_name_as_confirmation(
+    console: MakeBrowser, monkeypatch: pytest.MonkeyPatch
+) -> None:
     deleted: list[str] = []
 
     async def delete(_: Admin, name: str) -> None:

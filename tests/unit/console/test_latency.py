@@ -39,7 +39,7 @@ FOUND = LatencyDescription(
 
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> list[LatencyDescription]:
-    """The constraints that there are; a cluster of tests has none."""
+    """The existing constraints; a fake cluster has none."""
     found = [FOUND, dataclasses.replace(FOUND, constraint=dataclasses.replace(FOUND.constraint, name="other"), hops=())]
 
     async def constraints(_: Latency) -> list[LatencyDescription]:
@@ -56,7 +56,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> list[LatencyDescription]:
     return found
 
 
-def test_each_hop_begins_where_the_one_before_ends() -> None:
+def test_each_hop_begins_at_the_end_of_the_previous_one() -> None:
     found = bars(HOPS, 300_000, by_p99=False)
     clicks, visits = found.lanes
     assert (clicks.stream, clicks.took_us, visits.took_us) == ("clicks", 310_000, 90_000)
@@ -76,7 +76,7 @@ def test_short_times_have_more_digits(time_us: int, text: str) -> None:
     assert microseconds(time_us) == text
 
 
-async def test_how_well_clocks_are_known_and_who_goes_by_no_advice(
+async def test_a_constraint_shows_the_clock_error_and_overridden_lingers(
     console: MakeBrowser, known: list[LatencyDescription]
 ) -> None:
     browser = await console()
@@ -105,7 +105,9 @@ async def test_constraints_are_listed_and_found_by_their_path(console: MakeBrows
     assert 'aria-current="page">Latency' in text
 
 
-async def test_nobody_has_said_how_late_records_may_be(console: MakeBrowser, known: list[LatencyDescription]) -> None:
+async def test_an_empty_list_of_constraints_shows_the_command_that_creates_one(
+    console: MakeBrowser, known: list[LatencyDescription]
+) -> None:
     known.clear()
     assert "kera latency create" in (await (await console()).get("/latency")).text
 
@@ -124,7 +126,7 @@ async def test_a_constraint_is_drawn_against_its_limit(console: MakeBrowser) -> 
     assert (other.status, "Hops" in other.text) == (200, True)
 
 
-async def test_what_is_not_there_or_not_allowed_is_a_page(
+async def test_a_missing_invalid_or_forbidden_constraint_is_an_error_page(
     console: MakeBrowser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     browser = await console()

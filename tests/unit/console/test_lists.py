@@ -1,4 +1,4 @@
-"""Lists are sorted by their columns, and leave out what is internal unless somebody asks for it."""
+"""Lists: sorting by columns, and internal streams and groups, which are hidden by default."""
 
 import re
 
@@ -44,13 +44,13 @@ async def test_streams_are_sorted_by_each_column(
     assert sorted_by == ("descending" if sort.startswith("-") else "ascending", column)
 
 
-async def test_a_column_that_no_list_has_is_refused(console: MakeBrowser) -> None:
+async def test_sorting_by_an_unknown_column_is_refused(console: MakeBrowser) -> None:
     browser = await console()
     for address in ("/streams?sort=colour", "/groups?sort=-records"):
         is_clear(await browser.get(address), 400, "takes one of name")
 
 
-async def test_internal_streams_are_hidden_until_somebody_asks_and_links_keep_that(
+async def test_internal_streams_are_shown_only_on_request_and_links_keep_the_choice(
     console: MakeBrowser, cluster: FakeCluster
 ) -> None:
     for name in ("clicks", "_connect.clicks"):
@@ -67,7 +67,7 @@ async def test_internal_streams_are_hidden_until_somebody_asks_and_links_keep_th
     is_clear(await browser.get("/streams?internal=perhaps"), 400, "takes one of")
 
 
-async def test_an_empty_list_says_what_to_do_next(console: MakeBrowser) -> None:
+async def test_an_empty_list_shows_the_next_step(console: MakeBrowser) -> None:
     reader, writer = await console(), await console(admin=True)
     is_clear(await reader.get("/streams"), 200, "kera stream create NAME")
     is_clear(await writer.get("/streams"), 200, 'href="/stream/create"')
@@ -89,6 +89,6 @@ def test_streamlets_are_numbers_and_ranges(text: str, streamlets: list[int] | No
 
 
 @pytest.mark.parametrize("text", ["a", "-1", "3-1", "0-100000", "1-2-3", "9" * 20, "٣"])
-def test_streamlets_that_are_none_are_refused(text: str) -> None:
+def test_invalid_streamlets_are_refused(text: str) -> None:
     with pytest.raises(InvalidArgument):
         parse_streamlets(text)

@@ -1,4 +1,4 @@
-"""Pages of a cluster that is in this process: what they show, what they refuse, and what they never do."""
+"""Pages of the console of a cluster in this process: contents, refusals, and security."""
 
 import asyncio
 import dataclasses
@@ -41,7 +41,7 @@ def is_clear(answer: Answer, status: int, *texts: str) -> None:
         assert text in answer.text
 
 
-async def test_each_answer_tells_browsers_what_they_may_do(console: MakeBrowser) -> None:
+async def test_each_answer_has_security_headers(console: MakeBrowser) -> None:
     browser = await console()
     for address in ("/streams", "/nothing", "/static/console.css", "/streams?page=x"):
         answer = await browser.get(address)
@@ -54,7 +54,7 @@ async def test_each_answer_tells_browsers_what_they_may_do(console: MakeBrowser)
         assert (answer.header("cache-control") == "no-store") is not address.startswith("/static")
 
 
-async def test_no_page_has_script_or_style_of_its_own(console: MakeBrowser, cluster: FakeCluster) -> None:
+async def test_pages_have_no_inline_scripts_or_styles(console: MakeBrowser, cluster: FakeCluster) -> None:
     cluster.create_stream("s")
     await send(cluster, "s", b"x")
     browser = await console(admin=True)
@@ -66,7 +66,7 @@ async def test_no_page_has_script_or_style_of_its_own(console: MakeBrowser, clus
         assert "http://" not in text.replace("http://www.w3.org", "")
 
 
-async def test_a_stream_of_html_is_harmless(console: MakeBrowser, cluster: FakeCluster) -> None:
+async def test_html_in_records_and_parameters_is_escaped(console: MakeBrowser, cluster: FakeCluster) -> None:
     cluster.create_stream("s")
     hostile = HOSTILE.encode()
     await send(cluster, "s", hostile, json.dumps({HOSTILE: HOSTILE}).encode(), keys=hostile, headers={HOSTILE: hostile})
@@ -87,7 +87,7 @@ async def test_a_stream_of_html_is_harmless(console: MakeBrowser, cluster: FakeC
         assert "<b>" not in text.replace("<b>&#34;", "").replace("<b>&gt;", "")
 
 
-async def test_a_record_shows_headers_that_repeat_and_says_how_many_it_leaves_out(
+async def test_a_record_shows_repeated_headers_and_the_number_of_omitted_ones(
     console: MakeBrowser, cluster: FakeCluster
 ) -> None:
     cluster.create_stream("s")
@@ -100,9 +100,7 @@ async def test_a_record_shows_headers_that_repeat_and_says_how_many_it_leaves_ou
     assert "third" not in text
 
 
-async def test_a_value_is_downloaded_as_a_file_and_never_shown_as_a_page(
-    console: MakeBrowser, cluster: FakeCluster
-) -> None:
+async def test_a_value_is_downloaded_as_an_attachment(console: MakeBrowser, cluster: FakeCluster) -> None:
     cluster.create_stream("s")
     await send(cluster, "s", b"<html>", None)
     browser = await console()
@@ -113,7 +111,7 @@ async def test_a_value_is_downloaded_as_a_file_and_never_shown_as_a_page(
     is_clear(await browser.get("/streams/s/value?streamlet=0&entry=0&offset=1"), 404, "There is no value")
 
 
-async def test_a_server_that_is_called_otherwise_does_not_answer(console: MakeBrowser) -> None:
+async def test_requests_for_another_host_are_refused(console: MakeBrowser) -> None:
     browser = await console(names=("localhost", "console.example"))
     for host, status in (("console.example", 200), ("localhost:7480", 200), ("rebound.example", 421), ("", 421)):
         browser.host = host
@@ -122,7 +120,7 @@ async def test_a_server_that_is_called_otherwise_does_not_answer(console: MakeBr
         assert "rebound" not in answer.text
 
 
-async def test_streams_are_searched_and_have_pages(console: MakeBrowser, cluster: FakeCluster) -> None:
+async def test_the_list_of_streams_has_a_search_and_pages(console: MakeBrowser, cluster: FakeCluster) -> None:
     for at in range(120):
         cluster.create_stream(f"tenant-{at:03}")
     browser = await console()
@@ -139,7 +137,7 @@ async def test_streams_are_searched_and_have_pages(console: MakeBrowser, cluster
     ("settled_us", "is_late", "told"),
     [(90_000_000, False, "10 s behind"), (None, True, "–"), (80_000_000, True, "20 s behind")],
 )
-async def test_an_entry_that_should_be_further_is_told(
+async def test_late_epochs_of_an_entry_are_shown(
     cluster: FakeCluster, settled_us: int | None, *, is_late: bool, told: str
 ) -> None:
     cluster.create_stream("s")
@@ -185,14 +183,14 @@ async def test_an_entry_that_should_be_further_is_told(
         ("/streams/create", 404, "create"),
     ],
 )
-async def test_what_makes_no_sense_is_a_clear_page(
+async def test_invalid_addresses_give_clear_error_pages(
     console: MakeBrowser, cluster: FakeCluster, address: str, status: int, text: str
 ) -> None:
     cluster.create_stream("s")
     is_clear(await (await console()).get(address), status, text)
 
 
-async def test_records_are_browsed_from_both_ends_a_page_at_a_time(console: MakeBrowser, cluster: FakeCluster) -> None:
+async def test_pages_from_either_end_show_each_record_once(console: MakeBrowser, cluster: FakeCluster) -> None:
     cluster.create_stream("s", streamlets=2)
     await send(cluster, "s", *(b"value-%02d" % at for at in range(30)))
     browser = await console()
@@ -207,7 +205,7 @@ async def test_records_are_browsed_from_both_ends_a_page_at_a_time(console: Make
 
 
 @pytest.mark.parametrize("start", ["oldest", "newest"])
-async def test_pages_of_large_records_are_bounded_and_leave_none_out(
+async def test_pages_of_large_records_are_bounded_and_omit_no_record(
     console: MakeBrowser, cluster: FakeCluster, start: str
 ) -> None:
     cluster.create_stream("s")
@@ -226,7 +224,7 @@ async def test_pages_of_large_records_are_bounded_and_leave_none_out(
     assert pages > 1
 
 
-async def test_a_page_from_a_time_tells_of_what_is_lost_right_before_it(
+async def test_a_page_from_a_time_names_streamlets_with_losses_right_before_it(
     console: MakeBrowser, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.create_stream("s", streamlets=2)
@@ -272,7 +270,7 @@ async def test_records_are_filtered_by_an_expression(console: MakeBrowser, clust
     is_clear(await browser.get(next_of(page)), 200, "1 record of")
 
 
-async def test_a_filter_sees_values_by_the_format_that_was_chosen(console: MakeBrowser, cluster: FakeCluster) -> None:
+async def test_a_filter_uses_the_chosen_format_of_values(console: MakeBrowser, cluster: FakeCluster) -> None:
     cluster.create_stream("s")
     await send(cluster, "s", b"17", b"18", b"x")
     browser = await console()
@@ -283,7 +281,7 @@ async def test_a_filter_sees_values_by_the_format_that_was_chosen(console: MakeB
     is_clear(await browser.get("/streams/s/record?streamlet=0&offset=2&value=xml"), 400, "takes one of")
 
 
-async def test_a_filter_with_a_mistake_is_shown_with_its_column_and_reads_nothing(
+async def test_an_invalid_filter_is_shown_with_the_column_and_reads_no_records(
     console: MakeBrowser, cluster: FakeCluster
 ) -> None:
     cluster.create_stream("s")
@@ -294,7 +292,7 @@ async def test_a_filter_with_a_mistake_is_shown_with_its_column_and_reads_nothin
     assert 'aria-invalid="true"' in page.text
 
 
-async def test_a_filter_says_how_many_values_it_did_not_decode(
+async def test_a_page_shows_the_number_of_values_that_a_filter_did_not_decode(
     console: MakeBrowser, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (reading, formats):
@@ -305,7 +303,7 @@ async def test_a_filter_says_how_many_values_it_did_not_decode(
     is_clear(page, 200, "1 record of 2", "The filter does not see the fields of 1 value of more than 1 KiB.")
 
 
-async def test_the_columns_of_typed_streams_are_fields_of_a_filter(console: MakeBrowser, cluster: FakeCluster) -> None:
+async def test_a_filter_can_use_the_columns_of_a_typed_stream(console: MakeBrowser, cluster: FakeCluster) -> None:
     client = cluster.client()
     schema = pa.schema([("id", pa.int64()), ("who", pa.string())])
     await client.admin.create_stream("t", schema=schema)
@@ -317,7 +315,7 @@ async def test_the_columns_of_typed_streams_are_fields_of_a_filter(console: Make
     is_clear(await browser.get("/streams/t/messages?filter=not+value.who"), 200, "1 record of 2")
 
 
-async def test_a_record_leads_to_those_beside_it_and_to_the_list(console: MakeBrowser, cluster: FakeCluster) -> None:
+async def test_a_record_links_to_its_neighbours_and_to_the_list(console: MakeBrowser, cluster: FakeCluster) -> None:
     cluster.create_stream("s")
     await send(cluster, "s", b"a", b"b", b"c")
     browser = await console()
@@ -327,19 +325,19 @@ async def test_a_record_leads_to_those_beside_it_and_to_the_list(console: MakeBr
     assert ['rel="prev"' in page for page in (first, middle, last)] == [False, True, True]
     assert ['rel="next"' in page for page in (first, middle, last)] == [True, True, False]
     assert "/streams/s/messages?from=offset&amp;streamlet=0&amp;offset=1" in middle
-    for word in ("offset", "position"):  # the older name is still in bookmarks
+    for word in ("offset", "position"):  # bookmarks may still have the older name
         page = await browser.get(f"/streams/s/messages?from={word}&streamlet=0&offset=1")
         is_clear(page, 200, "2 records,", ">b</pre>", ">c</pre>")
 
 
-async def test_values_are_shown_as_what_they_are(console: MakeBrowser, cluster: FakeCluster) -> None:
+async def test_values_are_shown_by_their_kind(console: MakeBrowser, cluster: FakeCluster) -> None:
     cluster.create_stream("s")
     await send(cluster, "s", b'{"a":1}', b"\xff\xfe\x00", b"", None, "grüße".encode())
     page = await (await console()).get("/streams/s/messages?from=oldest")
     is_clear(page, 200, "grüße", "ff fe 00", ">null<", ">empty<", "&#34;a&#34;: 1")
 
 
-async def test_a_change_takes_a_form_of_ours_from_a_page_of_ours(console: MakeBrowser) -> None:
+async def test_a_change_needs_a_form_of_the_console_with_its_token_and_origin(console: MakeBrowser) -> None:
     browser, other = await console(admin=True), await console(admin=True)
     csrf = (await browser.get("/stream/create")).csrf
     fields = {"name": "new", "csrf": csrf}
@@ -365,7 +363,7 @@ async def test_forms_are_bounded(console: MakeBrowser) -> None:
     is_clear(await browser.post("/streams/create", many), 400, f"more than {limits.FORM_FIELDS_MAX}")
 
 
-async def test_what_is_deleted_is_named(console: MakeBrowser, cluster: FakeCluster) -> None:
+async def test_deleting_a_stream_needs_its_name_as_confirmation(console: MakeBrowser, cluster: FakeCluster) -> None:
     cluster.create_stream("s")
     browser = await console(admin=True)
     is_clear(await browser.send("/streams/s/settings", "/streams/s/delete", {"confirm": "S"}), 400, "Nothing was done")
@@ -386,13 +384,13 @@ async def test_a_streamlet_is_moved(console: MakeBrowser, cluster: FakeCluster) 
         is_clear(await browser.send("/streams/s/settings", "/streams/s/move", fields), 400, text)
 
 
-async def test_a_note_says_only_what_we_have_words_for(console: MakeBrowser) -> None:
+async def test_a_note_in_an_address_is_shown_only_if_it_is_known(console: MakeBrowser) -> None:
     browser = await console()
     assert 'role="status"' in (await browser.get("/streams?done=deleted")).text
     assert 'role="status"' not in (await browser.get("/streams?done=Send+your+password+to+evil.example")).text
 
 
-async def test_a_coordinator_that_is_gone_is_a_clear_page_and_comes_back(
+async def test_a_missing_coordinator_gives_an_error_page_until_it_is_back(
     console: MakeBrowser, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.create_stream("s")
@@ -407,14 +405,14 @@ async def test_a_coordinator_that_is_gone_is_a_clear_page_and_comes_back(
     is_clear(await browser.get("/streams/s"), 200)
 
 
-async def test_a_refusal_names_the_right_that_is_missing(console: MakeBrowser, cluster: FakeCluster) -> None:
+async def test_a_refusal_names_the_missing_right(console: MakeBrowser, cluster: FakeCluster) -> None:
     browser = await console()
     error = NotAllowed("user:ada may not read", principal="user:ada", operation="describe", resource="stream:s")
     cluster.coordinator.refuse_all(error)
     is_clear(await browser.get("/streams/s"), 403, "You may not do this", "Missing right: describe on stream:s")
 
 
-async def test_only_so_many_pages_are_made_at_a_time(
+async def test_the_number_of_concurrent_requests_is_limited(
     console: MakeBrowser, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.create_stream("s")
@@ -431,7 +429,7 @@ async def test_only_so_many_pages_are_made_at_a_time(
     assert (await browser.get("/streams")).status == 200
 
 
-async def test_rows_of_typed_streams_are_columns(console: MakeBrowser, cluster: FakeCluster) -> None:
+async def test_rows_of_typed_streams_are_shown_in_columns(console: MakeBrowser, cluster: FakeCluster) -> None:
     client = cluster.client()
     schema = pa.schema(
         [("id", pa.int64()), ("at", pa.timestamp("us")), ("who", pa.string()), ("parts", pa.list_(pa.string()))]
@@ -457,7 +455,9 @@ async def test_rows_of_typed_streams_are_columns(console: MakeBrowser, cluster: 
     is_clear(refused, 400, "columns of its own")
 
 
-async def test_a_page_with_a_defect_says_so_and_no_more(console: MakeBrowser, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_internal_error_gives_a_page_without_details(
+    console: MakeBrowser, monkeypatch: pytest.MonkeyPatch
+) -> None:
     browser = await console()
     monkeypatch.setattr(streams, "paged", lambda *_: 1 / 0)
     answer = await browser.get("/streams")
@@ -465,7 +465,7 @@ async def test_a_page_with_a_defect_says_so_and_no_more(console: MakeBrowser, mo
     assert "ZeroDivision" not in answer.text
 
 
-async def test_a_broker_that_does_not_answer_holds_up_no_more_than_its_part_of_a_page(
+async def test_a_silent_broker_delays_only_its_part_of_a_page(
     console: MakeBrowser, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.create_stream("s")
@@ -483,7 +483,7 @@ async def test_a_broker_that_does_not_answer_holds_up_no_more_than_its_part_of_a
     is_clear(await browser.get("/streams/s/messages"), 200)
 
 
-async def test_who_waits_for_a_place_to_browse_is_told_when_there_is_none(
+async def test_a_reader_beyond_the_limit_of_browsers_is_refused(
     console: MakeBrowser, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.create_stream("s")
@@ -499,7 +499,7 @@ async def test_who_waits_for_a_place_to_browse_is_told_when_there_is_none(
     assert {each.status for each in await asyncio.gather(*reading)} == {200}
 
 
-async def test_a_list_shows_what_was_seen_last_of_streams_whose_brokers_do_not_answer(
+async def test_a_list_shows_the_last_known_sizes_of_streams_with_silent_brokers(
     console: MakeBrowser, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.create_stream("s")
@@ -519,7 +519,7 @@ async def test_a_list_shows_what_was_seen_last_of_streams_whose_brokers_do_not_a
         broker.resume()
 
 
-async def test_what_takes_the_coordinator_long_is_left_out_of_a_page(
+async def test_a_page_is_shown_without_a_slow_answer_of_the_coordinator(
     console: MakeBrowser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def recoveries(_: Watch) -> list[RecoveryDescription]:

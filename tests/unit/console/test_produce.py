@@ -1,4 +1,4 @@
-"""The page that stores a record: what is stored, where errors are said, and what stays typed."""
+"""The page that stores a record: stored values, errors beside their fields, and inputs that are kept."""
 
 import base64
 import json
@@ -36,7 +36,7 @@ def protobuf(message: str = "") -> RegisteredSchema:
 
 
 class Registry:
-    """Has one schema."""
+    """A registry with one schema."""
 
     def __init__(self, one: RegisteredSchema) -> None:
         self.one = one
@@ -61,7 +61,7 @@ async def store(browser: Browser, *headers: tuple[str, str], **fields: str) -> A
     ],
     ids=["avro", "json", "protobuf", "protobuf, nested"],
 )
-async def test_a_value_that_was_typed_for_a_schema_is_read_back_by_it(
+async def test_a_value_typed_for_a_schema_can_be_decoded_with_it(
     one: RegisteredSchema, document: dict[str, object]
 ) -> None:
     value = await encode("schema", json.dumps(document), one, "s")
@@ -88,7 +88,9 @@ async def test_a_value_that_was_typed_for_a_schema_is_read_back_by_it(
         ("schema", "{}", schema(SchemaType.ARROW, ""), "not written by a schema of type arrow"),
     ],
 )
-async def test_what_does_not_fit_has_a_reason(kind: str, text: str, one: RegisteredSchema | None, reason: str) -> None:
+async def test_a_value_that_does_not_fit_is_refused_with_a_reason(
+    kind: str, text: str, one: RegisteredSchema | None, reason: str
+) -> None:
     with pytest.raises((InvalidArgument, CannotEncode, CannotDecode)) as found:
         await encode(kind, text, one, "s")
     error = found.value
@@ -96,21 +98,21 @@ async def test_what_does_not_fit_has_a_reason(kind: str, text: str, one: Registe
     assert reason in reason_of(error)
 
 
-async def test_a_schema_that_takes_for_ever_to_check_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_schema_check_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoding, "CHECK_TIMEOUT_S", 0.5)
     hostile = schema(SchemaType.JSON, {"pattern": "^(a+)+$"})
     with pytest.raises(InvalidArgument, match="takes too long"):
         await encode("schema", json.dumps("a" * 60 + "b"), hostile, "s")
 
 
-async def test_json_is_stored_as_it_was_typed_and_msgpack_as_its_serializer_has_it() -> None:
+async def test_json_is_stored_as_typed_and_msgpack_as_its_serializer_encodes_it() -> None:
     assert await encode("json", '{"a": 1.0e1 }', None, "s") == b'{"a": 1.0e1 }'
     packed = await encode("msgpack", '{"a": [1, null]}', None, "s")
     assert packed is not None
     assert MsgpackDeserializer()(packed, Context("s")) == {"a": [1, None]}
 
 
-async def test_a_record_is_stored_with_its_headers_and_shown_where_it_is(
+async def test_a_stored_record_has_its_headers_and_is_shown_at_its_offset(
     console: MakeBrowser, cluster: FakeCluster
 ) -> None:
     cluster.create_stream("s")
@@ -146,7 +148,7 @@ async def test_a_tombstone_is_stored(console: MakeBrowser, cluster: FakeCluster)
         ({"as": "schema", "value": "<b>", "subject": "s-value", "version": "x"}, (), "version", "takes a number"),
     ],
 )
-async def test_an_error_is_beside_its_field_and_what_was_typed_stays(
+async def test_an_error_is_shown_beside_its_field_and_inputs_are_kept(
     console: MakeBrowser,
     cluster: FakeCluster,
     fields: dict[str, str],
@@ -166,7 +168,7 @@ async def test_an_error_is_beside_its_field_and_what_was_typed_stays(
     assert cluster.stream("s").values() == []
 
 
-async def test_more_rows_for_headers_come_up_to_the_limit(console: MakeBrowser, cluster: FakeCluster) -> None:
+async def test_rows_for_headers_can_be_added_up_to_the_limit(console: MakeBrowser, cluster: FakeCluster) -> None:
     cluster.create_stream("s")
     browser = await console(admin=True)
     page = await store(browser, ("trace", "17"), add="1", value="kept")
@@ -179,7 +181,7 @@ async def test_more_rows_for_headers_come_up_to_the_limit(console: MakeBrowser, 
     assert (many.status, cluster.stream("s").values()) == (400, [])
 
 
-async def test_nothing_is_stored_without_admin(console: MakeBrowser, cluster: FakeCluster) -> None:
+async def test_a_read_only_console_stores_no_record(console: MakeBrowser, cluster: FakeCluster) -> None:
     cluster.create_stream("s")
     reader = await console()
     assert (await reader.get(PAGE)).status == 403

@@ -1,4 +1,4 @@
-"""Values that name a schema: what it makes of them, and what becomes of those that only look as if they did."""
+"""Values with a registered schema: decoding, and values that only appear to have a schema."""
 
 import base64
 import io
@@ -30,7 +30,7 @@ def registered(schema_id: int, schema_type: SchemaType, definition: str) -> Regi
 
 
 def descriptors() -> str:
-    """Of google/protobuf/descriptor.proto itself, which has messages within messages."""
+    """The descriptors of google/protobuf/descriptor.proto itself, which has nested messages."""
     file = FileDescriptorProto()
     DescriptorProto.DESCRIPTOR.file.CopyToProto(file)
     return base64.b64encode(FileDescriptorSet(file=[file]).SerializeToString()).decode()
@@ -43,7 +43,7 @@ def avro(value: Any) -> bytes:
 
 
 class Registry:
-    """Has some schemas, and counts who asks."""
+    """A registry with some schemas that notes the requested ids."""
 
     def __init__(self, *schemas: RegisteredSchema, error: Exception | None = None) -> None:
         self.schemas = {each.schema_id: each for each in schemas}
@@ -86,7 +86,7 @@ async def a_reader(*values: bytes | None, error: Exception | None = None) -> tup
         (frame(3, PROTOBUF), "protobuf", {"name": "<b>name</b>"}),
     ],
 )
-async def test_a_value_is_what_its_schema_makes_of_it(value: bytes, kind: str, document: object) -> None:
+async def test_a_value_is_decoded_with_its_schema(value: bytes, kind: str, document: object) -> None:
     reader, _ = await a_reader(value)
     found = reader.shown(value, 1000)
     assert found is not None
@@ -116,20 +116,20 @@ async def test_a_value_is_what_its_schema_makes_of_it(value: bytes, kind: str, d
         frame(6, b"x"),
     ],
 )
-async def test_what_does_not_fit_is_shown_as_any_other_value(value: bytes | None) -> None:
+async def test_a_value_that_does_not_fit_its_schema_is_not_decoded(value: bytes | None) -> None:
     reader, _ = await a_reader(value)
     assert reader.shown(value, 1000) is None
 
 
 @given(st.sampled_from([each.schema_id for each in ALL]), st.binary(max_size=60))
-async def test_no_bytes_behind_a_schema_are_an_error(schema_id: int, payload: bytes) -> None:
+async def test_any_bytes_after_a_schema_id_are_shown_in_bounds_or_not_decoded(schema_id: int, payload: bytes) -> None:
     value = frame(schema_id, payload)
     reader, _ = await a_reader(value)
     found = reader.shown(value, 100)
     assert found is None or len(found.text) <= 100
 
 
-async def test_a_schema_is_asked_for_once_and_so_many_for_a_page() -> None:
+async def test_schemas_are_requested_once_and_up_to_a_limit_per_page() -> None:
     values = [frame(number, b"x") for number in range(100, 200)]
     reader, registry = await a_reader(*values, *values)
     assert len(registry.asked) == ASKED_MAX
@@ -137,7 +137,7 @@ async def test_a_schema_is_asked_for_once_and_so_many_for_a_page() -> None:
     assert len(registry.asked) == ASKED_MAX
 
 
-async def test_a_schema_that_is_registered_later_is_found_after_a_while() -> None:
+async def test_an_unknown_schema_is_requested_again_after_a_while() -> None:
     now_s = 0.0
     registry = Registry()
     reader = Registered(registry, now_s=lambda: now_s)  # type: ignore[arg-type]
@@ -152,7 +152,7 @@ async def test_a_schema_that_is_registered_later_is_found_after_a_while() -> Non
     assert (registry.asked, reader.schema_of(value)) == ([1, 1], ALL[0])
 
 
-async def test_a_schema_by_which_nothing_can_be_read_keeps_no_others_from_being_shown() -> None:
+async def test_unusable_schemas_do_not_block_the_decoding_of_other_values() -> None:
     values = [frame(4, b"x"), frame(5, b"x"), frame(6, b"x"), frame(7, b"x"), frame(8, avro(ORDER))]
     nothing = {"type": "record", "name": "N", "fields": [{"name": f"n{at}", "type": "null"} for at in range(200)]}
     schemas = registered(7, SchemaType.AVRO, json.dumps(nothing)), registered(8, SchemaType.AVRO, json.dumps(AVRO))
@@ -164,14 +164,14 @@ async def test_a_schema_by_which_nothing_can_be_read_keeps_no_others_from_being_
     assert reader.shown(values[-1], 1000) is not None
 
 
-async def test_who_may_not_see_a_schema_sees_the_record_without_it() -> None:
+async def test_a_value_with_a_forbidden_schema_is_not_decoded() -> None:
     value = frame(1, avro(ORDER))
     reader, registry = await a_reader(value, error=NotAllowed("no"))
     assert reader.shown(value, 100) is None
     assert registry.asked == [1]
 
 
-def test_definitions_are_readable_whatever_they_are() -> None:
+def test_definitions_of_all_types_are_shown_as_text() -> None:
     assert '"name": "Order"' in readable(ALL[0])
     assert "DescriptorProto" in readable(ALL[2])
     assert [readable(ALL[at]) for at in (4, 5)] == ["{", ""]

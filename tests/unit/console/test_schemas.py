@@ -1,4 +1,4 @@
-"""Schemas are registered from a form, which says what is wrong with a definition."""
+"""The form that registers schemas, and its errors."""
 
 import json
 
@@ -14,7 +14,7 @@ FORM = ("/schema/register", "/schema/register")
 RIDE = json.dumps({"type": "record", "name": "Ride", "fields": [{"name": "who", "type": "string"}]}, indent=2)
 
 
-async def test_a_schema_is_registered_and_its_next_version_begins_with_it(
+async def test_a_registered_schema_prefills_the_form_of_its_next_version(
     console: MakeBrowser, cluster: FakeCluster
 ) -> None:
     browser = await console(admin=True)
@@ -35,7 +35,7 @@ async def test_a_schema_is_registered_and_its_next_version_begins_with_it(
         ({"subject": "no suffix"}, "subject", "no suffix"),
     ],
 )
-async def test_an_error_is_beside_its_field_and_the_definition_stays(
+async def test_an_error_is_shown_beside_its_field_and_the_definition_is_kept(
     console: MakeBrowser, fields: dict[str, str], field: str, text: str
 ) -> None:
     typed = {"subject": "rides-value", "kind": "avro", "definition": RIDE, **fields}
@@ -47,7 +47,7 @@ async def test_an_error_is_beside_its_field_and_the_definition_stays(
 
 
 @pytest.mark.parametrize("error", [IncompatibleSchema, InvalidSchema])
-async def test_what_is_wrong_with_a_definition_is_said_beside_it(
+async def test_the_error_of_a_definition_is_shown_beside_it(
     console: MakeBrowser, monkeypatch: pytest.MonkeyPatch, error: type[KeraError]
 ) -> None:
     async def refuse(*_: object, **__: object) -> None:
@@ -74,7 +74,7 @@ async def test_the_compatibility_of_a_subject_is_set(console: MakeBrowser, monke
     assert wanted == [("rides-value", "full")]
 
 
-async def test_a_console_that_only_shows_registers_nothing(console: MakeBrowser) -> None:
+async def test_a_read_only_console_registers_no_schema(console: MakeBrowser) -> None:
     browser = await console()
     is_clear(await browser.get("/schema/register"), 200, "kera schema register")
     is_clear(await browser.post("/schema/register", {"subject": "a-value", "csrf": "x"}), 403, "only shows")

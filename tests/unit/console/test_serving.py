@@ -1,4 +1,4 @@
-"""Who asks slowly, does not take what was asked for, or comes in a crowd: what a server lets be, and what it ends."""
+"""The server with slow, stalled, malformed and too many connections."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ LONG_S = 30
 
 @pytest.fixture
 async def port(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
-    """Of a console that is impatient."""
+    """The port of a console with short time-outs."""
     monkeypatch.setattr(limits, "REQUEST_TIMEOUT_S", SOON_S)
     monkeypatch.setattr(limits, "IDLE_CONNECTION_S", 1)
     monkeypatch.setattr(limits, "DOWNLOADS_MAX", 2)
@@ -44,7 +44,7 @@ async def port(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
 
 
 async def exchange(port: int, *parts: bytes) -> bytes:
-    """Send parts, and return what came until the other side ended it."""
+    """Send parts; return everything received until the server closes the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         for part in parts:
@@ -82,19 +82,19 @@ async def is_well(port: int) -> None:
     assert b"200 OK" in await exchange(port, request("GET", "/streams", "Connection: close"))
 
 
-async def test_who_sends_no_request_or_half_of_one_is_left(port: int) -> None:
+async def test_a_connection_without_a_complete_request_is_closed(port: int) -> None:
     assert await exchange(port) == b""
     assert await exchange(port, b"GET / HTTP/1.1\r\nHost: localhost\r\n") == b""
     await is_well(port)
 
 
-async def test_a_connection_that_had_a_request_has_as_long_for_the_next_one(port: int) -> None:
+async def test_a_connection_with_an_incomplete_second_request_is_closed(port: int) -> None:
     answer = await exchange(port, request("GET", "/static/icon.svg"), b"GET / HT")
     assert answer.count(b"HTTP/1.1 ") == 1
     await is_well(port)
 
 
-async def test_who_sends_a_form_slowly_is_told_and_left(port: int) -> None:
+async def test_a_form_that_arrives_too_slowly_gets_status_408(port: int) -> None:
     form = request("POST", "/streams/create", "Content-Type: application/x-www-form-urlencoded", "Content-Length: 100")
     assert b" 408 " in (await exchange(port, form, b"name=a"))[:20]
     await is_well(port)
@@ -105,7 +105,7 @@ async def test_who_sends_a_form_slowly_is_told_and_left(port: int) -> None:
     [b"", b"GET / HTTP/1.1\r\n", request("POST", "/streams/create", "Content-Length: 100")],
     ids=["nothing", "half a head", "a head"],
 )
-async def test_slow_clients_keep_nobody_out(port: int, sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_clients_do_not_block_others(port: int, sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "REQUEST_TIMEOUT_S", LONG_S)
     monkeypatch.setattr(limits, "CONNECTIONS_MAX", 4)
     kept_reader, kept = await asyncio.open_connection("127.0.0.1", port)
@@ -118,7 +118,7 @@ async def test_slow_clients_keep_nobody_out(port: int, sent: bytes, monkeypatch:
 
     await is_well(port)
 
-    if b"POST" not in sent:  # what has sent a whole head was asked, too
+    if b"POST" not in sent:  # a connection that has sent a whole head counts as a request, too
         kept.write(request("GET", "/static/icon.svg", "Connection: close"))
         async with asyncio.timeout(LONG_S):
             assert b"200 OK" in await kept_reader.read(), "a client with an earlier request keeps its place"
@@ -141,14 +141,14 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("sent", STRANGE.values(), ids=list(STRANGE))
-async def test_what_is_no_request_of_ours_hurts_nobody(port: int, sent: bytes) -> None:
+async def test_malformed_or_foreign_requests_do_no_harm(port: int, sent: bytes) -> None:
     answer = await exchange(port, sent)
     assert b"Traceback" not in answer
     assert not answer or b" 4" in answer[:13] or b"200 OK" in answer[:20] or b" 303 " in answer[:20]
     await is_well(port)
 
 
-async def test_who_does_not_take_the_answer_gives_up_the_place(
+async def test_a_client_that_does_not_read_the_answer_loses_its_place(
     port: int, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.create_stream("s")
@@ -171,10 +171,10 @@ async def test_who_does_not_take_the_answer_gives_up_the_place(
         writer.transport.abort()
 
 
-async def test_downloads_that_nobody_takes_are_bounded_and_cost_no_copies(
+async def test_stalled_downloads_are_limited_and_make_no_copies(
     port: int, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A value is in memory once for each download, and of what goes to the network there is a piece."""
+    """Each download has its value in memory once, and hands it to the network in pieces."""
     cluster.create_stream("s")
     value = bytes(900_000)
     async with cluster.client().producer() as producer:
@@ -211,7 +211,7 @@ async def test_downloads_that_nobody_takes_are_bounded_and_cost_no_copies(
             await asyncio.sleep(0.01)
 
 
-async def test_of_too_many_connections_the_oldest_that_waits_is_closed(
+async def test_a_connection_beyond_the_limit_closes_the_oldest_waiting_one(
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "CONNECTIONS_MAX", 3)
@@ -235,7 +235,7 @@ async def test_of_too_many_connections_the_oldest_that_waits_is_closed(
         writer.close()
 
 
-async def test_a_connection_is_refused_when_all_others_are_being_answered(
+async def test_a_connection_beyond_the_limit_is_refused_while_all_others_are_busy(
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "CONNECTIONS_MAX", 3)

@@ -1,4 +1,4 @@
-"""Who signs in, what a session is good for, and when it ends. A fake cluster stands in for one with security on."""
+"""Signing in, and the rights and the end of sessions. A fake cluster stands in for one with security on."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -35,7 +35,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 async def house(cluster: FakeCluster, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[House]:
-    """It wants to know who somebody is."""
+    """A console that requires users to sign in."""
 
     async def connect(_: House, settings: ClientSettings, user: str = "") -> View:
         password = "" if settings.password is None else settings.password.get_secret_value()
@@ -45,7 +45,7 @@ async def house(cluster: FakeCluster, clock: Clock, monkeypatch: pytest.MonkeyPa
                 raise AuthenticationFailed("the user name or the password is not right")
 
         monkeypatch.setattr("kera.client.admin.access.Access.check", check)
-        # A fake coordinator knows nobody, so the client shows it nothing.
+        # A fake coordinator knows no users, so the client sends no credentials.
         client = await Client.connect(cluster.bootstrap, cluster.settings())
         return View(client, settings, all_is_well, user)
 
@@ -68,7 +68,7 @@ async def sign_in(browser: Browser, user: str, password: str = "", to: str = "/s
     return await browser.send("/sign-in", "/sign-in", fields)
 
 
-async def test_who_has_not_signed_in_is_sent_to_do_so_and_comes_back(browser: Browser, cluster: FakeCluster) -> None:
+async def test_a_visitor_is_redirected_to_sign_in_and_back(browser: Browser, cluster: FakeCluster) -> None:
     cluster.create_stream("s")
     answer = await browser.get("/streams/s?page=1")
     assert (answer.status, answer.header("location")) == (303, "/sign-in?next=/streams/s%3Fpage%3D1")
@@ -85,7 +85,7 @@ async def test_who_has_not_signed_in_is_sent_to_do_so_and_comes_back(browser: Br
 
 
 @pytest.mark.parametrize(("user", "password"), [("ada", "wrong"), ("nobody", "correct horse"), ("", ""), ("ada", "")])
-async def test_a_wrong_password_begins_no_session(browser: Browser, house: House, user: str, password: str) -> None:
+async def test_a_wrong_password_starts_no_session(browser: Browser, house: House, user: str, password: str) -> None:
     fields = {"user": user, "password": password}
     answer = await browser.send("/sign-in", "/sign-in", fields)
     is_clear(answer, 401, 'role="alert"')
@@ -95,7 +95,7 @@ async def test_a_wrong_password_begins_no_session(browser: Browser, house: House
 
 
 @pytest.mark.parametrize(("user", "password"), [("a\x00b", "x"), ("a\u202eb", "x"), ("ada", "correct horse\x00")])
-async def test_who_has_a_name_or_password_that_nobody_has_is_told_no_more(
+async def test_an_impossible_name_or_password_gets_the_usual_refusal(
     browser: Browser, monkeypatch: pytest.MonkeyPatch, user: str, password: str
 ) -> None:
     async def refused_by_the_client(*_: object) -> None:
@@ -108,7 +108,7 @@ async def test_who_has_a_name_or_password_that_nobody_has_is_told_no_more(
     assert "the user name or the password is not right" in page.text
 
 
-async def test_a_form_of_one_session_is_no_good_in_another(browser: Browser, house: House) -> None:
+async def test_a_form_token_of_one_session_is_refused_in_another(browser: Browser, house: House) -> None:
     other = Browser(browser.app)
     await sign_in(browser, "ada")
     await sign_in(other, "eve")
@@ -120,7 +120,7 @@ async def test_a_form_of_one_session_is_no_good_in_another(browser: Browser, hou
     assert len(house.sessions) == 2
 
 
-async def test_signing_out_ends_the_session_for_whoever_has_its_cookie(browser: Browser, house: House) -> None:
+async def test_signing_out_invalidates_all_copies_of_the_cookie(browser: Browser, house: House) -> None:
     await sign_in(browser, "ada")
     thief = Browser(browser.app, cookies=dict(browser.cookies))
     assert (await thief.get("/streams")).status == 200
@@ -133,7 +133,7 @@ async def test_signing_out_ends_the_session_for_whoever_has_its_cookie(browser: 
     assert SESSION not in thief.cookies
 
 
-async def test_a_session_ends_when_nobody_uses_it(browser: Browser, clock: Clock) -> None:
+async def test_an_idle_session_ends(browser: Browser, clock: Clock) -> None:
     await sign_in(browser, "ada")
     clock.now_s = limits.SESSION_IDLE_S - 1
     assert (await browser.get("/streams")).status == 200
@@ -141,7 +141,7 @@ async def test_a_session_ends_when_nobody_uses_it(browser: Browser, clock: Clock
     assert (await browser.get("/streams")).status == 303
 
 
-async def test_a_page_that_is_left_open_does_not_keep_a_session(browser: Browser, clock: Clock) -> None:
+async def test_automatic_refreshes_of_an_open_page_do_not_extend_a_session(browser: Browser, clock: Clock) -> None:
     await sign_in(browser, "ada")
     clock.now_s = limits.SESSION_IDLE_S - 1
     assert (await browser.get("/streams", x_kera_by_itself="1")).status == 200
@@ -149,7 +149,7 @@ async def test_a_page_that_is_left_open_does_not_keep_a_session(browser: Browser
     assert (await browser.get("/streams", x_kera_by_itself="1")).status == 303
 
 
-async def test_a_session_of_a_users_choice_is_none(browser: Browser, house: House) -> None:
+async def test_a_session_token_chosen_by_the_client_is_not_accepted(browser: Browser, house: House) -> None:
     for token in ("", "x", "../..", "é", "0" * 5000):
         browser.cookies[SESSION] = token
         assert (await browser.get("/streams")).status == 303
@@ -159,7 +159,7 @@ async def test_a_session_of_a_users_choice_is_none(browser: Browser, house: Hous
     assert house.sessions.find("chosen") is None
 
 
-async def test_a_password_is_nowhere_but_in_the_client(browser: Browser, house: House) -> None:
+async def test_a_session_does_not_keep_the_password(browser: Browser, house: House) -> None:
     await sign_in(browser, "ada")
     session = house.sessions.find(browser.cookies[SESSION])
     assert session is not None
@@ -168,13 +168,13 @@ async def test_a_password_is_nowhere_but_in_the_client(browser: Browser, house: 
     assert session.view._settings.user == "ada"
 
 
-async def test_credentials_of_who_started_it_are_nobodys(cluster: FakeCluster) -> None:
+async def test_the_credentials_of_the_operator_are_not_used_for_users(cluster: FakeCluster) -> None:
     settings = cluster.settings(user="operator", password="secret")
     house = House(Cluster(cluster.bootstrap, settings, all_is_well), admin=False, encrypted=False)
     assert (house._settings.user, house._settings.password) == ("", None)
 
 
-async def test_when_there_are_too_many_sessions_others_wait(
+async def test_sign_ins_beyond_the_limits_are_refused(
     browser: Browser, house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     house.sessions._sessions_max, house.sessions._per_user_max = 2, 2
@@ -186,7 +186,7 @@ async def test_when_there_are_too_many_sessions_others_wait(
     is_clear(await sign_in(browser, "ada"), 503, "Too many people sign in now")
 
 
-async def test_a_sign_in_that_is_given_up_leaves_no_connection(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cancelled_sign_in_closes_its_connection(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[View] = []
     close = View.close
 
@@ -215,9 +215,7 @@ async def test_a_sign_in_that_is_given_up_leaves_no_connection(house: House, mon
     assert first.view in closed
 
 
-async def test_rights_that_end_with_a_password_that_changed_end_the_session(
-    browser: Browser, house: House, cluster: FakeCluster
-) -> None:
+async def test_a_failed_authentication_ends_the_session(browser: Browser, house: House, cluster: FakeCluster) -> None:
     await sign_in(browser, "ada")
     cluster.coordinator.refuse_all(AuthenticationFailed("the password has changed"))
     answer = await browser.get("/streams/s")
@@ -226,7 +224,7 @@ async def test_rights_that_end_with_a_password_that_changed_end_the_session(
     is_clear(await browser.get("/sign-in"), 200, "Sign in")
 
 
-async def test_a_cluster_that_does_not_answer_is_told_to_who_signs_in(
+async def test_a_sign_in_without_a_reachable_cluster_gets_status_503(
     browser: Browser, house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def connect(*_: object) -> View:
@@ -237,13 +235,13 @@ async def test_a_cluster_that_does_not_answer_is_told_to_who_signs_in(
     assert len(house.sessions) == 0
 
 
-async def test_who_is_signed_in_need_not_do_so_again(browser: Browser) -> None:
+async def test_a_signed_in_user_is_redirected_from_the_sign_in_page(browser: Browser) -> None:
     await sign_in(browser, "ada")
     answer = await browser.get("/sign-in?next=//evil.example")
     assert (answer.status, answer.header("location")) == (303, "/")
 
 
-async def test_security_that_is_turned_on_is_noticed(cluster: FakeCluster) -> None:
+async def test_a_console_notices_that_security_was_turned_on(cluster: FakeCluster) -> None:
     house = House(Cluster(cluster.bootstrap, cluster.settings(), all_is_well), admin=False, encrypted=False)
     await house.open()
     browser = Browser(application(house, ("localhost",)))

@@ -1,4 +1,4 @@
-"""Sizes of streams are asked for a few at a time, remembered, and never waited for longer than a page has time."""
+"""Sizes of streams: bounded concurrent requests, a cache, and bounded waits."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ LONG_S = 30.0
 
 
 class Brokers:
-    """Streams that have as many records as their names have letters; time passes as a test says."""
+    """Streams with as many records as letters in their names; the test sets the time."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -40,7 +40,7 @@ class Brokers:
         return Sizes(self.bounds, now_s=lambda: self.now_s, streams_max=streams_max)
 
 
-async def test_sizes_are_asked_for_a_few_at_a_time_and_remembered() -> None:
+async def test_sizes_are_requested_a_few_at_a_time_and_cached() -> None:
     brokers = Brokers()
     names = [f"stream-{at:03}" for at in range(100)]
     sizes = brokers.sizes()
@@ -54,7 +54,7 @@ async def test_sizes_are_asked_for_a_few_at_a_time_and_remembered() -> None:
     assert len(brokers.asked) == 110
 
 
-async def test_a_page_waits_no_longer_than_it_has_time_and_the_next_one_has_the_rest() -> None:
+async def test_a_page_waits_for_its_patience_and_the_next_page_has_the_rest() -> None:
     brokers = Brokers()
     sizes = brokers.sizes()
     brokers.answering.clear()
@@ -63,7 +63,7 @@ async def test_a_page_waits_no_longer_than_it_has_time_and_the_next_one_has_the_
     assert await sizes.of(["a", "b"], LONG_S) == {"a": Size(1, 100), "b": Size(1, 100)}
 
 
-async def test_sizes_of_many_streams_are_asked_for_less_often() -> None:
+async def test_slow_sizes_of_many_streams_are_requested_less_often() -> None:
     brokers = Brokers()
     sizes = brokers.sizes()
     names = [f"stream-{at}" for at in range(200)]
@@ -80,7 +80,7 @@ async def test_sizes_of_many_streams_are_asked_for_less_often() -> None:
     assert len(brokers.asked) == asked
 
 
-async def test_what_was_seen_last_is_shown_while_a_broker_is_away() -> None:
+async def test_the_last_size_is_shown_while_a_broker_is_away() -> None:
     brokers = Brokers()
     sizes = brokers.sizes()
     await sizes.of(["a"], LONG_S)
@@ -90,7 +90,7 @@ async def test_what_was_seen_last_is_shown_while_a_broker_is_away() -> None:
 
 
 @pytest.mark.parametrize("error", [NotAllowed("you may not"), UnknownStream("gone")])
-async def test_a_stream_that_may_not_be_seen_is_left_out_and_not_asked_for_again_soon(error: KeraError) -> None:
+async def test_a_refused_or_missing_stream_is_omitted_and_not_requested_again_soon(error: KeraError) -> None:
     brokers = Brokers()
     sizes = brokers.sizes()
     brokers.errors["a"] = error
@@ -103,14 +103,14 @@ async def test_a_stream_that_may_not_be_seen_is_left_out_and_not_asked_for_again
     assert brokers.asked.count("a") == 2
 
 
-async def test_no_more_is_remembered_than_the_limit() -> None:
+async def test_no_more_streams_are_requested_than_the_limit() -> None:
     brokers = Brokers()
     sizes = brokers.sizes(streams_max=10)
     await sizes.of([f"stream-{at}" for at in range(50)], LONG_S)
     assert len(brokers.asked) == 10
 
 
-async def test_after_a_change_sizes_are_asked_for_again_and_the_old_ones_shown_until_then() -> None:
+async def test_forget_requests_sizes_again_and_shows_the_old_ones_until_then() -> None:
     brokers = Brokers()
     sizes = brokers.sizes()
     await sizes.of(["a"], LONG_S)

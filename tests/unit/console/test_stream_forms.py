@@ -16,7 +16,7 @@ CREATE = ("/stream/create", "/streams/create")
 
 @pytest.fixture
 def altered(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What streams are altered to; the fake cluster takes no retention."""
+    """Notes the changes of streams; the fake cluster does not support retention."""
     changes: list[dict[str, Any]] = []
 
     async def alter(_: Admin, __: str, **settings: Any) -> None:
@@ -28,7 +28,7 @@ def altered(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def created(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What streams are created with."""
+    """Notes the settings of created streams."""
     arguments: list[dict[str, Any]] = []
 
     async def create(_: Admin, name: str, **settings: Any) -> None:
@@ -38,7 +38,7 @@ def created(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return arguments
 
 
-async def test_a_stream_is_created_with_human_units_and_columns(
+async def test_the_form_creates_a_stream_with_readable_units_and_columns(
     console: MakeBrowser, created: list[dict[str, Any]]
 ) -> None:
     fields = {
@@ -99,7 +99,7 @@ async def test_a_stream_is_created_with_human_units_and_columns(
         ),
     ],
 )
-async def test_an_error_is_beside_its_field_and_what_was_typed_stays(
+async def test_an_error_is_shown_beside_its_field_and_inputs_are_kept(
     console: MakeBrowser, created: list[dict[str, Any]], fields: dict[str, str], field: str, text: str
 ) -> None:
     typed = {"name": "kept-name", "streamlets": "17", "retention_size": "12 MiB", **fields}
@@ -113,14 +113,14 @@ async def test_an_error_is_beside_its_field_and_what_was_typed_stays(
     assert created == []
 
 
-async def test_a_name_that_is_taken_is_said_beside_it(console: MakeBrowser, cluster: FakeCluster) -> None:
+async def test_the_error_of_a_taken_name_is_shown_beside_it(console: MakeBrowser, cluster: FakeCluster) -> None:
     cluster.create_stream("s")
     answer = await (await console(admin=True)).send(*CREATE, {"name": "s"})
     assert answer.status == 409
     assert 'id="name-error"' in answer.text
 
 
-async def test_what_the_cluster_refuses_is_said_above_the_form_that_was_typed(
+async def test_a_refusal_of_the_cluster_is_shown_on_the_form_and_inputs_are_kept(
     console: MakeBrowser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def create(_: Admin, __: str, **___: Any) -> None:
@@ -149,10 +149,10 @@ async def test_a_button_adds_rows_for_columns_up_to_a_limit(
     assert created == []
 
 
-async def test_only_fields_that_were_edited_are_changed(
+async def test_only_edited_fields_are_changed(
     console: MakeBrowser, cluster: FakeCluster, altered: list[dict[str, Any]]
 ) -> None:
-    """The settings may have changed since the form was made; those that nobody edited stay as they are now."""
+    """Settings may have changed since the form was made; unedited ones keep their current values."""
     cluster.create_stream("s")
     browser = await console(admin=True)
     was = {"was_retention": "1 d", "retention": "1 d", "was_durability": "leader", "durability": "leader"}
@@ -171,7 +171,7 @@ async def test_only_fields_that_were_edited_are_changed(
     ]
 
 
-async def test_a_setting_that_is_wrong_is_shown_beside_its_field(
+async def test_the_error_of_a_setting_is_shown_beside_its_field(
     console: MakeBrowser, cluster: FakeCluster, altered: list[dict[str, Any]]
 ) -> None:
     cluster.create_stream("s")
@@ -183,7 +183,7 @@ async def test_a_setting_that_is_wrong_is_shown_beside_its_field(
     assert altered == []
 
 
-async def test_records_are_deleted_only_with_the_name_of_their_stream(
+async def test_deleting_the_records_of_a_stream_needs_its_name_as_confirmation(
     console: MakeBrowser, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.create_stream("s")
@@ -201,9 +201,7 @@ async def test_records_are_deleted_only_with_the_name_of_their_stream(
     assert truncated == [("s", "latest")]
 
 
-async def test_forms_of_a_read_only_console_say_how_to_change_something(
-    console: MakeBrowser, cluster: FakeCluster
-) -> None:
+async def test_forms_of_a_read_only_console_name_the_admin_option(console: MakeBrowser, cluster: FakeCluster) -> None:
     cluster.create_stream("s")
     browser = await console()
     for address in ("/stream/create", "/streams/s/settings"):

@@ -1,4 +1,4 @@
-"""Parameters, hosts, forms, charts, sessions: what is decided without a cluster."""
+"""Parameters, hosts, forms, charts and sessions, without a cluster."""
 
 import contextlib
 from pathlib import Path
@@ -26,12 +26,12 @@ from kera.core.errors import InvalidArgument
 
 
 @pytest.mark.parametrize("text", ["-1", "0", "101", "9" * 400, "1.0", "x", " 1", "१", "0x1", "1e3"])
-def test_a_number_that_is_none_or_out_of_range_is_refused_by_name(text: str) -> None:
+def test_an_invalid_number_is_refused_with_its_parameter(text: str) -> None:
     with pytest.raises(InvalidArgument, match=r"^page is .* takes a number from 1 to 100$"):
         Parameters.parse(f"page={quote(text)}".encode()).whole("page", 1, 1, 100)
 
 
-def test_what_is_absent_or_empty_has_its_default_and_what_has_none_is_missing() -> None:
+def test_a_missing_or_empty_parameter_has_its_default_or_is_an_error() -> None:
     for encoded in (b"", b"page=", b"page"):
         parameters = Parameters.parse(encoded)
         assert parameters.whole("page", 7, 1, 100) == 7
@@ -42,7 +42,7 @@ def test_what_is_absent_or_empty_has_its_default_and_what_has_none_is_missing() 
             parameters.text("page", None)
 
 
-def test_what_is_given_twice_is_refused_and_hurts_nothing_else() -> None:
+def test_a_repeated_parameter_is_refused_when_it_is_read() -> None:
     parameters = Parameters.parse(b"page=1&page=1&q=x")
     assert parameters.text("q") == "x"
     with pytest.raises(InvalidArgument, match="page is given twice"):
@@ -50,12 +50,12 @@ def test_what_is_given_twice_is_refused_and_hurts_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("encoded", [b"q=%ff", "q=ü".encode(), b"&".join(b"a%d=1" % n for n in range(40))])
-def test_what_is_no_text_or_too_much_is_refused(encoded: bytes) -> None:
+def test_invalid_text_or_too_many_parameters_are_refused(encoded: bytes) -> None:
     with pytest.raises(InvalidArgument):
         Parameters.parse(encoded)
 
 
-def test_a_text_that_is_too_long_and_a_word_that_is_not_known_are_refused() -> None:
+def test_long_texts_unknown_choices_and_invalid_times_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="q has 257 characters"):
         Parameters.parse(b"q=" + b"x" * 257).text("q")
     with pytest.raises(InvalidArgument, match="takes one of newest, oldest"):
@@ -65,7 +65,7 @@ def test_a_text_that_is_too_long_and_a_word_that_is_not_known_are_refused() -> N
 
 
 @given(st.binary(max_size=200))
-def test_no_query_is_more_than_refused(encoded: bytes) -> None:
+def test_any_query_is_parsed_or_refused(encoded: bytes) -> None:
     with contextlib.suppress(InvalidArgument):
         Parameters.parse(encoded).whole("a", 1)
 
@@ -91,11 +91,11 @@ def test_no_query_is_more_than_refused(encoded: bytes) -> None:
         ("a:b:c", False),
     ],
 )
-def test_only_our_names_and_addresses_are_ours(header: str, ours: bool) -> None:
+def test_only_own_names_and_addresses_are_accepted_as_host(header: str, ours: bool) -> None:
     assert is_ours(header, {"localhost"}) is ours
 
 
-def test_a_host_is_without_its_port() -> None:
+def test_a_host_is_read_without_its_port() -> None:
     assert [host_in(each) for each in ("a:1", "[::1]:1", "[::1]", "A.")] == ["a", "::1", "::1", "a"]
 
 
@@ -113,11 +113,11 @@ def test_a_host_is_without_its_port() -> None:
         ({b"origin": b"http://"}, False),
     ],
 )
-def test_a_change_comes_from_a_page_of_ours(headers: dict[bytes, bytes], ours: bool) -> None:
+def test_a_request_comes_from_the_console_if_origin_and_host_agree(headers: dict[bytes, bytes], ours: bool) -> None:
     assert comes_from_us(headers) is ours
 
 
-def test_a_forms_token_is_good_with_its_cookie_only() -> None:
+def test_a_form_token_is_valid_only_with_its_cookie() -> None:
     tokens, others = FormTokens(), FormTokens()
     cookie = tokens.new_cookie()
     assert tokens.is_good(cookie, tokens.token(cookie))
@@ -138,11 +138,11 @@ def test_a_forms_token_is_good_with_its_cookie_only() -> None:
         ("/sign-out", "/"),
     ],
 )
-def test_who_signs_in_goes_to_a_page_of_ours(address: str, to: str) -> None:
+def test_a_sign_in_redirects_only_to_pages_of_the_console(address: str, to: str) -> None:
     assert way_on(address) == to
 
 
-def test_a_session_ends_when_it_was_idle_and_not_while_it_is_used() -> None:
+def test_a_session_ends_after_its_idle_time_since_the_last_use() -> None:
     now = 0.0
     sessions: Sessions[str] = Sessions(lambda: now, idle_s=10)
     session, _ = sessions.begin("ada", "view")
@@ -156,7 +156,7 @@ def test_a_session_ends_when_it_was_idle_and_not_while_it_is_used() -> None:
     assert len(sessions) == 0
 
 
-def test_sessions_are_bounded_for_all_and_for_each_user() -> None:
+def test_sessions_are_limited_in_total_and_per_user() -> None:
     now = 0.0
     sessions: Sessions[int] = Sessions(lambda: now, sessions_max=3, per_user_max=2)
     first, _ = sessions.begin("ada", 1)
@@ -173,14 +173,14 @@ def test_sessions_are_bounded_for_all_and_for_each_user() -> None:
     assert len(sessions) == 3
 
 
-def test_tokens_of_sessions_are_not_shown() -> None:
+def test_the_token_of_a_session_is_long_and_not_in_its_representation() -> None:
     sessions: Sessions[int] = Sessions(lambda: 0.0)
     session, _ = sessions.begin("ada", 1)
     assert session.token not in repr(session)
     assert len(session.token) >= 43
 
 
-def test_histories_are_bounded_and_who_watches_gets_room() -> None:
+def test_histories_are_bounded_and_watched_ones_replace_offered_ones() -> None:
     now = 0.0
     histories = Histories(lambda: now, things_max=2, points_max=3)
     histories.offer("a")
@@ -198,14 +198,14 @@ def test_histories_are_bounded_and_who_watches_gets_room() -> None:
 
 
 @given(st.lists(st.one_of(st.none(), st.floats(0, 1e15)), max_size=30))
-def test_a_line_stays_within_its_box(values: list[float | None]) -> None:
+def test_the_line_of_a_chart_stays_within_its_box(values: list[float | None]) -> None:
     drawn = chart([(float(at), value) for at, value in enumerate(values)])
     numbers = [float(part) for point in drawn.line.replace("M", " ").replace("L", " ").split() for part in [point]]
     assert all(-0.1 <= x <= WIDTH + 0.1 for x in numbers[::2])
     assert all(-0.1 <= y <= HEIGHT + 0.1 for y in numbers[1::2])
 
 
-def test_a_line_has_a_gap_where_nothing_is_known() -> None:
+def test_the_line_of_a_chart_has_a_gap_at_unknown_values() -> None:
     drawn = chart([(0, 1), (1, 2), (2, None), (3, 3), (4, 4)])
     assert drawn.line.count("M") == 2
     assert drawn.top == 5
@@ -215,7 +215,7 @@ def test_a_line_has_a_gap_where_nothing_is_known() -> None:
     assert [ceiling(value) for value in (0, 1, 1.5, 7, 11, 999)] == [1, 1, 2, 10, 20, 1000]
 
 
-def test_lists_have_pages_and_the_last_one_is_the_last() -> None:
+def test_a_page_number_beyond_the_end_shows_the_last_page() -> None:
     rows = list(range(101))
     assert [paged(rows, number).rows[0] for number in (1, 2, 3, 99)] == [0, 50, 100, 100]
     assert (paged(rows, 2).first, paged(rows, 2).pages, paged([], 5).first) == (51, 3, 0)
@@ -225,17 +225,17 @@ def test_lists_have_pages_and_the_last_one_is_the_last() -> None:
     ("text", "found"),
     [("7480", ("127.0.0.1", 7480)), ("0.0.0.0:0", ("0.0.0.0", 0)), ("[::1]:80", ("::1", 80)), ("host:1", ("host", 1))],
 )
-def test_where_to_listen(text: str, found: tuple[str, int]) -> None:
+def test_addresses_to_listen_on_are_parsed(text: str, found: tuple[str, int]) -> None:
     assert parse_listen(text) == found
 
 
 @pytest.mark.parametrize("text", ["", ":80", "host", "host:", "host:65536", "host:-1", "::1:80", "host:८०"])
-def test_where_one_cannot_listen(text: str) -> None:
+def test_invalid_addresses_to_listen_on_are_refused(text: str) -> None:
     with pytest.raises(InvalidArgument, match="--listen"):
         parse_listen(text)
 
 
-def test_beyond_this_host_it_takes_tls_and_signing_in_or_a_word_that_it_is_meant(tmp_path: Path) -> None:
+def test_a_console_beyond_this_host_needs_tls_and_security_or_the_insecure_option(tmp_path: Path) -> None:
     plain = ConsoleSettings("0.0.0.0")
     for secured in (False, True):
         with pytest.raises(InvalidSettings, match="--tls-cert"):
@@ -248,7 +248,7 @@ def test_beyond_this_host_it_takes_tls_and_signing_in_or_a_word_that_it_is_meant
         encrypted.check_reach(secured=False)
 
 
-def test_settings_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
+def test_invalid_or_contradictory_settings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidSettings, match="belong together"):
         ConsoleSettings(tls_cert=tmp_path / "c").check()
     with pytest.raises(InvalidSettings, match="is not a host name"):
@@ -257,12 +257,12 @@ def test_settings_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
         ConsoleSettings(tls_cert=tmp_path / "c", tls_key=tmp_path / "k").tls()
 
 
-def test_what_to_type_into_a_browser() -> None:
+def test_the_url_of_the_console_names_its_host_and_port() -> None:
     assert url_of(ConsoleSettings("::1"), 1) == "http://[::1]:1/"
     assert url_of(ConsoleSettings("0.0.0.0", names=("console.example",)), 1) == "http://console.example:1/"
 
 
-def test_numbers_and_times_as_people_read_them() -> None:
+def test_numbers_sizes_and_times_are_formatted_readably() -> None:
     assert [format_size(each) for each in (0, 1023, 1024, 1536, 1 << 40)] == [
         "0 B",
         "1023 B",

@@ -16,7 +16,7 @@ class R(NamedTuple):
 
 @st.composite
 def logs(draw: st.DrawFn) -> dict[EntryKey, list[R]]:
-    """Entries with records, whose times need not be in order, and of which some fit."""
+    """Entries with records whose times may be out of order."""
     times = st.lists(st.integers(0, 20), max_size=12)
     return {
         EntryKey(streamlet, 0): [R(offset, time) for offset, time in enumerate(draw(times))]
@@ -25,7 +25,7 @@ def logs(draw: st.DrawFn) -> dict[EntryKey, list[R]]:
 
 
 @given(logs(), st.integers(1, 7), st.integers(1, 9), st.booleans(), st.integers(1, 3))
-def test_pages_have_each_record_once_and_in_the_order_of_its_entry(
+def test_pages_have_each_record_once_in_the_order_of_its_entry(
     log: dict[EntryKey, list[R]], count: int, step: int, backward: bool, every: int
 ) -> None:
     marks = {key: len(rows) if backward else 0 for key, rows in log.items()}
@@ -48,7 +48,7 @@ def test_pages_have_each_record_once_and_in_the_order_of_its_entry(
         assert seen[key] == (wanted[::-1] if backward else wanted)
 
 
-def test_records_of_several_entries_are_merged_by_their_times() -> None:
+def test_records_of_several_entries_are_merged_by_time() -> None:
     one, two = EntryKey(0, 0), EntryKey(1, 0)
     stretches = {one: Stretch(0, 2, [R(0, 10), R(1, 30)]), two: Stretch(0, 2, [R(0, 20), R(1, 40)])}
     taken, marks = pick(stretches, 3, backward=False)
@@ -60,7 +60,7 @@ def test_records_of_several_entries_are_merged_by_their_times() -> None:
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=30), st.integers(1, 60))
-def test_the_newest_rows_are_kept_and_it_is_known_from_where_on_none_is_missing(
+def test_the_newest_rows_are_kept_with_the_offset_from_which_they_are_complete(
     weights: list[int], bytes_max: int
 ) -> None:
     newest: Newest[R] = Newest(bytes_max)
@@ -76,7 +76,7 @@ def test_the_newest_rows_are_kept_and_it_is_known_from_where_on_none_is_missing(
     st.dictionaries(st.tuples(st.integers(0, 70), st.integers(0, 3)), st.integers(0, 1 << 60), min_size=1),
     st.integers(0, 99),
 )
-def test_marks_are_the_same_after_a_way_through_an_address(given_: dict[tuple[int, int], int], turn: int) -> None:
+def test_marks_survive_encoding_in_an_address(given_: dict[tuple[int, int], int], turn: int) -> None:
     marks = {EntryKey(*key): ordinal for key, ordinal in given_.items()}
     assert marks_from_text(marks_to_text(marks, turn), list(marks)) == (marks, turn)
 
@@ -85,6 +85,6 @@ def test_marks_are_the_same_after_a_way_through_an_address(given_: dict[tuple[in
     "text",
     ["", "~", "x.y", "0~0.0", "0~0.0.0.0", "0~5.0.1", "0~0.0.1~0.0.1", "0~0.0.-1", "0~0.0.zzzzzzzzzzzzzz", "0~०.0.1"],
 )
-def test_marks_that_do_not_fit_are_refused(text: str) -> None:
+def test_invalid_marks_are_refused(text: str) -> None:
     with pytest.raises(InvalidArgument, match="start with the first page"):
         marks_from_text(text, [EntryKey(0, 0)])
