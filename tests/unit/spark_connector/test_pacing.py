@@ -263,7 +263,7 @@ def test_a_micro_batch_begins_now_when_the_next_trigger_would_be_too_late() -> N
     assert pause(1.2, 1.0, 0.3) is None
 
 
-def test_a_slow_look_at_the_heads_begins_sooner() -> None:
+def test_a_slow_look_at_the_cluster_begins_sooner() -> None:
     found = pause(0.15, 0.01, 0.1)
 
     assert found is not None
