@@ -28,7 +28,7 @@ def test_the_cluster_keeps_its_promises_under_faults(simulate: Simulate, first: 
 
 
 def test_a_seed_gives_the_same_run_in_every_process(simulate: Simulate) -> None:
-    """The digests are equal in a fork of the test process's helper and in a separate process."""
+    """A fork of the helper and a separate process give the same digests."""
     arguments = ("--digests", "--seed", "101", "--seeds", str(SEEDS_TWICE))
     command = [sys.executable, "-m", "tests.simulation", *arguments]
     alone = subprocess.run(
