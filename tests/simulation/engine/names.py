@@ -28,7 +28,7 @@ class Names:
         self._changes: list[_Change] = []
 
     def keep(self, path: Path) -> Path | None:
-        """Give another name to a file that is about to lose its own; None: there is no such file."""
+        """Give another name to a file that is about to lose its own; None: the file is missing."""
         kept = self._root / f"{next(self._numbers)}"
         self._root.mkdir(exist_ok=True)
         try:
