@@ -258,7 +258,7 @@ def test_a_query_goes_on_when_its_planner_is_killed(kera: Kera, stream: str, tmp
 
 
 @pytest.mark.slow
-def test_a_query_from_latest_begins_where_it_began_when_its_planner_is_killed(
+def test_a_query_from_latest_keeps_its_start_when_its_planner_is_killed(
     kera: Kera, stream: str, tmp_path: Path
 ) -> None:
     kera.create(stream)

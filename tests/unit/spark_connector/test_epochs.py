@@ -205,7 +205,7 @@ def test_a_micro_batch_ends_at_the_same_time_in_all_entries() -> None:
     assert records == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (1, 3), (1, 4)]
 
 
-def test_a_late_record_is_read_with_the_epoch_that_it_lies_in() -> None:
+def test_a_late_record_is_read_with_the_epoch_of_its_position() -> None:
     world = World([FakeEntry(ones(1, 11, 5, 25))], epoch_ms=5)
 
     batches = world.batches(Cadence(10, at_most=1))

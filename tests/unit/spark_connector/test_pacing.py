@@ -55,7 +55,7 @@ def fitted(seen: list[MicroBatch]) -> Fit:
     return Fit.of(seen, starts.bytes)
 
 
-def test_fixed_time_and_time_per_byte_are_told_apart() -> None:
+def test_fixed_time_and_time_per_byte_are_distinguished() -> None:
     fit = fitted(many(0.3, 0.01, 1, 5, 20, 60))
 
     assert fit.fixed_s == pytest.approx(0.3)

@@ -75,7 +75,7 @@ def test_a_micro_batch_never_ends_before_its_start() -> None:
     assert moved(advance, [(named(0), within(at(4), 5))]) == advance.start
 
 
-def test_a_place_in_an_entry_that_is_not_read_is_refused() -> None:
+def test_a_position_in_an_entry_that_is_not_read_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="stream 'flights', streamlet 5, entry 0 is not read"):
         moved(advance_of((at(4),)), [(named(5), at(5))])
 
