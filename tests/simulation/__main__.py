@@ -1,4 +1,4 @@
-"""``python -m tests.simulation --seed 7``, or ``--seeds 100`` of them, from ``--seed`` on; see ``make sim``."""
+"""``python -m tests.simulation --seed 7``, or ``--seeds 100`` from ``--seed`` on; see ``make sim``."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from tests.simulation.world.shrinking import Shrinking, read, stored
 
 LINES_SHOWN = 200
 SEEDS_BETWEEN = 500
-"""Whoever runs thousands is told so often how far that is."""
+"""The number of seeds between two lines of progress."""
 SEEDS_TOGETHER = 20
-"""In a process, one after the other."""
+"""The seeds that one process runs in sequence."""
 
 
 def main() -> int:
-    """Run them; returns 1 if any has failed."""
+    """Run the seeds; return 1 if any has failed."""
     arguments = _parsed()
-    if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets of names is the seed's, too
+    if os.environ.get("PYTHONHASHSEED") != "0":  # the seed also decides the order of sets of names
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]])
     return _serve() if arguments.serve else _carry_out(arguments)
@@ -49,7 +49,7 @@ def _parsed() -> argparse.Namespace:
 
 
 def _serve() -> int:
-    """Each line names a file for what is printed, and arguments: a child does that, and has nothing left to import."""
+    """Each line has an output file and arguments; a child runs them, without imports of its own."""
     gc.collect()
     gc.freeze()
     for line in sys.stdin:
@@ -109,7 +109,7 @@ def _carry_out(arguments: argparse.Namespace) -> int:
 
 
 def _outcomes(arguments: argparse.Namespace) -> Iterator[Outcome]:
-    """Of the seeds, in their order. Some seeds at a time have a process of their own: what is killed is never freed."""
+    """The outcomes of the seeds, in order. A process runs only some seeds, because killed programs are never freed."""
     if arguments.plan is not None:
         yield carry_out(read(arguments.plan))
         return
@@ -118,7 +118,7 @@ def _outcomes(arguments: argparse.Namespace) -> Iterator[Outcome]:
         yield run(seeds[0])
         return
     gc.collect()
-    gc.freeze()  # what was imported need not be looked through after each seed
+    gc.freeze()  # so that later collections skip the imported objects
     blocks = [seeds[first : first + SEEDS_TOGETHER] for first in range(0, len(seeds), SEEDS_TOGETHER)]
     with multiprocessing.get_context("fork").Pool(arguments.jobs, maxtasksperchild=1) as pool:
         for outcomes in pool.imap(partial(_block, whole=arguments.trace), blocks):
@@ -155,4 +155,4 @@ def _tell(outcome: Outcome, *, whole: bool) -> None:
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    os._exit(code)  # what was killed in the last run must not be ended now, which Python would try
+    os._exit(code)  # Python must not try to end the programs killed in the last run

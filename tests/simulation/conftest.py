@@ -1,4 +1,4 @@
-"""A process that simulates what tests ask for: it imports what that takes once, and has a child for each run."""
+"""A process that runs simulations for tests: it imports everything once, and forks a child for each run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Simulate = Callable[..., str]
 
 @pytest.fixture(scope="session")
 def simulate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulate]:
-    """What a good run with these arguments prints."""
+    """Run a simulation that must succeed with these arguments; return its output."""
     output = tmp_path_factory.mktemp("simulation") / "output"
     with subprocess.Popen(
         [sys.executable, "-m", "tests.simulation", "--serve"],

@@ -1,7 +1,7 @@
-"""Deliberate defects, and how many seeds it takes to find each: ``python -m tests.simulation.mutants``.
+"""Deliberate defects, and the seeds that find them: ``python -m tests.simulation.mutants``.
 
-Each is a copy of the tree in which a few lines are other ones, run without the native core. What no seed finds is a
-hole in the simulation, or in its checker; docs/testing.md has the table.
+Each mutant is a copy of the tree with a few changed lines, run without the native core. A mutant that no seed finds is
+a hole in the simulation or in its checker; docs/testing.md has the table.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PACKAGES = ("core", "broker", "backup", "coordinator", "client", "proto", "tests
 
 
 class Mutant(NamedTuple):
-    """A defect: in files, what becomes of lines that are there once."""
+    """A defect: changes of lines in files."""
 
     name: str
     changes: tuple[tuple[str, str, str], ...]
@@ -327,7 +327,7 @@ MUTANTS = (
 
 
 def copy_of(mutant: Mutant, target: Path, root: Path = ROOT) -> None:
-    """Make the tree with the defect. Raises ``ValueError`` if what is to change is not there."""
+    """Make the tree with the defect. Raises ``ValueError`` if the lines to change are missing."""
     shutil.rmtree(target, ignore_errors=True)
     for package in PACKAGES:
         shutil.copytree(root / package, target / package, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
@@ -341,7 +341,7 @@ def copy_of(mutant: Mutant, target: Path, root: Path = ROOT) -> None:
 
 
 def run(target: Path, first: int, seeds: int) -> tuple[int | None, str]:
-    """The first seed that fails in a copy, and what was wrong there."""
+    """The first seed that fails in a copy, and its first problem."""
     paths = [target / package for package in PACKAGES if package != "tests/simulation"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [target, *paths])), "KERA_NATIVE": "0"}
     command = [sys.executable, "-m", "tests.simulation", "--seed", str(first), "--seeds", str(seeds)]
@@ -354,7 +354,7 @@ def run(target: Path, first: int, seeds: int) -> tuple[int | None, str]:
 
 
 def found_at(target: Path, sound: Path, first: int, seeds: int) -> tuple[int | None, str]:
-    """The first seed that fails in a copy with a defect, and not in a sound one; and what was wrong there."""
+    """The first seed that fails in a copy with a defect and not in a sound one, and its first problem."""
     last = first + seeds
     while first < last:
         seed, problem = run(target, first, last - first)
@@ -366,7 +366,7 @@ def found_at(target: Path, sound: Path, first: int, seeds: int) -> tuple[int | N
 
 
 def main() -> int:
-    """Print the table; returns how many were not found."""
+    """Print the table; return the number of mutants that no seed found."""
     parser = argparse.ArgumentParser(prog="make sim-mutants", description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="the first one")
     parser.add_argument("--seeds", type=int, default=500, help="how many, of each mutant")

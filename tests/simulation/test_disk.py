@@ -1,4 +1,4 @@
-"""The simulated disk loses what a disk may lose, and nothing else."""
+"""The simulated disk loses only data that a real disk may lose."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SEEDS = range(40)
 
 
 def disk_at(root: Path, seed: int = 0) -> MachineDisk:
-    """With a directory ``files`` on it."""
+    """A disk with a directory ``files``."""
     (root / "files").mkdir(parents=True)
     return MachineDisk(root / "kept", Random(seed), lambda: None)
 
@@ -28,7 +28,7 @@ def block(letter: bytes) -> bytes:
     return letter * BLOCK_BYTES
 
 
-def test_what_was_synced_stays_and_of_the_rest_any_blocks(tmp_path: Path) -> None:
+def test_a_power_loss_keeps_synced_blocks_and_any_of_the_others(tmp_path: Path) -> None:
     found = set()
     for seed in SEEDS:
         root = tmp_path / str(seed)
@@ -46,7 +46,7 @@ def test_what_was_synced_stays_and_of_the_rest_any_blocks(tmp_path: Path) -> Non
     assert found == {b"12", b"14", b"32", b"34"}
 
 
-def test_names_are_lost_from_the_last_on(tmp_path: Path) -> None:
+def test_a_power_loss_undoes_the_last_changes_of_names_first(tmp_path: Path) -> None:
     found = set()
     for seed in SEEDS:
         root = tmp_path / str(seed)
@@ -62,7 +62,7 @@ def test_names_are_lost_from_the_last_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("synced", [True, False])
-def test_what_a_broker_has_removed_is_gone_once_that_is_synced(tmp_path: Path, synced: bool) -> None:
+def test_a_removed_file_comes_back_only_if_the_removal_was_not_synced(tmp_path: Path, synced: bool) -> None:
     back = 0
     for seed in SEEDS:
         root = tmp_path / str(seed)
@@ -77,7 +77,7 @@ def test_what_a_broker_has_removed_is_gone_once_that_is_synced(tmp_path: Path, s
     assert (back == 0) is synced
 
 
-def test_a_sync_that_fails_makes_nothing_durable_and_no_later_one_does(tmp_path: Path) -> None:
+def test_a_later_sync_does_not_make_blocks_of_a_failed_sync_durable(tmp_path: Path) -> None:
     disk = disk_at(tmp_path)
     calls, path = disk.calls(), tmp_path / "files" / "a"
     fd = calls.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -98,8 +98,8 @@ def test_a_sync_that_fails_makes_nothing_durable_and_no_later_one_does(tmp_path:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_power_that_is_lost_in_the_middle_leaves_the_old_or_the_new(tmp_path: Path, seed: int) -> None:
-    """What writes small files, and closed segments, keeps its promise on such a disk."""
+def test_a_power_loss_in_the_middle_leaves_the_old_or_the_new_file(tmp_path: Path, seed: int) -> None:
+    """Small files and closed segments are replaced atomically and durably on such a disk."""
     disk = disk_at(tmp_path, seed)
     small, large = tmp_path / "files" / "small", tmp_path / "files" / "1" / "large"
     replace_durably(small, b"old", disk.calls())

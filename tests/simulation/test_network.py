@@ -1,4 +1,4 @@
-"""What the simulated network promises, as real ones do."""
+"""The promises of the simulated network, which are those of real ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.simulation.engine.network import Network
 from tests.simulation.engine.scheduler import Scheduler
 
 
-def test_what_is_due_at_the_same_moment_arrives_in_the_order_in_which_it_was_sent() -> None:
+def test_messages_due_at_the_same_moment_arrive_in_the_order_of_sending() -> None:
     scheduler = Scheduler(1)
     network = Network(scheduler)
     got: list[bytes] = []

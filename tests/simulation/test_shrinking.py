@@ -1,4 +1,4 @@
-"""A plan that fails becomes the smallest one that fails in the same way."""
+"""Shrinking: a failing plan becomes the smallest plan that fails in the same way."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ FAULTS = tuple(Fault(float(at_s), "kill", 1.0, ("broker-1",)) for at_s in range(
 
 
 def problems_of(plan: Plan) -> list[str]:
-    """It fails with the faults of 3 s and 11 s, and otherwise without that of 5 s."""
+    """A plan fails with the faults at 3 s and 11 s, and otherwise without the fault at 5 s."""
     times = {fault.at_s for fault in plan.faults}
     if {3.0, 11.0} <= times and plan.records >= 17:
         return [f"record {len(times)} is lost"]
     return [] if 5.0 in times else ["it hangs"]
 
 
-def test_what_is_left_is_what_it_takes() -> None:
+def test_shrinking_leaves_only_what_the_failure_needs() -> None:
     plan = dataclasses.replace(draw(1), faults=FAULTS, records=150, members=2, readers=2)
     found = Shrinking(plan, problems_of).go()
     assert [fault.at_s for fault in found.faults] == [3.0, 11.0]
@@ -29,14 +29,14 @@ def test_what_is_left_is_what_it_takes() -> None:
     assert kind_of(problems_of(found)) == kind_of(problems_of(plan))
 
 
-def test_it_ends_after_so_many_runs() -> None:
+def test_shrinking_ends_after_the_maximal_number_of_runs() -> None:
     plan = dataclasses.replace(draw(1), faults=FAULTS, records=150)
     shrinking = Shrinking(plan, problems_of)
     assert problems_of(shrinking.go(runs_max=6))
     assert shrinking.runs <= 7
 
 
-def test_what_does_not_fail_is_refused() -> None:
+def test_a_plan_that_does_not_fail_is_refused() -> None:
     with pytest.raises(ValueError, match="does not fail"):
         Shrinking(draw(1), lambda _: []).go()
 

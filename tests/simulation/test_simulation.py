@@ -1,4 +1,4 @@
-"""Some seeds of the simulation; that a seed is a run, byte for byte; and plans that failed once."""
+"""Some seeds of the simulation, their reproducibility, and plans that once failed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.simulation.conftest import ROOT, Simulate
 
 SEEDS = 200
 SEEDS_QUICK = 10
-"""In `make test`; the others are left to `make test-all`."""
+"""The seeds in `make test`; `make test-all` runs the others."""
 SEEDS_TOGETHER = 10
 SEEDS_TWICE = 2
 PLANS = sorted((Path(__file__).parent / "plans").glob("*.json"))
@@ -22,13 +22,13 @@ PLANS_QUICK = 8
 
 
 @pytest.mark.parametrize("first", first_quick(range(1, 1 + SEEDS, SEEDS_TOGETHER), SEEDS_QUICK // SEEDS_TOGETHER))
-def test_the_cluster_keeps_its_promises_whatever_befalls_it(simulate: Simulate, first: int) -> None:
+def test_the_cluster_keeps_its_promises_under_faults(simulate: Simulate, first: int) -> None:
     printed = simulate("--seed", str(first), "--seeds", str(SEEDS_TOGETHER), "--jobs", "1")
     assert f"{SEEDS_TOGETHER} seeds from {first}: 0 failed" in printed
 
 
-def test_a_seed_is_a_run_byte_for_byte(simulate: Simulate) -> None:
-    """Also in a process of its own."""
+def test_a_seed_gives_the_same_run_in_every_process(simulate: Simulate) -> None:
+    """A fork of the helper and a separate process give the same digests."""
     arguments = ("--digests", "--seed", "101", "--seeds", str(SEEDS_TWICE))
     command = [sys.executable, "-m", "tests.simulation", *arguments]
     alone = subprocess.run(
@@ -39,5 +39,5 @@ def test_a_seed_is_a_run_byte_for_byte(simulate: Simulate) -> None:
 
 
 @pytest.mark.parametrize("plan", first_quick(PLANS, PLANS_QUICK), ids=lambda path: path.stem)
-def test_what_has_failed_once_does_so_no_more(simulate: Simulate, plan: Path) -> None:
+def test_a_plan_that_failed_once_succeeds(simulate: Simulate, plan: Path) -> None:
     assert "0 failed" in simulate("--plan", str(plan))

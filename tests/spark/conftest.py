@@ -1,6 +1,6 @@
-"""One Spark session and one cluster for all tests of this folder: each takes seconds to start.
+"""One Spark session and one cluster for all tests of this folder, because each takes seconds to start.
 
-Tests do not share streams: every test makes its own, with the name that the fixture `stream` gives it.
+Tests do not share streams: each test creates its own, named by the fixture `stream`.
 """
 
 import itertools
@@ -27,22 +27,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.spark)
-            # One session on one worker; and what starts processes of its own on one, not to be too many at once.
+            # One session on one worker; tests that start processes share one worker, so that few run at once.
             own = "spark" not in getattr(item, "fixturenames", ())
             item.add_marker(pytest.mark.xdist_group("spark-processes" if own else "spark"))
-            # Said on import by Spark, which is used without pandas here.
+            # Spark warns on import, but these tests use it without pandas.
             item.add_marker(pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas"))
 
 
 @pytest.fixture(scope="session", autouse=True)
 def forks_are_ready() -> None:
-    """Clusters are started by threads, which cannot begin to fork."""
+    """Begin to fork here, because the threads that start clusters cannot."""
     begin_to_fork()
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[RunningCluster]:
-    # Small segments: each entry holds one, and a stream that is longer than one is soon written.
+    # Small segments, because each entry holds one, and a stream of several segments is written quickly.
     with LocalCluster.running(brokers=2, arena_bytes=128 << 20, segment_bytes=1 << 20) as running:
         yield running
 
@@ -74,7 +74,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture
 def engine(request: pytest.FixtureRequest) -> str:
-    """Which engine reads; a test that says nothing gets what users get who say nothing."""
+    """The engine that reads; without a parameter it is the users' default."""
     return str(getattr(request, "param", "auto"))
 
 
@@ -85,7 +85,7 @@ def kera(spark: SparkSession, cluster: RunningCluster, engine: str) -> Kera:
 
 @pytest.fixture
 def stream(request: pytest.FixtureRequest, kera: Kera) -> Iterator[str]:
-    """A name of its own for the test's stream, which is deleted afterwards with all whose names begin like that."""
+    """A unique name for the test's stream; afterwards all streams with this prefix are deleted."""
     name = f"{re.sub(r'[^a-z0-9]+', '-', request.node.name.lower())[:40].strip('-')}-{next(_numbers)}"
     yield name
     for each in kera.streams():

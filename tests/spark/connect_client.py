@@ -1,7 +1,7 @@
-"""A client of Spark Connect: run by test_connect.py as a script of its own, with nothing of this tree on its path.
+"""A client of Spark Connect: test_connect.py runs it as a separate script, without this tree on its path.
 
-It knows the server's address and a stream's name. Everything of KerA happens on the server, and to prove it the client
-cannot import KerA. What it finds it prints as one line of JSON.
+It gets the server's address and a stream's name. All of KerA's work happens on the server; to prove that, the client
+cannot import KerA. It prints its result as one line of JSON.
 """
 
 import argparse
@@ -21,12 +21,12 @@ def rows(frame: DataFrame) -> list[Row]:
 
 
 def batch(spark: SparkSession, options: dict[str, str], stream: str, _folder: str) -> Any:
-    """The stream as a batch."""
+    """Read the stream as a batch."""
     return rows(spark.read.format("kera").options(**options).load(stream).select("streamlet", "offset", "value"))
 
 
 def streaming(spark: SparkSession, options: dict[str, str], stream: str, folder: str) -> Any:
-    """The stream as a stream, up to its end, into files: what they have, and where the query has come to."""
+    """Stream up to the present end into files; return their rows and the end offset of the query."""
     frame = spark.readStream.format("kera").options(**options, startingOffsets="earliest").load(stream)
     writer = frame.select("streamlet", "offset", "value").writeStream.format("parquet")
     writer = writer.option("checkpointLocation", f"{folder}/checkpoint").trigger(availableNow=True)
@@ -38,7 +38,7 @@ def streaming(spark: SparkSession, options: dict[str, str], stream: str, folder:
 
 
 def foreach(spark: SparkSession, options: dict[str, str], stream: str, folder: str) -> Any:
-    """The stream through `foreachBatch`, whose code runs beside the server: so it writes what it finds to a table."""
+    """Read through `foreachBatch`; its code runs beside the server, so it writes the rows to files."""
 
     def take(found: DataFrame, _number: int) -> None:
         found.write.mode("append").parquet(f"{folder}/output")
@@ -50,7 +50,7 @@ def foreach(spark: SparkSession, options: dict[str, str], stream: str, folder: s
 
 
 def write(spark: SparkSession, options: dict[str, str], stream: str, folder: str) -> Any:
-    """Every record written back to the same stream: as a batch, and then all there is by a streaming query."""
+    """Write every record back to the same stream: first as a batch, then everything by a streaming query."""
     frame = spark.read.format("kera").options(**options).load(stream)
     frame.select("key", "value").write.format("kera").options(**options).mode("append").save(stream)
     frame = spark.readStream.format("kera").options(**options, startingOffsets="earliest").load(stream)
@@ -60,7 +60,7 @@ def write(spark: SparkSession, options: dict[str, str], stream: str, folder: str
 
 
 def mistake(spark: SparkSession, options: dict[str, str], stream: str, _folder: str) -> Any:
-    """What is said about an option that does not exist."""
+    """The error for an unknown option."""
     try:
         spark.read.format("kera").options(**options, startingOfsets="earliest").load(stream).collect()
     except PySparkException as error:

@@ -1,7 +1,7 @@
-"""A program of test_ends_of_writers.py, which writes and ends as it is told: ``python -m tests.spark.ending_writer``.
+"""A program of test_ends_of_writers.py that writes and then ends in a given way.
 
-It writes the numbers below `RECORDS` as a batch. Each task gives its first rows at once, and the others when there is a
-file called ``go-on``: until then the write is in its middle.
+It runs as ``python -m tests.spark.ending_writer``, and writes the numbers below `RECORDS` as a batch. Each task yields
+its first rows at once, and the others when a file called ``go-on`` exists: until then the write is incomplete.
 """
 
 import argparse
@@ -20,16 +20,16 @@ RECORDS = 1000
 VALUE_BYTES = 1000
 ROWS_PER_BATCH = 10
 FIRST_BATCHES = 20
-"""Of each task, at once: more bytes than Spark holds back."""
+"""The batches that each task yields at once: more bytes than Spark buffers."""
 WAIT_S = 600.0
 GO_ON = "go-on"
 TARGET = {"latencyTarget": "50ms"}
-"""Rows are stored while the others of their task are waited for."""
+"""With it, rows are stored while their task waits for the others."""
 ONCE = {"txnAppId": "ends", "txnVersion": "1"}
 
 
 def in_two_parts(frame: DataFrame, folder: Path) -> DataFrame:
-    """The rows of `frame`, the last ones of each task not before there is a file in `folder`."""
+    """The rows of `frame`; the last rows of each task wait for a file in `folder`."""
     gate = folder / GO_ON
 
     def parts(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -42,7 +42,7 @@ def in_two_parts(frame: DataFrame, folder: Path) -> DataFrame:
 
 
 def write(kera: Kera, stream: str, folder: Path) -> None:
-    """Write all numbers as a batch; a repetition adds what is missing."""
+    """Write all numbers as a batch; a repetition adds the missing ones."""
     value = f"lpad(cast(id as string), {VALUE_BYTES}, '0') as value"
     frame = in_two_parts(kera.spark.range(RECORDS, numPartitions=2).selectExpr(value), folder)
     writer = frame.write.format("kera").option("kera.bootstrap.servers", kera.bootstrap).option("engine", kera.engine)
@@ -74,7 +74,7 @@ def main() -> None:
     write(kera, arguments.stream, arguments.folder)
     sys.stdout.write("written\n")
     sys.stdout.flush()
-    sys.stdin.read()  # until the test says that it is to end, or sends a signal
+    sys.stdin.read()  # until the test closes stdin or sends a signal
     if arguments.end == "fails":
         raise RuntimeError("of the program")
     if arguments.end == "exits":

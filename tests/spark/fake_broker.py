@@ -1,6 +1,6 @@
-"""A broker that does what a test says, message by message: its push socket, its memory and its frames.
+"""A broker that a test controls message by message: its push socket, its memory and its frames.
 
-And a planner's service that answers what it was told beforehand.
+And a fake of the planner's service with prepared answers.
 """
 
 import json
@@ -47,7 +47,7 @@ def chunk(
     version: int = ARROW_VERSION,
     payload: pa.Buffer | None = None,
 ) -> bytes:
-    """A chunk of ten records, as a broker has it; unless there is a `payload`, nothing that Arrow would know."""
+    """A chunk of ten records, as a broker stores it; without a `payload` it contains no Arrow data."""
     if payload is None:
         payload = pa.py_buffer(bytes((first_record + at) % 251 for at in range(payload_bytes)))
     made = encode_chunk(
@@ -101,34 +101,34 @@ class FakeBroker:
         self._connections: list[socket.socket] = []
 
     def close(self) -> None:
-        """Be gone."""
+        """Close all sockets and the memory."""
         for each in (self._push, self._frames, *self._connections):
             each.close()
         self.memory.close()
 
     def put(self, slot: int, data: bytes, *, generation: int = 1) -> None:
-        """Have these bytes in a slot."""
+        """Put these bytes into a slot."""
         at = SLOTS_AT + slot * SLOT_BYTES
         self.memory[at : at + len(data)] = data
         self.memory[ROWS_AT + slot * 64 : ROWS_AT + slot * 64 + 8] = generation.to_bytes(8, "little")
 
     def greet(self, **hello: Any) -> "Pushing":
-        """The next reader, which is told who this is."""
+        """Accept the next reader and send it a hello."""
         message = push_pb2.PushHello(**{**self.hello, **hello})
         return self.greet_with(encode(PushKind.HELLO, message.SerializeToString()))
 
     def greet_with(self, data: bytes) -> "Pushing":
-        """The next reader, which gets these bytes first."""
+        """Accept the next reader and send it these bytes first."""
         connection = self._accept(self._push)
         connection.sendall(data)
         return Pushing(connection)
 
     def frames(self) -> "Answering":
-        """The next who asks for copies."""
+        """Accept the next connection for frames."""
         return Answering(self._accept(self._frames))
 
     def is_idle(self, time_s: float) -> bool:
-        """Whether nobody wants copies or sends chunks for a moment."""
+        """Whether no connection for frames comes for a moment."""
         readable, _, _ = select.select([self._frames], [], [], time_s)
         return not readable
 
@@ -148,14 +148,14 @@ def _listening(family: socket.AddressFamily, address: Any) -> socket.socket:
 
 
 def run(slot: int, length: int, *, lane: int = 1, generation: int = 1, start: Position = FIRST, **other: int) -> Run:
-    """A run from the beginning of a slot; `other` says what is odd about it."""
+    """A run from the beginning of a slot; `other` replaces fields of it."""
     at = SLOTS_AT + slot * SLOT_BYTES
     made = Run(lane, slot, generation, at, length, start.segment_id, start.group_id, start.offset, 0)
     return made._replace(**other)
 
 
 class Pushing:
-    """A push connection, as the broker has it."""
+    """The broker's side of a push connection."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -167,14 +167,14 @@ class Pushing:
             yield from decoder.feed(data)
 
     def subscribed(self) -> push_pb2.PushLane:
-        """What the reader wants."""
+        """The lane that the reader subscribes to."""
         kind, body = next(self._messages)
         assert kind is PushKind.SUBSCRIBE
         (lane,) = push_pb2.PushSubscribe.FromString(body).lanes
         return lane
 
     def returned(self, taken: int, released: Sequence[int]) -> None:
-        """Wait until the reader has taken and released so much, in whatever messages."""
+        """Wait until the reader has taken and released this much, in any messages."""
         slots: list[int] = []
         while taken > 0 or len(slots) < len(released):
             kind, body = next(self._messages)
@@ -186,7 +186,7 @@ class Pushing:
         assert (taken, slots) == (0, list(released))
 
     def is_gone(self) -> bool:
-        """Wait until the reader says something, or, and then this is true, nothing any more."""
+        """Wait for a message or the end of the connection; whether it ended."""
         return next(self._messages, None) is None
 
     def send(self, data: bytes) -> None:
@@ -211,12 +211,12 @@ class Pushing:
         self.send(encode(PushKind.END, message.SerializeToString()))
 
     def hang_up(self) -> None:
-        """Be gone."""
+        """Close the connection."""
         self._connection.close()
 
 
 class Answering:
-    """A framed connection, as the broker has it."""
+    """The broker's side of a framed connection."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -230,7 +230,7 @@ class Answering:
         return broker_pb2.MultiReadChunksRequest.FromString(self._exactly(header.head_bytes))
 
     def asked_from(self) -> Position:
-        """Where the range of the next request starts."""
+        """The start of the range of the next request."""
         (wanted,) = self.asked().ranges
         return position_of(wanted.start)
 
@@ -244,7 +244,7 @@ class Answering:
         return self._exactly(header.bulk_bytes)
 
     def status(self, *, request_id: int | None = None, copies: int = 1, bulk: bytes = b"", **status: Any) -> None:
-        """Say what became of a chunk."""
+        """Answer with the status of a chunk."""
         message = broker_pb2.MultiWriteChunksResponse(statuses=[broker_pb2.ChunkStatus(**status)] * copies)
         number = self.request_id if request_id is None else request_id
         pieces = encode_frame(
@@ -253,16 +253,16 @@ class Answering:
         self.send(b"".join(bytes(piece) for piece in pieces))
 
     def receive(self, size: int) -> bytes:
-        """So many bytes of whatever comes."""
+        """The next `size` bytes, whatever they are."""
         return self._exactly(size)
 
     def is_silent(self, time_s: float = 0.1) -> bool:
-        """Whether nothing comes for a moment."""
+        """Whether no bytes come for a moment."""
         readable, _, _ = select.select([self._connection], [], [], time_s)
         return not readable
 
     def reset(self) -> None:
-        """Be gone at once, whatever is under way."""
+        """Reset the connection, and drop bytes in flight."""
         self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._connection.close()
 
@@ -275,7 +275,7 @@ class Answering:
         error: common_pb2.Error | None = None,
         request_id: int | None = None,
     ) -> None:
-        """Answer it."""
+        """Answer the last request."""
         self.send(self.frame(following, data, length=length, error=error, request_id=request_id))
 
     def frame(
@@ -307,7 +307,7 @@ class Answering:
         self._connection.sendall(data)
 
     def hang_up(self) -> None:
-        """Be gone, also for a thread that waits for the next request."""
+        """Shut the connection down, even for a thread that waits for the next request."""
         self._connection.shutdown(socket.SHUT_RDWR)
 
     def _exactly(self, size: int) -> bytes:
@@ -321,12 +321,12 @@ class Answering:
 
 
 def with_checksum(header: bytes) -> bytes:
-    """A frame header whose fields were changed, with a checksum that fits."""
+    """A frame header with changed fields, and a matching checksum."""
     return header[:28] + crc32c(header[:28]).to_bytes(4, "little")
 
 
 class FakeService:
-    """A program that the reader takes for the planner's service. It gives the answers it was made with, in order."""
+    """A program in place of the planner's service; it gives its prepared answers in order."""
 
     def __init__(self, folder: Path, *answers: dict[str, Any]) -> None:
         self.program = folder / "python"
@@ -340,7 +340,7 @@ class FakeService:
 
     @property
     def asked(self) -> list[dict[str, Any]]:
-        """The requests so far, but for greetings."""
+        """The requests so far, without greetings."""
         return [json.loads(line) for line in self._asked.read_text().splitlines()]
 
 

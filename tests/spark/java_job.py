@@ -1,11 +1,11 @@
-"""A job of test_java.py and test_standalone.py: reads a stream once per engine it is told, and prints what comes of it.
+"""A job of test_java.py and test_standalone.py: reads a stream once per given engine, and prints the results.
 
     java_job.py BOOTSTRAP STREAM ENGINE...
 
-Of an engine that is told as ``write:ENGINE`` it has the values of the stream written to one called ``STREAM-copy``.
+For ``write:ENGINE`` it writes the values of the stream to another one, ``STREAM-copy``, with that engine.
 
-It is started by Spark's JVM (`tests.spark.submitting`), which decides about everything else. The first line it prints
-says which Java that is, once Spark has answered a query of its own; then there is one per read, all of them JSON.
+Spark's JVM starts it (`tests.spark.submitting`) and decides everything else. It prints lines of JSON: the first one
+names the Java, after Spark has answered a simple query; then there is one per read.
 """
 
 import json
@@ -25,14 +25,14 @@ def report(**found: Any) -> None:
 
 
 def read(spark: SparkSession, bootstrap: str, stream: str, engine: str) -> dict[str, Any]:
-    """The values of the stream, and whether they came in columns; or the error."""
+    """The values of the stream and whether they came in columns, or the error."""
     reader = spark.read.format("kera").option("kera.bootstrap.servers", bootstrap).option("engine", engine)
     try:
         frame = reader.load(stream).selectExpr("streamlet", "cast(value as string)")
         values = sorted(row.value for row in frame.collect())
     except PySparkException as error:
         return {"error": str(error)}
-    plan: Any = frame._jdf  # there is no other way to it
+    plan: Any = frame._jdf  # the only way to the plan
     return {"values": values, "columns": "ColumnarToRow" in plan.queryExecution().executedPlan().toString()}
 
 
@@ -44,7 +44,7 @@ def copy(spark: SparkSession, bootstrap: str, stream: str, engine: str) -> None:
 
 
 def main() -> None:
-    """Do as the command line says."""
+    """Read and write as the command line says."""
     bootstrap, stream, *engines = sys.argv[1:]
     spark = with_kera(SparkSession.builder.getOrCreate())
     jvm: Any = spark._jvm

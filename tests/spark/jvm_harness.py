@@ -1,7 +1,7 @@
-"""Small Java programs of the tests, which use the classes of the columnar engine as Spark does.
+"""Small Java programs of the tests that use the classes of the columnar engine as Spark does.
 
-They lie in ``tests/spark/jvm``, in packages of the engine's where they use what others do not see, and are compiled
-against its jar, which is built if it is not current. A program is named with its package: ``kera.wire.Decoding``.
+They lie in ``tests/spark/jvm``, in packages of the engine where they use its internals. They are compiled against its
+jar, which is rebuilt if it is outdated. A program is named with its package: ``kera.wire.Decoding``.
 """
 
 import atexit
@@ -29,12 +29,12 @@ JAR = ROOT / "spark_connector" / "kera" / "spark_connector" / "jars" / "kera-spa
 LIBRARIES = f"{JAR}:{Path(pyspark.__file__).parent / 'jars' / '*'}"
 QUICK = QUICK_JVM.split()
 OPENED = ("java.base/java.lang", "java.base/java.nio", "java.base/java.util", "java.base/sun.nio.ch")
-"""Of what Spark's scripts open, what is needed here."""
+"""The packages to open; Spark's scripts open these and more."""
 
 
 @functools.cache
 def _classes() -> str:
-    """Where the programs are: compiled at once and without a warning, as a compiler takes longest for its start."""
+    """Compile all programs at once, because starting the compiler takes longest; return their folder."""
     subprocess.run([sys.executable, str(BUILD)], check=True)
     folder = tempfile.TemporaryDirectory(prefix="kera-java-")
     atexit.register(folder.cleanup)
@@ -44,19 +44,19 @@ def _classes() -> str:
 
 
 def compiled(name: str) -> list[str]:
-    """The command that runs the program `name`; its arguments are to be added."""
+    """The command that runs the program `name`, without its arguments."""
     opened = [f"--add-opens={package}=ALL-UNNAMED" for package in OPENED]
     return ["java", "-Xmx512m", *QUICK, *opened, "-cp", f"{_classes()}:{LIBRARIES}", name]
 
 
 class Harness:
-    """A program that answers each line of JSON with one; it runs on until its input ends."""
+    """A program that answers each line of JSON with a line, until its input ends."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
 
     def ask(self, **request: Any) -> dict[str, Any]:
-        """What it answers to `request`; fails if it does not live to do so."""
+        """The answer to `request`; fails if the program ends before."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(request) + "\n")
@@ -69,14 +69,14 @@ class Harness:
 
 @contextmanager
 def running(command: Sequence[str]) -> Iterator[Harness]:
-    """The program of `command`, which must end well when it is no longer asked."""
+    """Run the program of `command`, which must exit with 0 after its last answer."""
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         yield Harness(process)
     assert process.returncode == 0
 
 
 class Threads:
-    """A program that does what lines of JSON say, each of its objects in its own thread: ``kera.tests.Obedient``."""
+    """A program that obeys lines of JSON, with a thread per object: ``kera.tests.Obedient``."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
@@ -91,7 +91,7 @@ class Threads:
             self._waiting.pop(answer["id"]).set_result(answer)
 
     def ask(self, of: str, op: str, **arguments: Any) -> "Future[dict[str, Any]]":
-        """Have the object of that name begin something; its outcome comes."""
+        """Have the named object begin an operation; return its future outcome."""
         number = next(self._numbers)
         future = self._waiting[number] = Future()
         assert self._process.stdin is not None
@@ -101,7 +101,7 @@ class Threads:
 
 
 def outcome(future: "Future[dict[str, Any]]", timeout_s: float) -> dict[str, Any]:
-    """What an object has answered. What it has thrown is a `RuntimeError` with its class and text."""
+    """The answer of an object; an exception of it becomes a `RuntimeError` with its class and text."""
     answer = future.result(timeout_s)
     if "error" in answer:
         raise RuntimeError(answer["error"])
@@ -110,7 +110,7 @@ def outcome(future: "Future[dict[str, Any]]", timeout_s: float) -> dict[str, Any
 
 @contextmanager
 def threads(name: str) -> "Iterator[subprocess.Popen[str]]":
-    """The process of such a program."""
+    """Run such a program; yield its process."""
     with subprocess.Popen(compiled(name), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         yield process
         process.kill()

@@ -1,8 +1,8 @@
-"""A Spark job to be killed: run by test_restart.py as ``python -m tests.spark.killed_job``.
+"""A Spark job to be killed: test_restart.py runs it as ``python -m tests.spark.killed_job``.
 
-It reads a stream in small micro-batches until it has what is there now, and writes it in one of two ways: ``files``, a
-sink of Spark's own that counts each micro-batch once, or ``batches``, one file per micro-batch, replaced when it is
-run again. At the point that is named it says so on stdout and waits there, for ever, to be killed.
+It reads a stream in small micro-batches up to its present end, and writes it in one of two ways: ``files``, a sink of
+Spark that counts each micro-batch once, or ``batches``, one file per micro-batch, replaced in a repetition. At the
+given point it prints a line and waits to be killed.
 """
 
 import argparse
@@ -28,7 +28,7 @@ def stop_here() -> None:
 
 
 def start(kera: Kera, stream: str, folder: Path, sink: str, stop_at: str = "nowhere") -> StreamingQuery:
-    """The job. Started again with the same folder it goes on from its checkpoint."""
+    """Start the job; with the same folder it goes on from its checkpoint."""
     frame = kera.stream(stream, startingOffsets="earliest", maxOffsetsPerTrigger=RECORDS_PER_TRIGGER)
     frame = frame.select("streamlet", "entry", "offset", "value")
     output = folder / "output"

@@ -1,6 +1,6 @@
-"""A secured cluster for the tests with Spark: TLS, a secret of the cluster, and users with rights for their streams.
+"""A secured cluster for the tests with Spark: TLS, a cluster secret, and users with rights on their streams.
 
-Secrets are marked, so that they can be searched for wherever they must not be: `secrets_in`.
+Secrets are marked, so that `secrets_in` can find them where they must not be.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HOST = "127.0.0.1"
 MARK = "x5ecret"
 CLUSTER_SECRET = f"{MARK}-of-the-cluster-0123456789"
 SECRETS = re.compile(rb"(?<!Bearer )(x5ecret[A-Za-z0-9-]*|kera_[0-9a-f]{8,}_[0-9a-f]{16,}|kera-session_[A-Za-z0-9_-]+)")
-"""Passwords and the secret of the cluster; tokens, which are always of this form."""
+"""Passwords and the cluster secret; tokens, which always have this form."""
 
 
 def password_of(user: str) -> str:
@@ -36,15 +36,15 @@ def password_of(user: str) -> str:
 
 
 def secrets_in(data: bytes) -> list[bytes]:
-    """The secrets in what was written or said, each with what is around it."""
+    """The secrets in `data`, each with the bytes around it."""
     return [data[max(0, found.start() - 80) : found.end() + 20] for found in SECRETS.finditer(data)]
 
 
 class SecuredCluster:
-    """A cluster, and what is needed to get in. Its secrets are in files of the folder ``secrets``."""
+    """A cluster and its credentials. Its secrets are in files of the folder ``secrets``."""
 
     def __init__(self, folder: Path, stack: contextlib.ExitStack, **cluster: Any) -> None:
-        """`cluster`: how many of what, see `LocalCluster`."""
+        """`cluster`: the numbers of daemons, see `LocalCluster`."""
         self.folder = folder / "secrets"
         self.authority, _ = Authority.open_or_make(folder / "certificates")
         self.ca = self.authority.path
@@ -70,18 +70,18 @@ class SecuredCluster:
 
     @property
     def bootstrap(self) -> str:
-        """Of its coordinators."""
+        """The addresses of its coordinators."""
         return self.cluster.bootstrap
 
     def password_file(self, user: str) -> Path:
-        """With the password of a user."""
+        """A file with the password of a user."""
         file = self.folder / user
         file.write_text(password_of(user))
         file.chmod(0o600)
         return file
 
     def options(self, user: str) -> dict[str, str]:
-        """For a query of a user."""
+        """Options for a query of a user."""
         return {
             "kera.bootstrap.servers": self.bootstrap,
             "tls.ca": str(self.ca),
@@ -90,7 +90,7 @@ class SecuredCluster:
         }
 
     def run(self, work: Callable[[Client], Awaitable[T]], user: str | None = None) -> T:
-        """What `work` gives with a client of a user; None: one that may do everything."""
+        """The result of `work` with a client of a user; None: a client with all rights."""
 
         async def connected() -> T:
             settings, runtime = ClientSettings(tls_ca=self.ca), as_daemon(MACHINE, self.folder / "cluster")
@@ -103,23 +103,23 @@ class SecuredCluster:
         return asyncio.run(connected())
 
     def make_user(self, user: str) -> None:
-        """A user that has no rights yet."""
+        """Create a user without rights."""
         self.run(lambda client: client.access.create_user(user, password_of(user)))
 
     def create(self, stream: str, **arguments: Any) -> None:
-        """A stream that nobody may see yet."""
+        """Create a stream without any rights on it."""
         self.run(lambda client: client.admin.create_stream(stream, **arguments))
 
     def grant(self, user: str, resource: str, *operations: Operation) -> None:
-        """Let a user do something."""
+        """Give a user rights."""
         self.run(lambda client: client.access.grant(f"user:{user}", operations, resource))
 
     def revoke(self, user: str, resource: str, *operations: Operation) -> None:
-        """Take it away."""
+        """Take rights from a user."""
         self.run(lambda client: client.access.revoke(f"user:{user}", resource, operations))
 
     def tokens(self) -> list[str]:
-        """Ids of all that are good."""
+        """The ids of all valid tokens."""
 
         async def ids(client: Client) -> list[str]:
             return sorted(token.token_id for token in await client.access.tokens())
@@ -127,7 +127,7 @@ class SecuredCluster:
         return self.run(ids)
 
     def revoke_tokens(self, stream: str) -> int:
-        """End those that are for a stream alone; gives how many there were."""
+        """Revoke the tokens for this stream alone; return their number."""
 
         async def revoke(client: Client) -> int:
             meant = [token for token in await client.access.tokens() if token.resources == (f"stream:{stream}",)]
@@ -138,7 +138,7 @@ class SecuredCluster:
         return self.run(revoke)
 
     def failures(self) -> int:
-        """How often somebody has shown the coordinator nothing that is good."""
+        """The number of failed authentications at the coordinator."""
 
         async def issue(client: Client) -> str:
             return (await client.access.issue_token()).secret
@@ -166,7 +166,7 @@ class SecuredCluster:
         self.run(send)
 
     def values(self, stream: str) -> list[bytes]:
-        """What a stream has, sorted."""
+        """The values of a stream, sorted."""
 
         async def read(client: Client) -> list[bytes]:
             consumer = client.consumer(stream, start="earliest", end="latest", shared_memory="never")
@@ -177,6 +177,6 @@ class SecuredCluster:
 
 @contextlib.contextmanager
 def secured_cluster(folder: Path, **cluster: Any) -> Iterator[SecuredCluster]:
-    """One that runs."""
+    """Run a secured cluster."""
     with contextlib.ExitStack() as stack:
         yield SecuredCluster(folder, stack, **cluster)

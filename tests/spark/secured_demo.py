@@ -1,9 +1,9 @@
-"""The demonstration's job on a cluster of Spark's, as a user on a secured cluster of KerA's; of test_secured_demo.py.
+"""The demo's job on a Spark cluster, as a user of a secured KerA cluster; test_secured_demo.py runs it.
 
     python -m tests.spark.secured_demo CONFIG     {"bootstrap": …, "master": …, "folder": …, "conf": {…}, …}
 
-Who it is says the environment, of the feeder as well. It prints how many flights are processed, now and then, and at
-last what was found, each a line of JSON. Then it waits for a line, and ends.
+The environment has the credentials, also those of the feeder. It prints lines of JSON: now and then the number of
+processed flights, and at last the results. Then it waits for a line, and ends.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ def say(**what: Any) -> None:
 
 
 def main() -> None:
-    """Run the job up to its end."""
+    """Run the job to its end."""
     config = json.loads(sys.argv[1])
     folder, bootstrap = Path(config["folder"]), config["bootstrap"]
     running.prepare(folder / "logs")

@@ -1,8 +1,8 @@
-"""A user's Spark application on a secured cluster, of test_secured_cluster.py: it does what lines of JSON tell it.
+"""A user's Spark application on a secured cluster: test_secured_cluster.py controls it with lines of JSON.
 
     python -m tests.spark.secured_job CONFIG     {"master": "spark://…", "conf": {…}}
 
-Each line names what to do in ``do``, and is answered with one: ``{"done": …}`` or ``{"error": "…"}``.
+Each line names a method in ``do``; the answer is a line ``{"done": …}`` or ``{"error": "…"}``.
 """
 
 import json
@@ -20,7 +20,7 @@ from tests.spark.support import with_kera
 
 
 class Application:
-    """What can be done."""
+    """The methods that a test can call."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         builder = configure(SparkSession.builder).master(config["master"])
@@ -30,12 +30,12 @@ class Application:
         self._queries: dict[str, StreamingQuery] = {}
 
     def ui(self) -> str | None:
-        """Where Spark's pages are."""
+        """The address of Spark's pages."""
         url: str | None = self._spark.sparkContext.uiWebUrl
         return url
 
     def configuration(self) -> str:
-        """All that Spark was told."""
+        """The whole configuration of Spark."""
         return f"{self._spark.sparkContext.getConf().getAll()} {self._spark.conf.getAll}"
 
     def read(self, stream: str, options: dict[str, str]) -> list[str]:
@@ -43,10 +43,10 @@ class Application:
         return sorted(row.value for row in self._batch(stream, options).collect())
 
     def read_slowly(self, stream: str, options: dict[str, str], pause_s: float) -> list[str]:
-        """The same, with a function of a user's that takes its time for each of them."""
+        """Read the values through a slow user-defined function."""
 
         def slow(value: str) -> str:
-            time.sleep(pause_s)  # sleep: it is what makes it slow
+            time.sleep(pause_s)  # sleep: the function must be slow
             return value
 
         slowly = udf(slow, "string")
@@ -55,26 +55,26 @@ class Application:
         )
 
     def explain(self, stream: str, options: dict[str, str]) -> str:
-        """All that Spark says of such a read."""
+        """All descriptions that Spark has of such a read."""
         frame: Any = self._batch(stream, options)
         return f"{frame!r} {frame._jdf.queryExecution()} {frame._jdf.queryExecution().stringWithStats()}"
 
     def copy(self, stream: str, to: str, options: dict[str, str]) -> None:
-        """Write what a stream has to another one."""
+        """Write the records of a stream to another one."""
         frame = self._batch(stream, options)
         frame.write.format("kera").options(**_writing(options)).mode("append").save(to)
 
     def start(self, stream: str, to: str, options: dict[str, str], checkpoint: str, name: str) -> None:
-        """Have a stream go to another one."""
+        """Start a query that copies a stream to another one."""
         reader = self._spark.readStream.format("kera").options(**options).option("startingOffsets", "earliest")
         writer = _values(reader.load(stream)).writeStream.format("kera").options(**_writing(options))
         self._queries[name] = writer.queryName(name).option("checkpointLocation", checkpoint).start(to)
 
     def wait(self, name: str) -> str:
-        """Wait for the end of a query, and give what it has ended with."""
+        """Wait for the end of a query; return its error, or ''."""
         try:
             self._queries[name].awaitTermination()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the test is told
+        except Exception as error:  # noqa: BLE001 - the test gets every error
             return "".join(traceback.format_exception(error))
         return ""
 
@@ -83,12 +83,12 @@ class Application:
         self._queries[name].stop()
 
     def progress(self, name: str) -> str:
-        """What Spark tells of a query."""
+        """The status and the progress of a query."""
         query = self._queries[name]
         return f"{query.status} {[each.json for each in query.recentProgress]}"
 
     def end(self) -> None:
-        """The end of the application."""
+        """End the application."""
         self._spark.stop()
 
     def _batch(self, stream: str, options: dict[str, str]) -> DataFrame:
@@ -104,7 +104,7 @@ def _writing(options: dict[str, str]) -> dict[str, str]:
 
 
 def main() -> None:
-    """Do as lines say."""
+    """Obey the lines of stdin."""
     application = Application(json.loads(sys.argv[1]))
     for line in sys.stdin:
         command = json.loads(line)

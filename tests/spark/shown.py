@@ -1,6 +1,6 @@
-"""What others see of an application on Spark's own cluster, for a search: pages, processes, what programs are told.
+"""Everything that others can see of an application on a Spark cluster: pages, processes, environments.
 
-All of it goes into files, and `hidden` looks through whole folders for secrets.
+All of it goes into files, and `hidden` searches whole folders for secrets.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tests.spark.standalone import Standalone
 PAGES_MAX = 400
 TIMEOUT_S = 60
 PARTS = "jobs", "SQL/execution", "environment", "executors", "stages/stage", "logPage"
-"""Of the addresses of pages that there always are: of the driver, and of workers (`logPage`, what executors print)."""
+"""Parts of the addresses of pages that always exist: of the driver, and of workers (`logPage`, executors' output)."""
 
 
 def keep_what_is_shown(spark: Standalone, ui: str, folder: Path) -> list[str]:
-    """Write down what pages say, and the system of processes, while an application runs; gives the pages' addresses.
+    """Save the pages and the processes of a running application; return the pages' addresses.
 
     `ui`: the address of the application's pages.
     """
@@ -53,7 +53,7 @@ def keep_what_is_shown(spark: Standalone, ui: str, folder: Path) -> list[str]:
 
 
 def running(process: psutil.Process) -> bool:
-    """Whether it can still be looked at."""
+    """Whether the process can still be examined."""
     with suppress(psutil.Error):
         return bool(process.cmdline())
     return False
@@ -75,7 +75,7 @@ class _Links(html.parser.HTMLParser):
 
 
 def pages(*begin: str) -> dict[str, bytes]:
-    """All that can be reached by links, of these hosts and ports."""
+    """All pages of these hosts and ports that links reach."""
     servers = {urllib.parse.urlsplit(url).netloc for url in begin}
     found: dict[str, bytes] = {}
     waiting = list(begin)
@@ -99,7 +99,7 @@ def pages(*begin: str) -> dict[str, bytes]:
 
 
 def api(ui: str) -> Iterator[str]:
-    """What Spark tells programs."""
+    """The addresses of Spark's REST API."""
     with urllib.request.urlopen(f"{ui}/api/v1/applications", timeout=TIMEOUT_S) as answer:
         (application,) = json.load(answer)
     base = f"{ui}/api/v1/applications/{application['id']}"
@@ -110,7 +110,7 @@ def api(ui: str) -> Iterator[str]:
 
 
 def hidden(folder: Path, meant: Path) -> dict[str, list[bytes]]:
-    """Files with secrets, but for those of the folder `meant`, which are to have them."""
+    """Files with secrets, except those in the folder `meant`, which must have them."""
     found = {}
     for where, _, names in os.walk(folder):
         for name in names if Path(where) != meant else ():

@@ -1,7 +1,7 @@
-"""A cluster of Spark's own kind for tests: a master and workers, each a process, as its scripts would start them.
+"""A standalone Spark cluster for tests: a master and workers, each a process, as Spark's scripts start them.
 
-Every process can be given an address of its own and a command to be run by (``ip netns exec …``), so that a machine can
-stand for several. Executors are children of their worker, and are in its process group.
+Each process can have its own address and a command that runs it (``ip netns exec …``), so that one machine can stand
+in for several. Executors are children of their worker, in its process group.
 """
 
 import os
@@ -21,29 +21,29 @@ STOPPED_WITHIN_S = 20.0
 
 
 class Place(NamedTuple):
-    """Where a process is to run."""
+    """The place where a process runs."""
 
     host: str = "127.0.0.1"
-    """The address that it listens at and that others find it by."""
+    """The address that it listens at and announces."""
     prefix: tuple[str, ...] = ()
-    """What stands before its command. It has to become the process (``exec``), and not to start it as a child."""
+    """The words before its command. They must become the process (``exec``), and not start a child."""
 
 
 class Daemon(NamedTuple):
-    """A master or a worker that runs."""
+    """A running master or worker."""
 
     process: subprocess.Popen[bytes]
     log: Path
     folder: Path
-    """Where it runs; a worker has a folder there for each consumer group, and in it for each executor, with its
+    """Its working folder; a worker has a folder there for each application, and in it for each executor, with its
     jars."""
 
 
 class Standalone(NamedTuple):
-    """A cluster that runs."""
+    """A running cluster."""
 
     url: str
-    """What a consumer group has as its master."""
+    """The master URL for applications."""
     master: Daemon
     workers: list[Daemon]
 
@@ -59,10 +59,10 @@ def standalone(
     cores: int = 1,
     memory: str = "1g",
 ) -> Iterator[Standalone]:
-    """A cluster whose workers have registered, each with so many cores and so much memory for executors.
+    """Run a cluster whose workers have registered, each with `cores` and `memory` for executors.
 
-    Logs and the files of consumer groups are in `folder`; `options` are Java's for the master and the workers, whose
-    executors get Spark's own. All processes have ended when the block has.
+    Logs and the files of applications are in `folder`; `options` are Java's for the master and the workers, whose
+    executors get Spark's own. All processes end with the block.
     """
     with ExitStack() as stack:
         command = [*spark_command(java, [*options, "-Xmx256m"], "org.apache.spark.deploy.master.Master"), "--port", "0"]
@@ -86,10 +86,10 @@ def standalone(
 
 @contextmanager
 def running(folder: Path, place: Place, command: list[str], java: Path) -> Iterator[Daemon]:
-    """A process in a folder and a process group of its own; both it and its children end with the block."""
+    """Run a process in its own folder and process group; it and its children end with the block."""
     folder.mkdir(parents=True)
     spark = {
-        "JAVA_HOME": str(java.resolve().parents[1]),  # executors are started by it
+        "JAVA_HOME": str(java.resolve().parents[1]),  # workers start executors with it
         "SPARK_LOCAL_IP": place.host,
         "SPARK_WORKER_DIR": str(folder),
         "SPARK_MASTER_WEBUI_PORT": "0",
@@ -121,7 +121,7 @@ def running(folder: Path, place: Place, command: list[str], java: Path) -> Itera
 
 
 def found_in(daemon: Daemon, pattern: str) -> list[str]:
-    """What `pattern` finds in the log of a daemon, which has not ended."""
+    """The matches of `pattern` in the log of a daemon that still runs."""
     text = daemon.log.read_text(errors="replace")
     assert daemon.process.poll() is None, f"it has ended by itself:\n{text[-4000:]}"
     return re.findall(pattern, text)

@@ -1,7 +1,7 @@
-"""Spark's programs on a Java of the test's choice, with the options of its choice.
+"""Spark's programs on a Java and with options that a test chooses.
 
-The scripts of pyspark choose both by themselves, and always ask for a module (jdk.incubator.vector) that not every
-runtime has. So the classes are run as those scripts run them in the end.
+The scripts of pyspark choose both themselves, and always require a module (jdk.incubator.vector) that not every
+runtime has. So this module runs the same classes without the scripts.
 """
 
 import json
@@ -25,12 +25,12 @@ JOB_TIMEOUT_S = 240
 
 
 def environment() -> dict[str, str]:
-    """What Spark's programs find in their environment: the Python and the pyspark of this process, and this tree."""
+    """The environment of Spark's programs: the Python and the pyspark of this process, and this tree."""
     (sql,) = (SPARK_HOME / "jars").glob("spark-sql_*.jar")  # spark-sql_2.13-4.3.0.jar
     return {name: value for name, value in os.environ.items() if not name.startswith("SPARK")} | {
         "PYSPARK_PYTHON": sys.executable,
         "PYTHONPATH": str(ROOT),
-        "SPARK_HOME": str(SPARK_HOME),  # executors are started from there
+        "SPARK_HOME": str(SPARK_HOME),  # executors start from there
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_SCALA_VERSION": sql.stem.split("-")[1].removeprefix("sql_"),
     }
@@ -42,14 +42,14 @@ def spark_command(java: Path, options: Sequence[str], main_class: str) -> list[s
 
 
 def module_options(spark: SparkSession) -> list[str]:
-    """What Spark's scripts give Java so that Spark works on it, but for the module that is not everywhere."""
+    """The options that Spark's scripts pass to Java, without the module that some runtimes lack."""
     jvm: Any = spark._jvm
     options = jvm.org.apache.spark.launcher.JavaModuleOptions.defaultModuleOptionArray()
     return [option for option in options if not option.startswith("--add-modules")]
 
 
 def java_of_tests() -> Path:
-    """The Java that the tests run on: that of JAVA_HOME, or of PATH."""
+    """The Java of the tests: from JAVA_HOME or PATH."""
     home = os.environ.get("JAVA_HOME")
     java = Path(home, "bin", "java") if home else shutil.which("java")
     assert java, "no java: run make test, or set JAVA_HOME"
@@ -57,7 +57,7 @@ def java_of_tests() -> Path:
 
 
 class Submitted(NamedTuple):
-    """What a job that was submitted has done."""
+    """The outcome of a submitted job."""
 
     returncode: int
     lines: list[dict[str, Any]]
@@ -74,7 +74,7 @@ def submit(
     jar: bool = True,
     conf: Mapping[str, str] = MappingProxyType({}),
 ) -> Submitted:
-    """Run a job, a Python program that prints lines of JSON, up to its end; with the columnar engine or without."""
+    """Run a job to its end: a Python program that prints lines of JSON; `jar`: with the columnar engine."""
     spark: list[str | Path] = ["--master", master]
     if jar:
         spark += ["--jars", jar_path().as_uri()]

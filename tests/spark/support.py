@@ -1,4 +1,4 @@
-"""What the tests with Spark have in common: producing, and reading through the connector."""
+"""Helpers of the tests with Spark: producing, and reading through the connector."""
 
 import asyncio
 import sys
@@ -18,25 +18,25 @@ from kera.spark_connector import register
 T = TypeVar("T")
 
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""For a JVM that does little of anything twice: what it compiles better would not be worth the time."""
+"""Options for a JVM with a short life, in which better compilation does not pay."""
 
 both_engines = pytest.mark.parametrize("engine", ["python", "columnar"], indirect=True)
-"""The same queries have the same outcomes, whichever engine reads: for tests with the fixture `kera`, or `engine`."""
+"""Runs a test with the fixture `kera` or `engine` once per engine, because the outcomes must be equal."""
 columnar_first = pytest.mark.parametrize(
     "engine", [pytest.param("python", marks=pytest.mark.slow), "columnar"], indirect=True
 )
-"""The same, where it is enough that the quick tests use one: Spark starts a process of Python's for each plan."""
+"""Like `both_engines`, but quick tests use only one engine, because Spark starts a Python process for each plan."""
 
 
 def with_kera(spark: SparkSession) -> SparkSession:
-    """`spark`, with the connector also where Spark does not look for it: when the path of Python has a space."""
+    """`spark` with the connector; Spark does not find it when the path of Python has a space."""
     if " " in sys.executable:
         register(spark)
     return spark
 
 
 class Sent(NamedTuple):
-    """A record as it was sent, and where it came to lie."""
+    """A record as it was sent, with its position."""
 
     streamlet: int
     entry: int
@@ -54,7 +54,7 @@ class Kera:
         self.engine = engine
 
     def run(self, work: Callable[[Client], Awaitable[T]]) -> T:
-        """What `work` gives with a client of the cluster."""
+        """The result of `work` with a client of the cluster."""
 
         async def connected() -> T:
             async with await Client.connect(self.bootstrap) as client:
@@ -63,7 +63,7 @@ class Kera:
         return asyncio.run(connected())
 
     def create(self, stream: str, **arguments: Any) -> int:
-        """Create a stream; gives its id."""
+        """Create a stream; return its id."""
 
         async def create(client: Client) -> int:
             return (await client.admin.create_stream(stream, **arguments)).stream_id
@@ -83,7 +83,7 @@ class Kera:
         return self.run(names)
 
     def send(self, stream: str, numbers: Iterable[int], *, flush_every: int = 0, **settings: Any) -> list[Sent]:
-        """Send one record per number (key ``k<n mod 7>``, value ``v<n>``); a flush every so often makes chunks."""
+        """Send one record per number (key ``k<n mod 7>``, value ``v<n>``); `flush_every` records make a chunk."""
 
         async def send(client: Client) -> list[Sent]:
             async with client.producer(**settings) as producer:
@@ -101,7 +101,7 @@ class Kera:
         return self.run(send)
 
     def read(self, stream: str | None = None, **options: str) -> DataFrame:
-        """The stream, or what `options` subscribe to, as a batch."""
+        """The stream, or the subscription of `options`, as a batch."""
         return self.reader().options(**options).load(stream)
 
     def stream(self, stream: str | None = None, **options: str) -> DataFrame:
@@ -110,12 +110,12 @@ class Kera:
         return reader.option("engine", self.engine).options(**options).load(stream)
 
     def reader(self) -> DataFrameReader:
-        """What makes a batch of a stream of the cluster, with the engine that is to be used."""
+        """A reader for batches from the cluster, with the engine."""
         reader = self.spark.read.format("kera").option("kera.bootstrap.servers", self.bootstrap)
         return reader.option("engine", self.engine)
 
     def lag(self, group: str) -> int:
-        """How many records a query with this name has left, as ``kera group describe`` shows it."""
+        """The lag of a query with this name in records, as ``kera group describe`` shows it."""
 
         async def measure(client: Client) -> int:
             entries = (await client.admin.describe_consumer_group(group)).entries
@@ -133,7 +133,7 @@ class Kera:
         return self.run(names)
 
     def read_new(self, stream: str | None, checkpoint: Path, **options: str) -> tuple[list[Sent], StreamingQuery]:
-        """What a query with this checkpoint finds that it has not seen yet, and the query, which has ended."""
+        """The records that are new for a query with this checkpoint, and the query, which has ended."""
         found: dict[int, list[Sent]] = {}
         query = start(self.stream(stream, **options), checkpoint, found, available_now=True)
         query.awaitTermination()
@@ -158,7 +158,7 @@ def numbers(kera: Kera, stream: str) -> Counter[int]:
 def start(
     frame: DataFrame, checkpoint: Path, found: dict[int, list[Sent]], *, available_now: bool = False
 ) -> StreamingQuery:
-    """A query that puts the records of each micro-batch into `found`, under its number."""
+    """Start a query that puts the records of each micro-batch into `found`, by its number."""
 
     def take(batch: DataFrame, number: int) -> None:
         found[number] = sent(batch)
@@ -179,7 +179,7 @@ RECORDS_PER_MIB = 128
 
 
 def send_mib(kera: Kera, stream: str, count: int, *, streamlets: int) -> int:
-    """Send so many MiB, spread evenly over the streamlets; gives how many records that are."""
+    """Send `count` MiB, evenly over the streamlets; return the number of records."""
 
     async def send(client: Client) -> int:
         async with client.producer() as producer:
@@ -194,7 +194,7 @@ def send_mib(kera: Kera, stream: str, count: int, *, streamlets: int) -> int:
 
 
 def wait_until(condition: Callable[[], T], what: str, timeout_s: float = 60.0) -> T:
-    """The first true value of `condition`."""
+    """Wait for the first true value of `condition`, and return it."""
     deadline = time.monotonic() + timeout_s
     while True:
         value = condition()

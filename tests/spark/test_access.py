@@ -1,6 +1,6 @@
-"""Queries on a cluster with security on: executors read and write with a token of the driver's, and with nothing else.
+"""Queries on a secured cluster: executors read and write with a token from the driver, and with nothing else.
 
-Here Spark has one process, and Python workers; on a cluster of its own: test_secured_cluster.py.
+Here Spark has one process and Python workers; test_secured_cluster.py has a Spark cluster.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredCluster
 
 
 def mine(secured: SecuredCluster, name: str, *, values: list[bytes] = VALUES, user: str = "alice") -> str:
-    """A stream that a user may read and write, with values."""
+    """Create a stream with values that a user may read and write."""
     secured.create(name, streamlets=2)
     secured.grant(user, f"stream:{name}", "read", "write")
     if values:
@@ -41,14 +41,14 @@ def mine(secured: SecuredCluster, name: str, *, values: list[bytes] = VALUES, us
 
 
 class Queries:
-    """What a user does with Spark."""
+    """The queries of a user."""
 
     def __init__(self, spark: SparkSession, options: dict[str, str], engine: str) -> None:
         self.spark = spark
         self.options = options | {"engine": engine}
 
     def read(self, stream: str) -> DataFrame:
-        # Who runs as the broker's user, as these tests do, could read its memory whatever rights say.
+        # These tests run as the broker's user, and so could read its memory without rights.
         reader = self.spark.read.format("kera").options(**self.options).option("sharedMemory", "never")
         return reader.load(stream)
 
@@ -83,7 +83,7 @@ async def tokens_of(client: Client) -> set[tuple[str, tuple[str, ...]]]:
 
 
 @columnar_first
-def test_a_stream_has_a_token_until_it_is_stopped(
+def test_a_streaming_query_has_a_token_until_it_stops(
     spark: SparkSession, secured: SecuredCluster, engine: str, tmp_path: Path
 ) -> None:
     source, sink = mine(secured, f"flow-{engine}"), mine(secured, f"flown-{engine}", values=[])
@@ -103,7 +103,9 @@ def test_a_stream_has_a_token_until_it_is_stopped(
 
 
 @both_engines
-def test_who_may_not_is_told_so(spark: SparkSession, secured: SecuredCluster, engine: str) -> None:
+def test_missing_rights_are_an_error_and_hidden_streams_are_unknown(
+    spark: SparkSession, secured: SecuredCluster, engine: str
+) -> None:
     source, unseen = mine(secured, f"seen-{engine}"), mine(secured, f"unseen-{engine}")
     secured.grant("bob", f"stream:{source}", "describe")
     queries = Queries(spark, secured.options("bob"), engine)
@@ -121,7 +123,7 @@ def test_who_may_not_is_told_so(spark: SparkSession, secured: SecuredCluster, en
 
 
 @columnar_first
-def test_a_wrong_password_is_shown_once(
+def test_a_wrong_password_is_sent_only_once(
     spark: SparkSession, secured: SecuredCluster, engine: str, tmp_path: Path
 ) -> None:
     (tmp_path / "wrong").write_text("x5ecret-wrong")
@@ -140,7 +142,7 @@ def test_a_wrong_password_is_shown_once(
 
 
 @columnar_first
-def test_nothing_that_is_shown_of_a_query_has_a_secret(
+def test_plans_and_output_of_a_query_contain_no_secret(
     spark: SparkSession, secured: SecuredCluster, engine: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     frame = Queries(spark, secured.options("alice"), engine).read(mine(secured, f"shown-{engine}"))
@@ -153,7 +155,7 @@ def test_nothing_that_is_shown_of_a_query_has_a_secret(
 
 
 @pytest.mark.parametrize("name", ["password", "token"])
-def test_a_secret_is_no_option(spark: SparkSession, secured: SecuredCluster, name: str) -> None:
+def test_a_secret_as_an_option_is_refused(spark: SparkSession, secured: SecuredCluster, name: str) -> None:
     with pytest.raises(PySparkException, match=f"option {name}: options are shown") as caught:
         spark.read.format("kera").options(**secured.options("alice")).option(name, "x5ecret-option").load("any")
     assert secrets_in(str(caught.value).encode()) == []

@@ -1,4 +1,4 @@
-"""``spark.read.format("kera")`` gives what was produced: all of it, once, with its types."""
+"""``spark.read.format("kera")`` reads each produced record once, with its types."""
 
 import asyncio
 import datetime as dt
@@ -13,7 +13,7 @@ from typing import cast
 import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException
-from pyspark.sql import functions as F  # noqa: N812  # as all the world calls it
+from pyspark.sql import functions as F  # noqa: N812  # the usual name
 
 from kera.client import Client
 from kera.core.base.process import node_id
@@ -33,7 +33,7 @@ def test_a_batch_read_equals_what_was_produced(kera: Kera, stream: str, entries:
 
 
 @columnar_first
-def test_columns_of_a_record(kera: Kera, stream: str) -> None:
+def test_a_record_has_the_documented_columns(kera: Kera, stream: str) -> None:
     kera.create(stream)
 
     async def send(client: Client) -> None:
@@ -90,7 +90,7 @@ TYPES = pa.table(
 
 @both_engines
 def test_a_typed_stream_has_its_own_columns_and_values(kera: Kera, stream: str) -> None:
-    table = TYPES.drop_columns(["category"])  # a chunk has no place for dictionaries
+    table = TYPES.drop_columns(["category"])  # chunks cannot hold dictionaries
     kera.create(stream, schema=table.schema, timestamp_column="time")
 
     async def send(client: Client) -> None:
@@ -124,7 +124,7 @@ def test_a_typed_stream_has_its_own_columns_and_values(kera: Kera, stream: str) 
 
 
 @columnar_first
-def test_a_stream_of_many_segments_and_groups_is_read_whole(kera: Kera, stream: str) -> None:
+def test_a_stream_of_many_segments_and_groups_is_read_completely(kera: Kera, stream: str) -> None:
     table = pa.table({"n": range(200_000), "text": ["x" * 20] * 200_000})
     kera.create(stream, streamlets=2, group_segments=2, schema=table.schema)
 
@@ -142,14 +142,14 @@ def test_a_stream_of_many_segments_and_groups_is_read_whole(kera: Kera, stream: 
 
 
 @columnar_first
-def test_an_empty_stream_is_an_empty_frame(kera: Kera, stream: str) -> None:
+def test_an_empty_stream_gives_an_empty_data_frame(kera: Kera, stream: str) -> None:
     kera.create(stream, streamlets=2)
 
     assert kera.read(stream).count() == 0
 
 
 @columnar_first
-def test_starting_and_ending_offsets_bound_what_is_read(kera: Kera, stream: str) -> None:
+def test_starting_and_ending_offsets_bound_a_read(kera: Kera, stream: str) -> None:
     kera.create(stream, streamlets=2)
     before = kera.send(stream, range(100))
 
@@ -255,7 +255,7 @@ def test_a_stream_is_cut_into_more_partitions_than_it_has_streamlets(kera: Kera,
 
 
 @both_engines
-def test_a_chunk_that_nobody_can_read_fails_its_query_and_no_other(kera: Kera, stream: str) -> None:
+def test_an_unreadable_chunk_fails_only_queries_that_read_it(kera: Kera, stream: str) -> None:
     kera.create(stream, streamlets=1, entries=1)
 
     def end() -> str:
@@ -275,7 +275,7 @@ def test_a_chunk_that_nobody_can_read_fails_its_query_and_no_other(kera: Kera, s
 
 
 @columnar_first
-def test_what_would_be_read_is_shown(kera: Kera, stream: str) -> None:
+def test_metadata_lists_the_partitions_of_a_read(kera: Kera, stream: str) -> None:
     kera.create(stream, streamlets=2)
     produced = kera.send(stream, range(100))
 
@@ -293,7 +293,7 @@ def test_what_would_be_read_is_shown(kera: Kera, stream: str) -> None:
 
 
 @columnar_first
-def test_streams_are_listed(kera: Kera, stream: str) -> None:
+def test_metadata_lists_streams(kera: Kera, stream: str) -> None:
     kera.create(stream, streamlets=3, entries=2)
     kera.create(f"{stream}-typed", schema=pa.schema([("n", pa.int64())]))
     kera.send(stream, range(10))
@@ -310,7 +310,7 @@ def test_streams_are_listed(kera: Kera, stream: str) -> None:
 
 @columnar_first
 @pytest.mark.parametrize("shared_memory", [pytest.param("auto", marks=pytest.mark.slow), "always", "never"])
-def test_records_are_the_same_in_place_and_as_copies(kera: Kera, stream: str, shared_memory: str) -> None:
+def test_records_are_the_same_with_and_without_shared_memory(kera: Kera, stream: str, shared_memory: str) -> None:
     kera.create(stream, streamlets=2)
     produced = kera.send(stream, range(500), flush_every=50)
 
@@ -319,7 +319,7 @@ def test_records_are_the_same_in_place_and_as_copies(kera: Kera, stream: str, sh
 
 @columnar_first
 @pytest.mark.parametrize(("shared_memory", "in_place"), [("auto", True), ("never", False)])
-def test_a_task_on_a_brokers_node_reads_in_its_memory_if_it_may(
+def test_a_task_on_a_brokers_node_reads_its_memory_unless_sharing_is_off(
     kera: Kera,
     stream: str,
     caplog: pytest.LogCaptureFixture,
@@ -327,7 +327,7 @@ def test_a_task_on_a_brokers_node_reads_in_its_memory_if_it_may(
     shared_memory: str,
     in_place: bool,
 ) -> None:
-    monkeypatch.setenv("KERA_CONSUMER_JOINED_BYTES_MAX", "0")  # small chunks are put together as copies
+    monkeypatch.setenv("KERA_CONSUMER_JOINED_BYTES_MAX", "0")  # otherwise small chunks are joined as copies
     kera.create(stream)
     kera.send(stream, range(100), flush_every=10)
     options = {"kera.bootstrap.servers": kera.bootstrap, "subscribe": stream, "sharedMemory": shared_memory}
@@ -347,13 +347,13 @@ def test_an_unknown_option_gets_a_suggestion(kera: Kera, stream: str) -> None:
 
 
 @columnar_first
-def test_an_unknown_stream_is_named(kera: Kera, stream: str) -> None:
+def test_the_error_for_an_unknown_stream_names_it(kera: Kera, stream: str) -> None:
     with pytest.raises(AnalysisException, match=stream):
         kera.read(stream)
 
 
 @columnar_first
-def test_a_column_that_is_not_there_gets_a_suggestion(kera: Kera, stream: str) -> None:
+def test_a_missing_column_gets_a_suggestion(kera: Kera, stream: str) -> None:
     kera.create(stream)
     reader = kera.reader()
 

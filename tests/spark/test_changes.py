@@ -1,7 +1,7 @@
-"""What becomes of a query when its streams change: they come and go, are truncated, move, or lose a broker.
+"""Queries whose streams change: streams come and go, are truncated, move, or lose a broker.
 
-Each loss has one outcome that is an error and says so, and one, with ``failOnDataLoss=false``, that goes on with what
-there is. A move, and the loss of a broker whose chunks are on backups, change nothing.
+Each loss is an error, or with ``failOnDataLoss=false`` the query goes on with the remaining records. A move, and the
+loss of a broker whose chunks are on backups, change nothing.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ LENIENT = {**STRICT, "failOnDataLoss": "false"}
 
 
 def ends(kera: Kera, stream: str) -> dict[int, list[Position]]:
-    """How far a stream goes."""
+    """The ends of a stream's entries."""
 
     async def ask(client: Client) -> dict[int, list[Position]]:
         bounds = await client.bounds(stream)
@@ -37,7 +37,7 @@ def ends(kera: Kera, stream: str) -> dict[int, list[Position]]:
 
 @contextlib.contextmanager
 def running(kera: Kera, checkpoint: Path, **options: str) -> Iterator[tuple[StreamingQuery, dict[int, list[Sent]]]]:
-    """A query and what it has found so far, per micro-batch."""
+    """Run a query; yield it and the records of each micro-batch so far."""
     found: dict[int, list[Sent]] = {}
     query = start(kera.stream(**options), checkpoint, found)
     try:
@@ -47,17 +47,17 @@ def running(kera: Kera, checkpoint: Path, **options: str) -> Iterator[tuple[Stre
 
 
 def wait_for(query: StreamingQuery, found: dict[int, list[Sent]], records: Sequence[Sent]) -> None:
-    """Until so many have come; they are those, each once."""
+    """Wait for the records; the query must have found each of them once."""
     wait_until(lambda: query.exception() or sum(map(len, found.values())) >= len(records), "the records")
     assert query.exception() is None
-    query.processAllAvailable()  # until the micro-batch is committed: a query that is stopped before takes it again
+    query.processAllAvailable()  # a micro-batch that is not committed would run again after a stop
     assert sorted(record for batch in found.values() for record in batch) == sorted(records)
 
 
-# -- they come -----------------------------------------------------------------------------------------------------
+# -- new streams ---------------------------------------------------------------------------------------------------
 
 
-def test_a_stream_that_is_created_while_a_query_runs_is_read_from_its_first_record(
+def test_a_stream_created_while_a_query_runs_is_read_from_its_first_record(
     kera: Kera, stream: str, tmp_path: Path
 ) -> None:
     kera.create(stream)
@@ -75,10 +75,10 @@ def test_a_stream_that_is_created_while_a_query_runs_is_read_from_its_first_reco
     assert sorted(again) == sorted(both)
 
 
-# -- they go -------------------------------------------------------------------------------------------------------
+# -- deletion and truncation ---------------------------------------------------------------------------------------
 
 
-def test_a_stream_that_is_deleted_under_a_query_ends_it_or_is_left_out(kera: Kera, stream: str, tmp_path: Path) -> None:
+def test_a_stream_deleted_while_a_query_runs_ends_it_or_is_left_out(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream)
     other = f"{stream}-other"
     kera.create(other)
@@ -102,7 +102,7 @@ def test_a_stream_that_is_deleted_under_a_query_ends_it_or_is_left_out(kera: Ker
     assert sorted(found) == sorted(more)
 
 
-def test_a_stream_that_is_created_again_is_read_anew_if_a_loss_may_be(kera: Kera, stream: str, tmp_path: Path) -> None:
+def test_a_recreated_stream_is_read_anew_when_losses_are_tolerated(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream, streamlets=2)
     kera.send(stream, range(10))
     kera.read_new(stream, tmp_path / "checkpoint", **STRICT)
@@ -116,9 +116,7 @@ def test_a_stream_that_is_created_again_is_read_anew_if_a_loss_may_be(kera: Kera
     assert sorted(found) == sorted(produced)
 
 
-def test_what_was_truncated_after_it_was_read_is_no_loss_and_before_it_was_read_is_one(
-    kera: Kera, stream: str, tmp_path: Path
-) -> None:
+def test_only_a_truncation_of_unread_records_is_a_loss(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream)
     kera.send(stream, range(40), flush_every=10)
     kera.read_new(stream, tmp_path / "checkpoint", **STRICT)
@@ -140,7 +138,7 @@ def test_what_was_truncated_after_it_was_read_is_no_loss_and_before_it_was_read_
     assert found == []
 
 
-def test_a_batch_from_a_place_that_is_gone_fails_or_begins_behind_it(kera: Kera, stream: str) -> None:
+def test_a_batch_from_a_removed_position_fails_or_begins_behind_it(kera: Kera, stream: str) -> None:
     kera.create(stream)
     kera.send(stream, range(40), flush_every=10)
     middle = ends(kera, stream)
@@ -153,7 +151,7 @@ def test_a_batch_from_a_place_that_is_gone_fails_or_begins_behind_it(kera: Kera,
     assert sent(kera.read(stream, failOnDataLoss="false", **gone)) == rest
 
 
-# -- they move -----------------------------------------------------------------------------------------------------
+# -- moves ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_query_follows_streamlets_that_move(kera: Kera, cluster: RunningCluster, stream: str, tmp_path: Path) -> None:
@@ -182,15 +180,15 @@ def test_a_query_follows_streamlets_that_move(kera: Kera, cluster: RunningCluste
     assert sorted(sent(kera.read(stream))) == sorted(produced)
     planned = kera.read(stream, metadata="partitions").collect()
     assert {row.broker for row in planned} == set(ids)
-    assert len(planned) > 2  # what was written before a move is where it was
+    assert len(planned) > 2  # records from before a move stay at their broker
 
 
-# -- they lose a broker ----------------------------------------------------------------------------------------------
+# -- loss of a broker ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def replicated() -> Iterator[RunningCluster]:
-    """Two brokers and a backup; a broker that is silent for 5 s is dead. (Spark leaves brokers little of a machine.)"""
+    """Two brokers and a backup; a broker is dead after 5 s of silence, as Spark leaves brokers little CPU time."""
     settings: dict[str, Any] = {"heartbeat_interval_ms": 250, "heartbeats_missed_max": 20}
     with LocalCluster.running(
         brokers=2,
@@ -204,7 +202,7 @@ def replicated() -> Iterator[RunningCluster]:
 
 
 @pytest.mark.slow
-def test_a_query_outlives_the_loss_of_a_broker_that_has_replicas(
+def test_a_query_survives_the_loss_of_a_broker_with_replicas(
     spark: SparkSession, replicated: RunningCluster, engine: str, stream: str, tmp_path: Path
 ) -> None:
     kera = Kera(spark, replicated.bootstrap, engine)
@@ -225,7 +223,7 @@ def test_a_query_outlives_the_loss_of_a_broker_that_has_replicas(
 
 
 @pytest.mark.slow
-def test_what_a_broker_has_lost_for_good_ends_a_query_or_is_left_out(
+def test_records_lost_with_a_broker_end_a_query_or_are_left_out(
     spark: SparkSession, replicated: RunningCluster, engine: str, stream: str, tmp_path: Path
 ) -> None:
     kera = Kera(spark, replicated.bootstrap, engine)
@@ -241,7 +239,7 @@ def test_what_a_broker_has_lost_for_good_ends_a_query_or_is_left_out(
     }
     assert len(lost) == 1
     replicated.kill("broker-1")
-    replicated.restart("broker-1")  # it comes back with nothing
+    replicated.restart("broker-1")  # it comes back without its chunks
 
     with pytest.raises(StreamingQueryException, match="are gone before they were read"):
         kera.read_new(stream, tmp_path / "checkpoint", **STRICT)

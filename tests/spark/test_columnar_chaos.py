@@ -1,4 +1,4 @@
-"""Executors of the columnar engine die, stall and run out of memory: the short form of `columnar` of chaos."""
+"""Executors of the columnar engine die, stall and run out of memory: a short form of the chaos program `columnar`."""
 
 from pathlib import Path
 
@@ -9,9 +9,7 @@ from tests.chaos.columnar import COLUMNAR
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
-async def test_results_are_exact_and_no_slot_stays_leased_whatever_happens_to_executors_and_their_broker(
-    tmp_path: Path,
-) -> None:
+async def test_failures_of_executors_and_a_broker_leave_results_exact_and_no_slot_leased(tmp_path: Path) -> None:
     kinds = ["executor", "memory", "stalled", "early", "reused", "broker"]
     run = await COLUMNAR.short(tmp_path, rounds=len(kinds), seed=9, kinds=kinds)
     assert run.seen["batches"] >= len(kinds)

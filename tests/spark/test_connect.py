@@ -1,6 +1,4 @@
-"""The format ``kera`` through Spark Connect: a server as its start script starts it, and clients that know nothing of
-KerA, each in a process of its own.
-"""
+"""The format ``kera`` through Spark Connect: a server as its start script starts it, and clients without KerA."""
 
 import json
 import os
@@ -29,10 +27,10 @@ CLIENT_TIMEOUT_S = 200
 SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 """The class that Spark's start-connect-server.sh runs."""
 DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL")
-"""When this process is killed, as by a time-out, nobody ends the server; then the kernel does."""
+"""When this process is killed, as after a time-out, the kernel ends the server."""
 
 Work = Callable[..., Any]
-"""A client's work by its name, on a stream, with options for reading; gives what the client has printed."""
+"""Runs a client's function by name, on a stream, with options for reading; returns the client's output."""
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +41,7 @@ def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     settings = {
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": "0",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # it does not live for long
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # for a short life
         "spark.driver.memory": "1g",
         "spark.local.dir": str(folder),
         "spark.sql.shuffle.partitions": "2",
@@ -70,7 +68,7 @@ def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             env=os.environ | {"SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is for us: we end it in our order
+            start_new_session=True,  # Ctrl-C reaches only the tests, which end the server themselves
         )
 
     def address() -> str | None:
@@ -81,7 +79,7 @@ def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     try:
         yield f"sc://{wait_until(address, 'the Connect server', 200)}"
     finally:
-        server.terminate()  # it removes its files; its Python workers end when it is gone
+        server.terminate()  # it removes its files; its Python workers end after it
         try:
             server.wait(30)
         except subprocess.TimeoutExpired:
@@ -139,26 +137,24 @@ def test_a_client_of_connect_reads_a_stream_and_goes_on_from_its_checkpoint(
     assert f'"stream_id": {stream_id}' in json.dumps(json.loads(second["end"]))
 
 
-def test_a_client_of_connect_takes_batches_in_code_that_runs_beside_the_server(
-    kera: Kera, stream: str, work: Work
-) -> None:
+def test_a_client_of_connect_takes_batches_in_foreach_batch(kera: Kera, stream: str, work: Work) -> None:
     kera.create(stream, streamlets=2)
     produced = kera.send(stream, range(500))
 
     assert work("foreach", stream) == rows(produced)
 
 
-def test_a_client_of_connect_writes(kera: Kera, stream: str, work: Work) -> None:
+def test_a_client_of_connect_writes_a_batch_and_a_stream(kera: Kera, stream: str, work: Work) -> None:
     kera.create(stream, streamlets=2)
     produced = kera.send(stream, range(100))
 
     found = work("write", stream)
 
-    # Once as it was, once more by the batch, and all of it once more by the query: nothing in between is missing.
+    # The records themselves, once more from the batch, and all of these once more from the query.
     assert sorted(value for *_, value in found) == sorted(record.value.decode() for record in produced * 4)
 
 
-def test_a_client_of_connect_is_told_about_a_mistaken_option(kera: Kera, stream: str, work: Work) -> None:
+def test_a_client_of_connect_gets_the_suggestion_for_an_unknown_option(kera: Kera, stream: str, work: Work) -> None:
     kera.create(stream)
 
     said = work("mistake", stream)

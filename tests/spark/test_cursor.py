@@ -1,4 +1,4 @@
-"""The cluster knows how far a query is: its lag is shown, and what it has yet to read stays."""
+"""The cluster stores a query's cursor: it shows the query's lag, and retention keeps unread records."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def test_the_lag_of_a_query_is_shown_under_its_name(kera: Kera, stream: str, tmp
     assert kera.lag(group) == 0
 
 
-def test_the_lag_follows_a_query_that_runs(kera: Kera, stream: str, tmp_path: Path) -> None:
+def test_the_lag_of_a_running_query_goes_down_to_zero(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream)
     kera.send(stream, range(100))
     found: dict[int, list[Sent]] = {}
@@ -40,7 +40,7 @@ def test_the_lag_follows_a_query_that_runs(kera: Kera, stream: str, tmp_path: Pa
     assert query.exception() is None
 
 
-def test_a_query_without_a_name_keeps_the_one_that_it_was_given(kera: Kera, stream: str, tmp_path: Path) -> None:
+def test_a_query_without_a_group_id_keeps_its_generated_name(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream)
     for _ in range(2):
         kera.send(stream, range(10))
@@ -51,9 +51,7 @@ def test_a_query_without_a_name_keeps_the_one_that_it_was_given(kera: Kera, stre
     assert kera.lag(group) == 0
 
 
-def test_what_a_query_has_yet_to_read_is_kept_and_what_it_has_read_goes(
-    kera: Kera, stream: str, tmp_path: Path
-) -> None:
+def test_retention_removes_only_records_that_the_query_has_read(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream, retention_consumer_groups=[stream], retention_consumed=True, group_segments=1)
     named = {"startingOffsets": "earliest", "kera.group.id": stream, "maxOffsetsPerTrigger": "100"}
 

@@ -1,4 +1,4 @@
-"""The demonstration in its quick form: its check holds, and nothing of it is left behind, also when it is stopped."""
+"""The demo in its quick form: its check passes, and no process is left, even after an interrupt."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ MARK = "KERA_TEST_DEMO"
 
 
 class Demo:
-    """A run of the demo that marks all of its processes, and keeps what it leaves in a folder of its own."""
+    """A run of the demo that marks all its processes, and has its own folder for files."""
 
     def __init__(self, folder: Path) -> None:
         self.mark = uuid.uuid4().hex
@@ -37,7 +37,7 @@ class Demo:
             )
 
     def processes(self) -> list[str]:
-        """Those that run and have the mark."""
+        """The running processes with the mark."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -56,7 +56,7 @@ def demo(tmp_path: Path) -> Iterator[Demo]:
     demo.process.wait()
 
 
-def test_the_check_of_the_demo_holds(demo: Demo, tmp_path: Path) -> None:
+def test_the_demo_passes_its_check_and_leaves_no_process(demo: Demo, tmp_path: Path) -> None:
     code = demo.process.wait()
 
     output = demo.output.read_text()
@@ -67,7 +67,7 @@ def test_the_check_of_the_demo_holds(demo: Demo, tmp_path: Path) -> None:
     assert [path.name for folder in tmp_path.glob("kera-demo-*") for path in folder.iterdir()] == ["logs"]
 
 
-def test_a_demo_that_is_interrupted_stops_everything(demo: Demo) -> None:
+def test_an_interrupted_demo_stops_all_its_processes(demo: Demo) -> None:
     wait_until(
         lambda: "starting the query" in demo.output.read_text() or demo.process.poll() is not None, "the query", 120
     )

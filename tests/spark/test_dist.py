@@ -1,4 +1,4 @@
-"""``make dist``: what is published is complete, checked, and works where it is installed."""
+"""``make dist``: the published files are complete and checked, and work after their installation."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_there_are_wheels_for_many_machines_an_sdist_and_a_bill_of_materials(dist: Path) -> None:
+def test_dist_makes_portable_wheels_an_sdist_and_a_bill_of_materials(dist: Path) -> None:
     (wheel,) = dist.glob("kera-*.whl")
 
     assert "-cp311-abi3-manylinux" in wheel.name
@@ -37,7 +37,7 @@ def test_there_are_wheels_for_many_machines_an_sdist_and_a_bill_of_materials(dis
     assert {path.name for path in dist.iterdir()} == {wheel.name, "kera-0.1.0.cdx.json", "kera-0.1.0.tar.gz", *others}
 
 
-def test_both_tell_of_which_commit_they_are(dist: Path) -> None:
+def test_the_wheel_and_the_sdist_contain_their_commit(dist: Path) -> None:
     commit = commit_of(ROOT)
     (wheel,), (sdist,) = dist.glob("kera-*.whl"), dist.glob("*.tar.gz")
 
@@ -49,7 +49,7 @@ def test_both_tell_of_which_commit_they_are(dist: Path) -> None:
         assert told.read().decode().strip() == commit
 
 
-def test_the_bill_of_materials_names_what_users_get_and_nothing_that_developers_use(dist: Path) -> None:
+def test_the_bill_of_materials_lists_dependencies_of_users_and_none_of_developers(dist: Path) -> None:
     bill = json.loads((dist / "kera-0.1.0.cdx.json").read_text())
     versions = {each["name"]: each["version"] for each in bill["components"]}
 
@@ -69,7 +69,7 @@ def test_the_wheels_work_at_a_path_with_a_space(dist: Path, tmp_path: Path) -> N
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "KERA_"))}
 
     def kera(*arguments: str) -> str:
-        # The first line of the program names the interpreter, and a kernel ends that at the space.
+        # The first line of the program names the interpreter, and the kernel cuts that name at a space.
         command = [str(folder / "bin" / "kera"), *arguments]
         done = subprocess.run(
             command, cwd=folder, env=environment, capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False

@@ -1,4 +1,4 @@
-"""The examples of docs/spark.md run as they are written, but for the addresses."""
+"""The examples of docs/spark.md run as they are, with other addresses."""
 
 import re
 from pathlib import Path
@@ -34,6 +34,6 @@ def test_the_example_of_the_documentation_runs(kera: Kera, tmp_path: Path, capsy
     assert names["query"].lastProgress["numInputRows"] == 10
     assert sorted(visits) == [f"V{number}" for number in range(10)]
     output = capsys.readouterr().out
-    assert output.startswith("10\n")  # how many a batch has counted
-    assert "|clicks|" in output.replace(" ", "")  # that there is such a stream
+    assert output.startswith("10\n")  # the count of a batch
+    assert "|clicks|" in output.replace(" ", "")  # the list of streams
     assert "|access|" in output.replace(" ", "")

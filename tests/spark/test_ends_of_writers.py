@@ -1,6 +1,6 @@
-"""Whatever way a Spark program ends: a batch whose write returned is whole, and one that did not return is an error.
+"""Ends of Spark programs: a batch is complete if its write returned, and an error otherwise.
 
-Each program is a process of its own. The engines take turns, as each program takes many seconds.
+Each program is a separate process. The engines take turns, as each program takes many seconds.
 """
 
 import os
@@ -27,7 +27,7 @@ ALL = Counter(range(RECORDS))
 
 
 def turns(*cases: str) -> pytest.MarkDecorator:
-    """Tests with an engine and an end each, such as ``python-fails``."""
+    """Parametrize a test with pairs of an engine and an end, such as ``python-fails``."""
     return pytest.mark.parametrize(("engine", "end"), [case.split("-") for case in cases], indirect=["engine"])
 
 
@@ -50,7 +50,7 @@ class Program:
         assert ended() is None, self.errors()
 
     def ends(self, end: str) -> None:
-        """Have it end, which shows in its exit code."""
+        """Make it end, and check its exit code."""
         if end.startswith("SIG"):
             self.process.send_signal(getattr(signal, end))
         else:
@@ -64,7 +64,7 @@ class Program:
 
 @contextmanager
 def program(kera: Kera, end: str, stream: str, folder: Path) -> Iterator[Program]:
-    """A program, of which the block leaves no process behind but, for a moment, Python workers of Spark."""
+    """Run a program; its processes end with the block, Spark's Python workers a moment later."""
     argv = [sys.executable, "-m", "tests.spark.ending_writer", kera.engine, end, kera.bootstrap, stream]
     log = folder / "log"
     with (
@@ -83,11 +83,11 @@ def program(kera: Kera, end: str, stream: str, folder: Path) -> Iterator[Program
             yield Program(process, log)
         finally:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # also the JVM, which outlives the program for a moment
+                os.killpg(process.pid, signal.SIGKILL)  # the JVM outlives the program for a moment
 
 
 @turns("python-returns", "columnar-fails", "python-exits", "columnar-SIGTERM")
-def test_a_batch_whose_write_has_returned_is_whole_however_its_program_ends(
+def test_a_batch_is_complete_after_its_write_returned_however_the_program_ends(
     kera: Kera, stream: str, tmp_path: Path, end: str
 ) -> None:
     kera.create(stream, streamlets=2)
@@ -99,7 +99,7 @@ def test_a_batch_whose_write_has_returned_is_whole_however_its_program_ends(
 
 
 @turns("python-SIGTERM", "columnar-SIGTERM")
-def test_a_batch_that_a_signal_ends_is_an_error_and_is_whole_when_it_is_written_again(
+def test_a_batch_interrupted_by_a_signal_is_an_error_and_complete_after_a_retry(
     kera: Kera, stream: str, tmp_path: Path, end: str
 ) -> None:
     kera.create(stream, streamlets=2)

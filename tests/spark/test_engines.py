@@ -1,4 +1,4 @@
-"""Both engines are planned in one place: checkpoints have the same bytes, and a query may change its engine."""
+"""Both engines share their planning: checkpoints have the same bytes, and a query may change its engine."""
 
 import itertools
 import json
@@ -27,12 +27,14 @@ def offsets_of(checkpoint: Path) -> list[str]:
 
 
 def plan_of(kera: Kera, stream: str) -> str:
-    """How Spark would read it."""
+    """Spark's plan for a read of the stream."""
     query = kera.read(stream)._jdf.queryExecution()
     return str(query.executedPlan().toString())
 
 
-def test_each_engine_is_the_one_that_was_asked_for(by_engine: dict[str, Kera], kera: Kera, stream: str) -> None:
+def test_the_option_engine_chooses_the_engine_and_the_default_is_columnar(
+    by_engine: dict[str, Kera], kera: Kera, stream: str
+) -> None:
     kera.create(stream)
 
     assert "KeraScan" not in plan_of(by_engine["python"], stream)
@@ -40,7 +42,7 @@ def test_each_engine_is_the_one_that_was_asked_for(by_engine: dict[str, Kera], k
     assert "KeraScan" in plan_of(kera, stream), "the columnar engine is what one gets where it is loaded"
 
 
-def test_both_engines_read_lean_chunks_among_others(
+def test_both_engines_read_a_mix_of_lean_and_arrow_chunks(
     by_engine: dict[str, Kera], kera: Kera, stream: str, tmp_path: Path
 ) -> None:
     kera.create(stream, streamlets=2)
@@ -54,13 +56,13 @@ def test_both_engines_read_lean_chunks_among_others(
 
 
 @pytest.mark.slow
-def test_the_python_data_source_may_be_registered_by_hand_where_the_jar_is(
+def test_the_python_data_source_can_be_registered_beside_the_jar(
     spark: SparkSession, by_engine: dict[str, Kera], kera: Kera, stream: str
 ) -> None:
     kera.create(stream)
     produced = kera.send(stream, range(10))
 
-    register(spark)  # under another name: Spark refuses one that a jar has
+    register(spark)  # under another name, because Spark refuses the name of a source in a jar
 
     for engine in ENGINES:
         assert sorted(sent(by_engine[engine].read(stream))) == sorted(produced)
@@ -75,7 +77,7 @@ def test_the_python_data_source_may_be_registered_by_hand_where_the_jar_is(
         pytest.param({"maxBytesPerTrigger": "6000"}, marks=pytest.mark.slow),
     ],
 )
-def test_checkpoints_have_the_same_bytes(
+def test_checkpoints_of_both_engines_have_the_same_bytes(
     by_engine: dict[str, Kera], kera: Kera, stream: str, tmp_path: Path, options: dict[str, str]
 ) -> None:
     kera.create(stream, streamlets=2, entries=2)
@@ -108,7 +110,7 @@ def test_a_query_may_change_its_engine_at_every_restart(
 
 
 @pytest.mark.parametrize(("failing", "repeating"), [pytest.param(*ENGINES, marks=pytest.mark.slow), ENGINES[::-1]])
-def test_a_micro_batch_that_failed_is_the_same_with_the_other_engine(
+def test_a_failed_micro_batch_is_the_same_with_the_other_engine(
     by_engine: dict[str, Kera], kera: Kera, stream: str, tmp_path: Path, failing: str, repeating: str
 ) -> None:
     kera.create(stream, streamlets=2)

@@ -1,4 +1,4 @@
-"""Micro-batches that end with epochs, in real queries: the same records under the same numbers, whoever reads."""
+"""Micro-batches of epochs in real queries: each query has the same records under the same numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.streaming.query import StreamingQuery
 
 from kera.client import Client, Delivery
@@ -25,7 +25,7 @@ Rows = dict[int, list[tuple[int, int, int]]]
 
 
 def send(kera: Kera, stream: str, times_s: dict[int, list[float]], *, flush_every: int = 1) -> None:
-    """Records with these times to these streamlets, in this order; a flush every so often makes chunks."""
+    """Send records with these times to these streamlets, in this order; `flush_every` records make a chunk."""
 
     async def send_all(client: Client) -> None:
         async with client.producer() as producer:
@@ -44,14 +44,14 @@ def send(kera: Kera, stream: str, times_s: dict[int, list[float]], *, flush_ever
 
 
 def history(kera: Kera, stream: str, streamlets: int = STREAMLETS, epoch_ms: int = 1000) -> None:
-    """Its epochs are closed by its records."""
+    """Create a stream whose records close its epochs."""
     kera.create(stream, streamlets=streamlets, epoch_ms=epoch_ms, punctuation="producers")
 
 
 def start(
     kera: Kera, stream: str, checkpoint: Path, found: Rows, *, available_now: bool = True, **options: str
 ) -> StreamingQuery:
-    """A query that puts the rows of each micro-batch into `found`."""
+    """Start a query that puts the rows of each micro-batch into `found`."""
     frame = kera.stream(stream, **{"startingOffsets": "earliest", "epoch": "1s", "includeEpoch": "true"} | options)
 
     def take(batch: DataFrame, number: int) -> None:
@@ -74,11 +74,11 @@ def error_of(query: StreamingQuery) -> str:
 
 
 @columnar_first
-def test_micro_batches_are_epochs_live_as_a_backfill_and_from_a_checkpoint(
+def test_micro_batches_of_epochs_are_the_same_live_in_a_backfill_and_from_a_checkpoint(
     kera: Kera, stream: str, tmp_path: Path
 ) -> None:
     history(kera, stream)
-    send(kera, stream, {0: [100], 1: [100.5], 2: [103], 3: [101]})  # what nothing was ever written to holds up nothing
+    send(kera, stream, {0: [100], 1: [100.5], 2: [103], 3: [101]})  # so that each streamlet holds up epochs
     live: Rows = {}
     query = start(kera, stream, tmp_path / "live", live, available_now=False, epochsPerTrigger="2")
     try:
@@ -104,7 +104,7 @@ def test_micro_batches_are_epochs_live_as_a_backfill_and_from_a_checkpoint(
     again: Rows = {}
     checkpoint = tmp_path / "backfill"
     for name in ("4", ".4.crc"):
-        (checkpoint / "commits" / name).unlink()  # it was planned, and is not known to be done
+        (checkpoint / "commits" / name).unlink()  # micro-batch 4 is planned but not committed
     ended(start(kera, stream, checkpoint, again, epochsPerTrigger="2"))
     assert again == {4: backfill[4]}
 
@@ -114,7 +114,7 @@ def test_micro_batches_are_epochs_live_as_a_backfill_and_from_a_checkpoint(
 
 
 @both_engines
-def test_a_micro_batch_ends_at_the_same_time_everywhere_and_available_now_with_the_last_closed_epoch(
+def test_micro_batches_end_with_epochs_in_all_entries_and_available_now_with_the_last_closed_one(
     kera: Kera, stream: str, tmp_path: Path
 ) -> None:
     history(kera, stream, 2, epoch_ms=500)
@@ -129,7 +129,7 @@ def test_a_micro_batch_ends_at_the_same_time_everywhere_and_available_now_with_t
 
 
 @columnar_first
-def test_what_spark_writes_in_the_order_of_time_is_in_the_epochs_of_its_times(kera: Kera, stream: str) -> None:
+def test_records_that_spark_writes_in_time_order_are_in_the_epochs_of_their_times(kera: Kera, stream: str) -> None:
     history(kera, stream, 1)
     rows = kera.spark.range(1000, numPartitions=1).select(
         F.col("id").cast("string").alias("value"), F.timestamp_micros(F.col("id") * 10_000).alias("timestamp")
@@ -145,7 +145,7 @@ def test_what_spark_writes_in_the_order_of_time_is_in_the_epochs_of_its_times(ke
 
 
 @columnar_first
-def test_an_entry_that_is_silent_holds_up_nothing_where_its_broker_goes_by_the_clock(
+def test_a_silent_entry_with_punctuation_by_the_clock_holds_up_no_epoch(
     kera: Kera, stream: str, tmp_path: Path
 ) -> None:
     kera.create(stream, streamlets=2, epoch_ms=100, epoch_grace_ms=50)
@@ -169,8 +169,10 @@ def send_now(kera: Kera, stream: str) -> None:
 
 
 @columnar_first
-def test_a_query_with_a_watermark_has_the_same_micro_batches_too(kera: Kera, stream: str, tmp_path: Path) -> None:
-    """Without micro-batches that have no data: whether Spark makes one depends on how much it has to do."""
+def test_a_query_with_a_watermark_has_the_same_micro_batches_live_and_in_a_backfill(
+    kera: Kera, stream: str, tmp_path: Path
+) -> None:
+    """Without micro-batches without data, because Spark makes these depending on its load."""
     history(kera, stream, 2)
     kera.spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
     try:
@@ -201,7 +203,7 @@ def has_done(query: StreamingQuery, found: dict[int, list[tuple[int, int]]], cou
 def start_counting(
     kera: Kera, stream: str, checkpoint: Path, found: dict[int, list[tuple[int, int]]], *, available_now: bool
 ) -> StreamingQuery:
-    """A query that counts the records of each second, and gives a count when its second is over."""
+    """Start a query that counts the records of each second, and emits a count when its second is over."""
     counts = (
         kera.stream(stream, startingOffsets="earliest", epoch="1s", epochsPerTrigger="1")
         .withWatermark("timestamp", "0 seconds")
@@ -219,7 +221,7 @@ def start_counting(
 
 
 @columnar_first
-def test_a_query_that_was_there_before_any_record_counts_like_one_that_comes_later(
+def test_a_query_started_before_any_record_has_the_micro_batches_of_a_later_one(
     kera: Kera, stream: str, tmp_path: Path
 ) -> None:
     history(kera, stream, 1)
@@ -258,7 +260,7 @@ def test_micro_batches_of_several_streams_end_at_the_same_time(kera: Kera, strea
 
 
 @columnar_first
-def test_a_typed_stream_tells_its_epochs_too(kera: Kera, stream: str, tmp_path: Path) -> None:
+def test_rows_of_a_typed_stream_have_their_epochs(kera: Kera, stream: str, tmp_path: Path) -> None:
     import pyarrow as pa
 
     schema = pa.schema([("at", pa.timestamp("us", "UTC")), ("n", pa.int32())])
@@ -287,7 +289,7 @@ def test_a_typed_stream_tells_its_epochs_too(kera: Kera, stream: str, tmp_path: 
     assert found == {0: [(5, 10), (5, 11)]}
 
 
-def test_progress_tells_who_holds_up_the_next_epoch(kera: Kera, stream: str, tmp_path: Path) -> None:
+def test_progress_names_the_entry_that_holds_up_the_next_epoch(kera: Kera, stream: str, tmp_path: Path) -> None:
     history(kera, stream, 2)
     send(kera, stream, {0: [10, 11, 12, 20], 1: [10, 11, 14.5]})
     found: Rows = {}
@@ -314,7 +316,7 @@ def test_progress_tells_who_holds_up_the_next_epoch(kera: Kera, stream: str, tmp
         ),
     ],
 )
-def test_streams_that_cannot_be_read_so_are_refused(
+def test_streams_and_starts_that_do_not_fit_the_epochs_are_refused(
     kera: Kera, stream: str, tmp_path: Path, epoch_ms: int, options: dict[str, str], message: str
 ) -> None:
     history(kera, stream, 1, epoch_ms=epoch_ms)
@@ -324,12 +326,12 @@ def test_streams_that_cannot_be_read_so_are_refused(
 
 
 @columnar_first
-def test_a_checkpoint_of_other_epochs_is_refused(kera: Kera, stream: str, tmp_path: Path) -> None:
+def test_a_checkpoint_is_refused_with_other_epochs_or_without(kera: Kera, stream: str, tmp_path: Path) -> None:
     history(kera, stream, 1)
     send(kera, stream, {0: [10, 11, 12]})
     ended(start(kera, stream, tmp_path / "checkpoint", {}))
     kera.run(lambda client: client.admin.alter_stream(stream, epoch_ms=700))
-    ended(start(kera, stream, tmp_path / "checkpoint", {}))  # the query keeps its own
+    ended(start(kera, stream, tmp_path / "checkpoint", {}))  # the query keeps its epochs
 
     message = error_of(start(kera, stream, tmp_path / "checkpoint", {}, epoch="7s"))
     assert "with epochs of 1000 ms, not 7000" in message
@@ -337,16 +339,14 @@ def test_a_checkpoint_of_other_epochs_is_refused(kera: Kera, stream: str, tmp_pa
     without = without.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
     message = error_of(without.start())
     assert "Set epoch to '1000ms', or start the query with a new checkpointLocation" in message
-    ended(start(kera, stream, tmp_path / "checkpoint", {}))  # nothing has become of it
+    ended(start(kera, stream, tmp_path / "checkpoint", {}))  # the checkpoint is still usable
 
 
-# -- what is late where entries are read as they come -----------------------------------------------------------
+# -- late records -----------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_dropped_as_late_where_micro_batches_end_with_epochs(
-    kera: Kera, stream: str, tmp_path: Path
-) -> None:
-    """One of four streamlets is an hour behind, and the watermark waits for nobody."""
+def test_no_record_is_dropped_as_late_with_micro_batches_of_epochs(kera: Kera, stream: str, tmp_path: Path) -> None:
+    """One of four streamlets is an hour behind, and the watermark does not wait."""
     history(kera, stream, epoch_ms=60_000)
     hour, rows = 3600, 120
     first = {streamlet: 0 if streamlet == 3 else hour for streamlet in range(STREAMLETS)}
@@ -368,7 +368,7 @@ def test_nothing_is_dropped_as_late_where_micro_batches_end_with_epochs(
 
 
 def windows(kera: Kera, stream: str, checkpoint: Path, **options: str) -> tuple[dict[int, int], int]:
-    """How many records each ten minutes have, and how many were dropped as late."""
+    """The number of records per ten minutes, and the number of records dropped as late."""
     counts = (
         kera.stream(stream, startingOffsets="earliest", **options)
         .withWatermark("timestamp", "0 seconds")
@@ -383,6 +383,6 @@ def windows(kera: Kera, stream: str, checkpoint: Path, **options: str) -> tuple[
 
     writer = counts.writeStream.outputMode("update").foreachBatch(take).option("checkpointLocation", str(checkpoint))
     query = ended(writer.trigger(availableNow=True).start())
-    found.pop(3 * 3600, None)  # of the records that close the last epoch
+    found.pop(3 * 3600, None)  # the records that close the last epoch
     progress = [each["stateOperators"][0]["numRowsDroppedByWatermark"] for each in query.recentProgress]
     return found, sum(progress)

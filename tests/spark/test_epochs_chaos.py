@@ -1,4 +1,4 @@
-"""The same micro-batches live, as a backfill, and with kills: a short form of the program `epochs` of chaos."""
+"""Micro-batches live, in a backfill, and with kills: a short form of the chaos program `epochs`."""
 
 from pathlib import Path
 
@@ -9,6 +9,6 @@ from tests.chaos.epochs import EPOCHS_CHAOS
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-async def test_micro_batches_of_epochs_are_the_same_live_as_a_backfill_and_with_kills(tmp_path: Path) -> None:
+async def test_micro_batches_of_epochs_are_the_same_live_in_a_backfill_and_with_kills(tmp_path: Path) -> None:
     run = await EPOCHS_CHAOS.short(tmp_path, rounds=3, seed=7)
     assert run.seen["rounds"] == 3

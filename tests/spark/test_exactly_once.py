@@ -1,4 +1,4 @@
-"""kera → Spark → kera, with kills: a short form of the program `spark` of chaos."""
+"""kera → Spark → kera, with kills: a short form of the chaos program `spark`."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
-"""The examples run as they are, and print what they should.
+"""The examples run as they are, and print their documented results.
 
-All in the session of the tests, for the time that it saves, and one as a user runs it, in a process of its own.
+To save time all run in the session of the tests; one also runs in its own process, as for a user.
 """
 
 import runpy
@@ -81,11 +81,11 @@ PRINTED = {
 """,
     ],
 }
-"""Of each example, what it prints, in this order; there may be more in between."""
+"""The output of each example, in this order, possibly with more in between."""
 
 
 def not_printed(name: str, output: str) -> list[str]:
-    """What `output` lacks of what the example should print."""
+    """The expected parts that `output` lacks."""
     lacking, at = [], 0
     for part in PRINTED[name]:
         found = output.find(part, at)

@@ -1,4 +1,4 @@
-"""Values that name their schemas, as columns of Spark; and models that are sent as rows."""
+"""`from_kera`: values with registered schemas as columns; and models sent as rows."""
 
 import dataclasses
 import datetime
@@ -27,7 +27,7 @@ from tests.spark.support import Kera, both_engines, columnar_first
 
 NOON = datetime.datetime(2026, 1, 2, 12, tzinfo=datetime.UTC)
 NAIVE = NOON.replace(tzinfo=None)
-"""As Spark has it."""
+"""The same time as Spark returns it."""
 AVRO: dict[str, Any] = {
     "type": "record",
     "name": "Order",
@@ -85,7 +85,7 @@ def rows(frame: DataFrame) -> list[dict[str, Any]]:
 
 
 @both_engines
-def test_avro_of_all_versions_has_the_columns_of_the_newest(kera: Kera, stream: str, tmp_path: Path) -> None:
+def test_avro_values_of_all_versions_get_the_columns_of_the_newest(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream)
     send(kera, stream, [VALUE, None], serializer=AvroSerializer(AVRO))
     send(kera, stream, [{**VALUE, "id": 2, "paid": True}], serializer=AvroSerializer(NEWER))
@@ -110,7 +110,7 @@ def test_avro_of_all_versions_has_the_columns_of_the_newest(kera: Kera, stream: 
     assert sorted(row.id or 0 for row in streamed) == [0, 1, 2]
 
 
-def test_without_functions_over_arrow_the_columns_are_the_same(
+def test_from_kera_gives_the_same_columns_without_arrow_udfs(
     kera: Kera, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(functions, "arrow_udf")  # as before Spark 4.1
@@ -121,7 +121,7 @@ def test_without_functions_over_arrow_the_columns_are_the_same(
     assert [row["order"] for row in found] == [EXPECTED, None]
 
 
-def test_a_value_that_cannot_be_read_ends_the_query_or_is_null(kera: Kera, stream: str) -> None:
+def test_an_undecodable_value_ends_the_query_or_is_null(kera: Kera, stream: str) -> None:
     kera.create(stream)
     send(kera, stream, [VALUE], serializer=AvroSerializer(AVRO))
     send(kera, stream, [b"nonsense", frame(1 << 30, b"x"), b"\x00", frame(1, b"\x02" * 1000)])
@@ -133,7 +133,7 @@ def test_a_value_that_cannot_be_read_ends_the_query_or_is_null(kera: Kera, strea
     assert [row["order"] is None for row in found] == [False, True, True, True, True]
 
 
-def test_json_is_read_by_its_schema_with_a_frame_and_without(kera: Kera, stream: str) -> None:
+def test_json_is_decoded_by_its_schema_with_a_frame_and_without(kera: Kera, stream: str) -> None:
     schema = {
         "type": "object",
         "properties": {
@@ -157,7 +157,7 @@ def test_json_is_read_by_its_schema_with_a_frame_and_without(kera: Kera, stream:
         kera.read(stream).select(from_kera("value", f"{stream}-value", options(kera))).collect()
 
 
-def test_protobuf_has_its_fields(kera: Kera, stream: str) -> None:
+def test_a_protobuf_message_becomes_columns(kera: Kera, stream: str) -> None:
     kera.create(stream)
     message = common_pb2.StreamConfig(streamlets=3, retention_consumer_groups=["a", "b"])
     send(kera, stream, [message], serializer=ProtobufSerializer(common_pb2.StreamConfig))
@@ -167,7 +167,7 @@ def test_protobuf_has_its_fields(kera: Kera, stream: str) -> None:
     assert (row.codec, row.replication, row.retention_ms) == ("CODEC_NONE", None, 0)
 
 
-def test_what_is_no_column_is_refused(kera: Kera, stream: str) -> None:
+def test_from_kera_refuses_unknown_subjects_unions_and_wrong_options(kera: Kera, stream: str) -> None:
     kera.create(stream)
     with pytest.raises(UnknownSubject):
         from_kera("value", f"{stream}-value", options(kera))
@@ -192,7 +192,7 @@ def test_the_example_of_the_page_runs(kera: Kera, capsys: pytest.CaptureFixture[
     assert "|lines|" in capsys.readouterr().out.replace(" ", "")
 
 
-# --- models that are rows -----------------------------------------------------------------------------------
+# --- models as rows -----------------------------------------------------------------------------------------
 
 
 class Color(enum.Enum):
@@ -246,7 +246,7 @@ ITEMS = [Item(id=number, lines=[Line(1.5)], cost=Decimal("1.25")) for number in 
 
 
 @columnar_first
-def test_models_are_rows_in_spark(kera: Kera, stream: str) -> None:
+def test_models_sent_as_rows_are_rows_in_spark(kera: Kera, stream: str) -> None:
     kera.create(f"{stream}-orders", schema=Order, key_column="id")
     kera.create(f"{stream}-items", schema=Item)
 
@@ -263,7 +263,7 @@ def test_models_are_rows_in_spark(kera: Kera, stream: str) -> None:
     ]
 
 
-def test_frames_are_rows_in_spark(kera: Kera, stream: str) -> None:
+def test_pandas_and_polars_frames_are_rows_in_spark(kera: Kera, stream: str) -> None:
     kera.create(stream, schema=Line)
     columns = {"price": [1.5, 2.5], "note": ["x", None]}
 
@@ -277,7 +277,7 @@ def test_frames_are_rows_in_spark(kera: Kera, stream: str) -> None:
     assert sorted(rows(kera.read(stream)), key=lambda row: row["price"]) == [expected[0]] * 2 + [expected[1]] * 2
 
 
-def test_a_models_own_json_is_columns_too(kera: Kera, stream: str) -> None:
+def test_json_made_by_a_model_becomes_columns(kera: Kera, stream: str) -> None:
     kera.create(stream)
     send(kera, stream, ITEMS, serializer=ModelSerializer(Item, framed=True))
     value = from_kera("value", f"{stream}-value", options(kera)).alias("v")

@@ -1,14 +1,14 @@
-"""Python functions of users on columns: each value comes out beside the row that it was made of, with either engine.
+"""Python functions of users on columns: each result belongs to its row, with either engine.
 
-Spark would hand Arrow's columns to Python without a copy and go on reading meanwhile. Ours are valid until the next
-batch only.
+Spark would pass Arrow columns to Python without a copy and read on meanwhile. KerA's columns are valid only until the
+next batch.
 """
 
 from pathlib import Path
 
 import pytest
 from pyspark.sql import Column, DataFrame, Row
-from pyspark.sql import functions as F  # noqa: N812  # as all the world calls it
+from pyspark.sql import functions as F  # noqa: N812  # the usual name
 
 from tests.spark.support import Kera, columnar_first
 
@@ -19,13 +19,13 @@ pytestmark = columnar_first
 @pytest.fixture
 def filled(kera: Kera, stream: str) -> str:
     kera.create(stream, streamlets=2)
-    # Large ones come by themselves, small ones are joined: either way there are many batches.
+    # Large chunks stay single and small ones are joined; either way there are many batches.
     kera.send(stream, SENT, flush_every=10, payload="arrow")
     return stream
 
 
 def with_functions(frame: DataFrame) -> DataFrame:
-    """Of the columns as they lie in chunks, of those that are made for Spark, and of none."""
+    """Add functions of columns from chunks, of columns made for Spark, and one without arguments."""
 
     def same(column: str, returned: str) -> Column:
         return F.udf(lambda value: value, returned)(column).alias(f"{column} again")
@@ -46,18 +46,18 @@ def check(rows: list[Row]) -> None:
     assert len(places) == len(SENT)
 
 
-def test_what_a_function_gives_is_of_its_row(kera: Kera, filled: str) -> None:
+def test_the_results_of_functions_belong_to_their_rows_in_a_batch(kera: Kera, filled: str) -> None:
     check(with_functions(kera.read(filled)).collect())
 
 
-def test_a_function_without_arguments_leaves_the_columns_as_they_are(kera: Kera, filled: str) -> None:
+def test_a_function_without_arguments_leaves_the_other_columns_unchanged(kera: Kera, filled: str) -> None:
     one = F.udf(lambda: 1, "int").asNondeterministic()
     rows = kera.read(filled).select("value", "offset", "streamlet", one().alias("one")).collect()
     assert sorted(int(bytes(row.value)[1:]) for row in rows) == list(SENT)
     assert len({(row.streamlet, row.offset) for row in rows}) == len(SENT)
 
 
-def test_it_is_so_in_a_stream(kera: Kera, filled: str, tmp_path: Path) -> None:
+def test_the_results_of_functions_belong_to_their_rows_in_a_stream(kera: Kera, filled: str, tmp_path: Path) -> None:
     found: list[Row] = []
     query = (
         with_functions(kera.stream(filled, startingOffsets="earliest"))

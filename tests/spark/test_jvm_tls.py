@@ -1,4 +1,4 @@
-"""The JVM over TLS: it reads and writes, and takes no certificate that it should not.
+"""The JVM over TLS: it reads and writes, and refuses untrusted certificates.
 
 The readers and writers are the real ones, and so is the broker; there is no Spark.
 """
@@ -28,7 +28,7 @@ RECORD_BYTES = 100 * KIB
 
 
 class Certificates:
-    """Those of a broker that wants to see one of its clients."""
+    """The certificates for a broker that requires client certificates."""
 
     def __init__(self, directory: Path) -> None:
         self.authority, _ = Authority.open_or_make(directory)
@@ -36,7 +36,7 @@ class Certificates:
         self.alice = self.authority.issue("alice", client=True)
 
     def of(self, one: Issued | None, **other: Path) -> dict[str, str]:
-        """As the service describes them; `other` files instead."""
+        """The files in the form of the service; `other` replaces some."""
         files = {
             "ca": self.authority.path,
             "cert": one.cert if one else "",
@@ -68,7 +68,7 @@ def cluster(certificates: Certificates) -> Iterator[RunningCluster]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _environment(certificates: Certificates) -> Iterator[None]:
-    """Where Python's clients, also those of the JVM's services, have their certificates from."""
+    """Certificates for the Python clients, also for those in the JVM's services."""
     with pytest.MonkeyPatch.context() as patch:
         for name, path in certificates.of(certificates.alice).items():
             patch.setenv(f"KERA_CLIENT_TLS_{name.upper()}", path)
@@ -94,7 +94,7 @@ def writing(_environment: None) -> Iterator[Threads]:
 
 
 def over_tcp(kera: Kera, stream: str, tls: dict[str, str] | None, size: int = 512 * KIB) -> tuple[Any, Any]:
-    """A stream's chunks, and a piece with them that goes over the network."""
+    """Make a stream; return its chunks, and a piece with them that goes over the network."""
     chunks = fill(kera, stream, size)
     how: dict[str, Any] = {"shared_memory": "never", "transport": "tcp"}
     made = piece_of(kera, stream, chunks, **how)
@@ -102,7 +102,7 @@ def over_tcp(kera: Kera, stream: str, tls: dict[str, str] | None, size: int = 51
     return chunks, made
 
 
-def test_chunks_come_as_python_reads_them(reading: Jvm, kera: Kera, certificates: Certificates) -> None:
+def test_chunks_are_read_over_tls_as_in_python(reading: Jvm, kera: Kera, certificates: Certificates) -> None:
     chunks, piece = over_tcp(kera, "read", certificates.of(certificates.alice), 4 * MIB)
     reader = reading.open(piece)
     assert reader.next().chunks == as_read(chunks)
@@ -149,7 +149,7 @@ def older_form(certificates: Certificates, folder: Path) -> dict[str, str]:
     ],
     ids=lambda one: getattr(one, "__name__", ""),
 )
-def test_who_cannot_get_in_is_told_why(
+def test_the_error_of_a_failed_tls_connection_names_the_cause(
     reading: Jvm, kera: Kera, certificates: Certificates, tmp_path: Path, how: Any, text: str
 ) -> None:
     stream = how.__name__.replace("_", "-")
@@ -161,7 +161,7 @@ def test_who_cannot_get_in_is_told_why(
     reader.close()
 
 
-def test_rows_are_written(writing: Threads, kera: Kera, certificates: Certificates) -> None:
+def test_rows_are_written_over_tls(writing: Threads, kera: Kera, certificates: Certificates) -> None:
     kera.create("written", streamlets=1)
     description = kera.run(lambda client: client.admin.describe_stream("written"))
     values = [number.to_bytes(4, "little") * (RECORD_BYTES // 4) for number in range(50)]

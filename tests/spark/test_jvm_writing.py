@@ -1,6 +1,6 @@
-"""How the JVM writes: chunks as Python makes them, each row once, to brokers that move, fail and lie.
+"""How the JVM writes: the same chunks as Python, each row once, to brokers that move, fail and send nonsense.
 
-The writers are the real ones. The Java program ``kera.spark.write.Writing`` has them do what tests say, without Spark.
+The writers are the real ones. The Java program ``kera.spark.write.Writing`` controls them for tests, without Spark.
 """
 
 import base64
@@ -39,7 +39,7 @@ PRODUCER_ID = (1 << 64) - 5
 EPOCH = 3
 VALUES = "value binary"
 STAYS_S = 3.0
-"""Who has not written by then stays until all is sent."""
+"""A write that takes longer than this waits until everything is sent."""
 BOTH = "keys array<string>, key string, value binary"
 
 Row = list[Any]
@@ -53,15 +53,15 @@ class Writer:
         self._name = name
 
     def begin(self, op: str, **arguments: Any) -> Future[dict[str, Any]]:
-        """Have it begin to do something."""
+        """Begin an operation."""
         return self._jvm.ask(self._name, op, **arguments)
 
     def do(self, op: str, **arguments: Any) -> dict[str, Any]:
-        """Have it do something. What is thrown is a `RuntimeError` with its class and text."""
+        """Call an operation. An exception of it becomes a `RuntimeError` with its class and text."""
         return done(self.begin(op, **arguments))
 
     def interrupt(self) -> None:
-        """Interrupt its thread, whose last work this is."""
+        """Interrupt and end its thread."""
         self.do("interrupt")
 
 
@@ -82,7 +82,7 @@ class Writers:
     def open(
         self, columns: str, *answers: dict[str, Any], streamlets: int = 1, keyless: int = 0, **target: Any
     ) -> Writer:
-        """A writer of rows with these columns; the service gives those answers, and nothing else."""
+        """A writer of rows with these columns; the service gives exactly these answers."""
         self.service = FakeService(self._folder, *answers)
         writer = Writer(self._jvm, f"{self._folder}-{next(self._names)}")
         known = {
@@ -114,11 +114,11 @@ class Writers:
         return writer
 
     def threads(self) -> int:
-        """How many the JVM has, but for that of a new writer."""
+        """The number of threads in the JVM, without that of a new writer."""
         return int(Writer(self._jvm, "threads").do("threads")["threads"])
 
     def asked(self, method: str) -> list[dict[str, Any]]:
-        """What the service was asked for."""
+        """The parameters of the requests to the service with this method."""
         return [each["params"] for each in self.service.asked if each["method"] == method]
 
 
@@ -127,18 +127,18 @@ def at(broker: FakeBroker, number: int = 1) -> dict[str, Any]:
 
 
 def moved_to(broker: FakeBroker, number: int = 1, streamlets: int = 1) -> dict[str, Any]:
-    """What the service says of streamlets that have failed."""
+    """The service's answer about failed streamlets."""
     return {"result": {"brokers": [at(broker, number)], "owners": [number] * streamlets}}
 
 
 def found(batch: pa.RecordBatch | None, *, timed: bool = False) -> dict[str, Any]:
-    """What the service says of a chunk that is stored."""
+    """The service's answer about a stored chunk."""
     rows = None if batch is None else rows_as_json(batch, timed=timed)
     return {"result": {"rows": rows, "end": [1, 1, 4096]}}
 
 
 def refused(kind: str, message: str) -> dict[str, Any]:
-    """The error with which the service ends a task."""
+    """An error of the service that ends a task."""
     return {"error": {"type": kind, "message": message, "retriable": False}}
 
 
@@ -177,7 +177,7 @@ def values(*numbers: int) -> list[Row]:
 
 
 def read(chunk: bytes) -> tuple[ChunkHeader, pa.RecordBatch]:
-    """What a broker takes for a chunk of these tests, with all checks."""
+    """Read a chunk with all the checks of a broker."""
     header = verify_chunk(memoryview(chunk))
     assert (header.stream_id, header.producer_id, header.producer_epoch) == (STREAM_ID, PRODUCER_ID, EPOCH)
     assert (header.version, header.schema_id, header.flags) == (LEAN_VERSION, 1, min(header.codec, 1))
@@ -191,7 +191,7 @@ def numbers_in(chunk: bytes) -> list[int]:
 
 
 def rows_of(*numbers: int) -> pa.RecordBatch:
-    """Rows as Python's writer would have stored them."""
+    """Rows as Python's writer stores them."""
     return records([(0, None, b"%d" % number, None) for number in numbers])
 
 
@@ -207,7 +207,7 @@ def records(rows: list[tuple[int, Any, Any, Any]]) -> pa.RecordBatch:
 
 
 def some_rows(seed: int, count: int) -> list[tuple[int, Any, Any, Any]]:
-    """Rows whose columns each have a manner of their own."""
+    """Rows with random properties per column."""
     dice = random.Random(seed)
     longest = dice.choice([0, 1, 9, 300, 70_000 // max(1, count // 20)])
     same, nulls = dice.random() < 0.3, dice.choice([0.0, 0.2, 1.0])
@@ -235,8 +235,8 @@ def some_rows(seed: int, count: int) -> list[tuple[int, Any, Any, Any]]:
     ("codec", "count"),
     [(Codec.NONE, 1), (Codec.NONE, 7), (Codec.NONE, 1024), (Codec.NONE, 1025), (Codec.LZ4, 300), (Codec.ZSTD, 300)],
 )
-def test_chunks_are_byte_for_byte_those_that_python_makes(writers: Writers, codec: Codec, count: int) -> None:
-    """But for what a compressor makes of them."""
+def test_chunks_are_byte_for_byte_the_same_as_in_python(writers: Writers, codec: Codec, count: int) -> None:
+    """Compressed payloads may differ in their bytes, and only their contents are compared."""
     for seed in range(examples(30, quick=8)):
         rows = some_rows(seed, count)
         headers = "array<struct<key: string, value: binary>>"
@@ -291,7 +291,7 @@ def test_chunks_are_byte_for_byte_those_that_python_makes(writers: Writers, code
         ("entry int, offset bigint, value binary", [1, 2, text(b"v")], (None, b"v", None)),
     ],
 )  # fmt: skip
-def test_columns_become_those_of_records(
+def test_columns_of_rows_become_columns_of_records(
     writers: Writers, columns: str, row: Row, expected: tuple[Any, Any, Any]
 ) -> None:
     writer = writers.open(columns)
@@ -327,13 +327,13 @@ def test_columns_become_those_of_records(
         ("value binary", [text(bytes(MIB))], "RecordTooLarge: record of 1048768 bytes does not fit into a segment"),
     ],
 )
-def test_values_that_do_not_fit_are_told(writers: Writers, columns: str, row: Row, message: str) -> None:
+def test_values_that_do_not_fit_are_errors(writers: Writers, columns: str, row: Row, message: str) -> None:
     writer = writers.open(columns, streamlets=2, chunk_bytes=64 << 10, chunk_bytes_max=MIB)
     with pytest.raises(RuntimeError, match=message):
         writer.do("write", rows=[row])
 
 
-def test_rows_go_where_python_would_send_them(writers: Writers) -> None:
+def test_rows_go_to_the_same_streamlets_as_in_python(writers: Writers) -> None:
     writer = writers.open("key binary, streamlet int, value binary", streamlets=5, keyless=3)
     keys = [b"k%d" % number for number in range(50)]
     writer.do("write", rows=[[text(key), None, text(key)] for key in keys])
@@ -353,7 +353,7 @@ def test_rows_go_where_python_would_send_them(writers: Writers) -> None:
 
 
 @pytest.mark.parametrize("streamlets", [1, 3])
-def test_the_same_rows_are_cut_at_the_same_places(writers: Writers, streamlets: int) -> None:
+def test_equal_rows_are_cut_into_equal_chunks(writers: Writers, streamlets: int) -> None:
     dice = random.Random(streamlets)
     rows = [[text(dice.randbytes(dice.choice([10, 100, 3_000]))), text(dice.randbytes(4))] for _ in range(2_000)]
     seen = []
@@ -375,16 +375,16 @@ def test_the_same_rows_are_cut_at_the_same_places(writers: Writers, streamlets: 
     assert len(seen[0]) > 10
 
 
-# --- a broker that answers as it should, or does not ----------------------------------------------------------
+# --- right and wrong answers of a broker ----------------------------------------------------------------------
 
 
-def test_a_task_without_rows_speaks_with_nobody(writers: Writers) -> None:
+def test_a_task_without_rows_makes_no_request(writers: Writers) -> None:
     told = writers.open(VALUES).do("commit")
     assert (told["appended"], told["found"], told["surplus"]) == (0, 0, 0)
     assert writers.service.asked == []
 
 
-def test_one_chunk_of_each_streamlet_is_under_way(writers: Writers) -> None:
+def test_one_chunk_of_each_streamlet_is_in_flight(writers: Writers) -> None:
     writer = writers.open("value binary, streamlet int", streamlets=2, chunk_bytes=1000)
     rows = [[text(bytes(600)), number % 2] for number in range(8)]
     committing = [writer.begin("write", rows=rows), writer.begin("commit")][1]
@@ -404,7 +404,7 @@ def test_one_chunk_of_each_streamlet_is_under_way(writers: Writers) -> None:
     assert done(committing)["appended"] == 8
 
 
-def test_with_a_latency_target_chunks_go_while_the_task_is_away(writers: Writers) -> None:
+def test_with_a_latency_target_chunks_are_sent_between_calls(writers: Writers) -> None:
     writer = writers.open(VALUES, latency_target_ms=50)
     assert writer.do("due")["due"] == 1
     writer.do("write", rows=values(1, 2))
@@ -423,14 +423,14 @@ def test_with_a_latency_target_chunks_go_while_the_task_is_away(writers: Writers
     wait_until(lambda: writer.do("due")["due"] == 0, "the end of its thread", TIMEOUT_S)
 
 
-def test_without_a_latency_target_chunks_wait_for_the_task(writers: Writers) -> None:
+def test_without_a_latency_target_a_partial_chunk_waits(writers: Writers) -> None:
     writer = writers.open(VALUES)
     writer.do("write", rows=values(1, 2))
     assert writers.broker.is_idle(0.3)
     writer.do("abort")
 
 
-def test_what_fails_while_the_task_is_away_ends_it_when_it_comes_back(writers: Writers) -> None:
+def test_an_error_between_calls_is_raised_by_the_next_call(writers: Writers) -> None:
     writer = writers.open(VALUES, refused("ProducerFenced", "out of date"), latency_target_ms=20)
     writer.do("write", rows=values(1))
     connection = writers.broker.frames()
@@ -454,7 +454,7 @@ def test_a_task_with_a_latency_target_ends_while_its_broker_is_silent(writers: W
     wait_until(lambda: writer.do("due")["due"] == 0, "the end of its thread", TIMEOUT_S)
 
 
-def test_an_answer_that_is_lost_is_settled_by_what_is_stored(writers: Writers) -> None:
+def test_a_lost_answer_is_resolved_by_the_stored_rows(writers: Writers) -> None:
     writer = writers.open(VALUES, moved_to(writers.broker), found(rows_of(1, 2)))
     writer.do("write", rows=values(1, 2))
     committing = writer.begin("commit")
@@ -485,7 +485,7 @@ def test_an_answer_that_is_lost_is_settled_by_what_is_stored(writers: Writers) -
         pytest.param(None, [], (0, 6, 0), id="removed since"),
     ],
 )
-def test_rows_that_are_stored_already_are_left_out(
+def test_rows_that_are_already_stored_are_left_out(
     writers: Writers, stored: list[int] | None, sent: list[int], told: tuple[int, int, int]
 ) -> None:
     writer = writers.open(VALUES, found(None if stored is None else rows_of(*stored)))
@@ -503,7 +503,7 @@ def test_rows_that_are_stored_already_are_left_out(
     assert writers.asked("stored_rows")[0]["position"] is None
 
 
-def test_rows_that_were_found_too_early_are_left_out_when_they_come(writers: Writers) -> None:
+def test_rows_found_before_they_were_written_are_left_out_later(writers: Writers) -> None:
     stored = rows_of(3, 1)
     writer = writers.open(VALUES, found(stored), chunk_bytes=40)
     writer.do("write", rows=values(1, 2))
@@ -524,7 +524,7 @@ def test_rows_that_were_found_too_early_are_left_out_when_they_come(writers: Wri
     assert (sorted(sent), told["appended"], told["found"], told["surplus"]) == ([2, 4], 2, 2, 0)
 
 
-def test_times_that_are_given_are_part_of_a_row(writers: Writers) -> None:
+def test_a_given_timestamp_is_part_of_a_row(writers: Writers) -> None:
     stored = records([(5, None, b"a", None), (6, None, b"b", None)])
     writer = writers.open("value binary, timestamp timestamp", found(stored, timed=True))
     writer.do("write", rows=[[text(b"b"), 6], [text(b"a"), 7], [text(b"a"), 5]])
@@ -561,7 +561,7 @@ def test_keys_and_headers_are_part_of_a_row(writers: Writers) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 31, 32, 33, 34, 100, 162, 163, 5_000])
-def test_a_connection_that_is_reset_anywhere_in_a_request_is_made_again(writers: Writers, size: int) -> None:
+def test_the_request_is_repeated_after_a_reset_anywhere_in_it(writers: Writers, size: int) -> None:
     writer = writers.open(VALUES, moved_to(writers.broker))
     writer.do("write", rows=[[text(bytes(10_000))]])
     committing = writer.begin("commit")
@@ -576,7 +576,7 @@ def test_a_connection_that_is_reset_anywhere_in_a_request_is_made_again(writers:
 
 
 @pytest.mark.parametrize("size", [1, 31, 32, 40])
-def test_a_connection_that_is_reset_in_an_answer_is_made_again(writers: Writers, size: int) -> None:
+def test_the_request_is_repeated_after_a_disconnect_within_the_answer(writers: Writers, size: int) -> None:
     writer = writers.open(VALUES, moved_to(writers.broker))
     writer.do("write", rows=values(1))
     committing = writer.begin("commit")
@@ -599,7 +599,7 @@ def status_frame(request_id: int, **status: Any) -> bytes:
 
 
 class Recording(Answering):
-    """Keeps what it would have sent."""
+    """Keeps frames instead of sending them."""
 
     def __init__(self, request_id: int, sent: list[bytes]) -> None:
         self.request_id = request_id
@@ -609,7 +609,7 @@ class Recording(Answering):
         self._sent.append(data)
 
 
-def test_a_broker_that_is_silent_is_given_up_in_time(writers: Writers) -> None:
+def test_a_silent_broker_is_given_up_at_the_timeout(writers: Writers) -> None:
     writer = writers.open(VALUES, moved_to(writers.broker), request_timeout_ms=200)
     writer.do("write", rows=values(1))
     committing = writer.begin("commit")
@@ -624,7 +624,7 @@ def test_a_broker_that_is_silent_is_given_up_in_time(writers: Writers) -> None:
     assert "no answer from" in failed["error"]["message"]
 
 
-def test_a_broker_that_is_not_there_is_asked_for(writers: Writers, other_broker: FakeBroker) -> None:
+def test_the_service_names_another_broker_for_an_unreachable_one(writers: Writers, other_broker: FakeBroker) -> None:
     writers.broker.close()
     writer = writers.open(VALUES, moved_to(other_broker, 2))
     writer.do("write", rows=values(1))
@@ -638,7 +638,7 @@ def test_a_broker_that_is_not_there_is_asked_for(writers: Writers, other_broker:
 
 
 @pytest.mark.parametrize("code", ["not_owner", "disk_full", "arena_full", "not_persisted", "out_of_sequence"])
-def test_a_chunk_that_is_not_taken_goes_where_the_service_says(
+def test_a_rejected_chunk_goes_to_the_broker_that_the_service_names(
     writers: Writers, other_broker: FakeBroker, code: str
 ) -> None:
     writer = writers.open(VALUES, moved_to(other_broker, 2), moved_to(other_broker, 2))
@@ -661,7 +661,7 @@ def test_a_chunk_that_is_not_taken_goes_where_the_service_says(
     assert (again[0]["progressed"], again[0]["error"]["message"]) == (False, "again")
 
 
-def test_what_the_service_calls_final_ends_the_task(writers: Writers) -> None:
+def test_a_final_error_of_the_service_ends_the_task(writers: Writers) -> None:
     writer = writers.open(VALUES, refused("CorruptChunk", "no such thing"))
     writer.do("write", rows=values(1))
     committing = writer.begin("commit")
@@ -672,7 +672,7 @@ def test_what_the_service_calls_final_ends_the_task(writers: Writers) -> None:
         done(committing)
 
 
-def test_what_fails_while_rows_come_ends_the_task_in_write(writers: Writers) -> None:
+def test_an_error_while_rows_arrive_is_raised_by_write(writers: Writers) -> None:
     writer = writers.open(VALUES, refused("ProducerFenced", "too late"), chunk_bytes=64 << 10)
     writing = writer.begin("write", rows=[[text(bytes(1000))]], times=1 << 30)
     connection = writers.broker.frames()
@@ -686,7 +686,7 @@ def test_what_fails_while_rows_come_ends_the_task_in_write(writers: Writers) -> 
 @pytest.mark.parametrize(
     "nonsense", ["status twice", "no status", "another request", "chunks", "bytes", "error of all"]
 )
-def test_an_answer_that_is_none_is_no_answer(writers: Writers, nonsense: str) -> None:
+def test_an_invalid_answer_leads_to_a_retry(writers: Writers, nonsense: str) -> None:
     writer = writers.open(VALUES, moved_to(writers.broker))
     writer.do("write", rows=values(1))
     committing = writer.begin("commit")
@@ -713,7 +713,7 @@ def test_an_answer_that_is_none_is_no_answer(writers: Writers, nonsense: str) ->
     assert failed["error"]["code"] == "uncertain"
 
 
-def test_many_streamlets_that_fail_together_are_asked_for_at_once(writers: Writers) -> None:
+def test_streamlets_that_fail_together_are_one_request_to_the_service(writers: Writers) -> None:
     count = 50
     writer = writers.open("value binary, streamlet int", moved_to(writers.broker, 1, count), streamlets=count)
     writer.do("write", rows=[[text(b"v"), number] for number in range(count)])
@@ -734,8 +734,8 @@ def test_many_streamlets_that_fail_together_are_asked_for_at_once(writers: Write
 # --- bounds ------------------------------------------------------------------------------------------------
 
 
-def test_a_task_waits_when_its_broker_does(writers: Writers) -> None:
-    """More than what may wait is 32 MiB and a chunk; the JVM of these tests has 256 MiB."""
+def test_a_task_waits_while_its_broker_does_not_acknowledge(writers: Writers) -> None:
+    """At most 32 MiB and a chunk may wait, far less than these rows need."""
     writer = writers.open(VALUES)
     row = [text(bytes(1_000_000))]
     writing = writer.begin("write", rows=[row], times=500)
@@ -754,9 +754,9 @@ def test_a_task_waits_when_its_broker_does(writers: Writers) -> None:
 
 
 def cut_off(writers: Writers, row: Row) -> Writer:
-    """One that has lost the connection with a part of its chunk, of twelve such rows.
+    """A writer whose connection was lost in the middle of a chunk of twelve such rows.
 
-    On a busy machine it may take so long to write them that it counts as slow, and stays until all is sent.
+    On a busy machine the write may take so long that it waits until everything is sent; then it is tried again.
     """
     limits = {"chunk_bytes": 12_000_000, "chunk_bytes_max": 64 * MIB, "request_timeout_ms": 60_000}
     while True:
@@ -774,10 +774,10 @@ def cut_off(writers: Writers, row: Row) -> Writer:
             return writer
 
 
-def test_a_chunk_that_was_cut_off_while_the_task_was_away_is_sent_whole_when_it_comes_back(writers: Writers) -> None:
-    """A broker does not wait for long for the rest of what has begun to come; a task may be away for longer each time.
+def test_a_chunk_cut_off_between_calls_is_sent_completely_by_the_next_call(writers: Writers) -> None:
+    """A broker waits only briefly for the rest of a chunk; a task may be away for longer between calls.
 
-    The chunk is more than sockets keep.
+    The chunk is larger than the buffers of sockets.
     """
     row = [text(bytes(1_000_000))]
     writer = cut_off(writers, row)
@@ -794,7 +794,7 @@ def test_a_chunk_that_was_cut_off_while_the_task_was_away_is_sent_whole_when_it_
     assert done(committing)["appended"] == 13
 
 
-def test_so_many_chunks_are_under_way_and_no_more(writers: Writers) -> None:
+def test_at_most_64_chunks_are_in_flight(writers: Writers) -> None:
     count = 200
     writer = writers.open("value binary, streamlet int", streamlets=count, request_timeout_ms=60_000)
     writer.do("write", rows=[[text(b"v"), number] for number in range(count)])
@@ -827,7 +827,7 @@ def test_an_interrupt_ends_the_wait_and_leaves_no_thread(writers: Writers) -> No
     wait_until(lambda: writers.threads() <= before, "the end of its thread", TIMEOUT_S)
 
 
-def test_connections_are_used_again(writers: Writers) -> None:
+def test_writers_reuse_their_connection(writers: Writers) -> None:
     connection: Answering | None = None
     for _ in range(3):
         writer = writers.open(VALUES)
@@ -844,11 +844,11 @@ def test_connections_are_used_again(writers: Writers) -> None:
 
 @pytest.fixture
 def kera(cluster: RunningCluster) -> Kera:
-    return Kera(cast("SparkSession", None), cluster.bootstrap)  # these tests need none
+    return Kera(cast("SparkSession", None), cluster.bootstrap)  # these tests do not need Spark
 
 
 def attempt(jvm: Threads, kera: Kera, stream: str, name: str, *, chunk_bytes: int) -> Writer:
-    """An attempt at one and the same task."""
+    """An attempt at the same task."""
     columns = StructType().add("key", BinaryType()).add("value", BinaryType())
     given = {"kera.bootstrap.servers": kera.bootstrap, "stream": stream}
     target = open_write(given, columns, overwrite=False, query=None, name=stream, partitions=1, case_sensitive=False)
@@ -866,7 +866,7 @@ def attempt(jvm: Threads, kera: Kera, stream: str, name: str, *, chunk_bytes: in
     return writer
 
 
-def test_a_task_goes_on_where_a_streamlet_has_moved(jvm: Threads, kera: Kera, stream: str) -> None:
+def test_a_task_follows_a_streamlet_that_moves(jvm: Threads, kera: Kera, stream: str) -> None:
     kera.create(stream, streamlets=1)
     writer = attempt(jvm, kera, stream, "moving", chunk_bytes=10_000)
     for first in range(0, 1_000, 250):
@@ -879,7 +879,7 @@ def test_a_task_goes_on_where_a_streamlet_has_moved(jvm: Threads, kera: Kera, st
 
 
 def move(kera: Kera, stream: str) -> None:
-    """The only streamlet of a stream goes to the other broker."""
+    """Move the only streamlet of a stream to the other broker."""
 
     async def move(client: Client) -> None:
         described = await client.admin.describe_stream(stream)
@@ -891,7 +891,7 @@ def move(kera: Kera, stream: str) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
-def test_attempts_side_by_side_and_one_after_the_other_store_each_row_once(
+def test_concurrent_and_consecutive_attempts_store_each_row_once(
     jvm: Threads, kera: Kera, stream: str, seed: int
 ) -> None:
     dice = random.Random(seed)

@@ -1,4 +1,4 @@
-"""The recipe for Delta Lake, with the real library: run by `make test-lakehouse`, which installs it for that."""
+"""The recipe for Delta Lake with the real library, which `make test-lakehouse` installs."""
 
 import importlib.util
 import runpy
@@ -18,7 +18,7 @@ pytestmark = [
 ]
 
 
-def test_a_micro_batch_that_comes_again_is_in_the_table_once(
+def test_a_repeated_micro_batch_is_in_the_table_once(
     kera: Kera, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", [EXAMPLE.name, "--bootstrap", kera.bootstrap])

@@ -1,4 +1,4 @@
-"""``latencyTarget`` in Spark: what is taken and when, not how long it takes, which is for the bench to say."""
+"""``latencyTarget`` in Spark: sizes and starts of micro-batches; the bench measures durations."""
 
 import time
 from pathlib import Path
@@ -14,13 +14,15 @@ RECORDS = 35
 
 
 @columnar_first
-def test_records_wait_for_each_other_and_each_comes_once(kera: Kera, stream: str, tmp_path: Path, engine: str) -> None:
+def test_a_latency_target_combines_records_into_few_micro_batches_without_loss(
+    kera: Kera, stream: str, tmp_path: Path, engine: str
+) -> None:
     kera.create(stream, streamlets=2)
     produced = kera.send(stream, range(5))
     found: dict[int, list[Sent]] = {}
     query = start(kera.stream(stream, startingOffsets="earliest", latencyTarget="5s"), tmp_path / "checkpoint", found)
     try:
-        for first in (5, 10):  # until it is known how long micro-batches take
+        for first in (5, 10):  # the query learns the duration of micro-batches
             wait_until(lambda: query.exception() or sum(map(len, found.values())) == len(produced), "the records")  # noqa: B023  # called at once
             produced += kera.send(stream, range(first, first + 5))
         for first in range(15, RECORDS, 2):
@@ -40,7 +42,7 @@ def test_records_wait_for_each_other_and_each_comes_once(kera: Kera, stream: str
 
 
 @columnar_first
-def test_a_backlog_is_taken_in_more_than_one_micro_batch_and_a_restart_goes_on(
+def test_a_backlog_is_read_in_several_micro_batches_and_a_restart_goes_on(
     kera: Kera, stream: str, tmp_path: Path
 ) -> None:
     kera.create(stream, streamlets=2)
@@ -65,12 +67,12 @@ def test_a_backlog_is_taken_in_more_than_one_micro_batch_and_a_restart_goes_on(
 
     assert sum(sizes.values()) == records
     assert max(sizes.values()) < records
-    assert sizes[0] < records / 2  # 4 MiB of 12, as nothing is known yet
+    assert sizes[0] < records / 2  # the first micro-batch has 4 MiB of 12
 
 
 @pytest.mark.slow
 @both_engines
-def test_with_a_trigger_interval_records_wait_too_and_each_comes_once(
+def test_records_are_held_back_with_a_trigger_interval_and_read_once(
     kera: Kera, stream: str, tmp_path: Path, engine: str
 ) -> None:
     kera.create(stream, streamlets=2)
@@ -85,7 +87,7 @@ def test_with_a_trigger_interval_records_wait_too_and_each_comes_once(
     query = writer.trigger(processingTime="1 second").start()
     waited_s = 0.0
     try:
-        for first in range(0, 20, 5):  # of which all but the last one tell how long micro-batches take
+        for first in range(0, 20, 5):  # from all but the last one the query learns the duration of micro-batches
             begun_s = time.monotonic()
             produced += kera.send(stream, range(first, first + 5))
             expected = len(produced)
@@ -106,7 +108,7 @@ def test_with_a_trigger_interval_records_wait_too_and_each_comes_once(
         assert {"latencyPredictedMs", "latencyBytesMax", "latencyTookMs"} <= last.keys()
 
 
-def test_a_target_that_cannot_be_kept_is_told_in_the_progress_of_the_query(
+def test_progress_shows_the_shortest_target_when_the_target_cannot_be_kept(
     kera: Kera, stream: str, tmp_path: Path
 ) -> None:
     kera.create(stream)
@@ -129,7 +131,7 @@ def test_a_target_that_cannot_be_kept_is_told_in_the_progress_of_the_query(
 
 
 @columnar_first
-def test_available_now_takes_all_at_once(kera: Kera, stream: str, tmp_path: Path) -> None:
+def test_available_now_reads_everything_in_one_micro_batch(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream)
     produced = kera.send(stream, range(100), flush_every=10)
 
@@ -139,7 +141,7 @@ def test_available_now_takes_all_at_once(kera: Kera, stream: str, tmp_path: Path
     assert len([each for each in query.recentProgress if each["numInputRows"]]) == 1
 
 
-def test_real_time_mode_says_that_it_has_no_target(kera: Kera, stream: str, tmp_path: Path) -> None:
+def test_real_time_mode_refuses_a_latency_target(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream)
     writer = kera.stream(stream, latencyTarget="2s").writeStream.outputMode("update").format("console")
     writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
@@ -149,7 +151,7 @@ def test_real_time_mode_says_that_it_has_no_target(kera: Kera, stream: str, tmp_
 
 
 @columnar_first
-def test_a_query_on_the_path_of_a_constraint_tells_how_long_its_micro_batches_take(
+def test_a_query_on_the_path_of_a_latency_constraint_reports_its_durations(
     kera: Kera, stream: str, tmp_path: Path
 ) -> None:
     kera.create(stream, streamlets=2)

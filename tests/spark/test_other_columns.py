@@ -1,4 +1,4 @@
-"""Streams whose columns become more, and streams that do not have the columns of the others."""
+"""Streams that get more columns, and subscriptions to streams with different columns."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ Rows = list[tuple[Any, ...]]
 
 
 def send(kera: Kera, stream: str, numbers: range, *, added: bool = False) -> None:
-    """A chunk of rows, with the columns that were added or without them."""
+    """Send a chunk of rows, with or without the added columns."""
 
     async def work(client: Client) -> None:
         rows: dict[str, Any] = {
@@ -45,7 +45,7 @@ def row(number: int, *, added: bool = False) -> tuple[Any, ...]:
 
 
 def start(frame: DataFrame, checkpoint: Path, found: dict[int, Rows], *, available_now: bool = False) -> StreamingQuery:
-    """A query that puts the rows of each micro-batch into `found`, under its number."""
+    """Start a query that puts the rows of each micro-batch into `found`, by its number."""
 
     def take(batch: DataFrame, number: int) -> None:
         found[number] = [tuple(row) for row in batch.collect()]
@@ -64,11 +64,11 @@ def wait_for(query: StreamingQuery, found: dict[int, Rows], count: int) -> None:
     query.processAllAvailable()  # until the micro-batch is committed
 
 
-# -- columns that are added ------------------------------------------------------------------------------------------
+# -- added columns ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shared_memory", ["always", "never"])
-def test_what_is_older_than_a_column_has_null_in_it(kera: Kera, stream: str, shared_memory: str) -> None:
+def test_rows_older_than_a_column_have_null_in_it(kera: Kera, stream: str, shared_memory: str) -> None:
     kera.create(stream, schema=COLUMNS)
     send(kera, stream, range(3))
     add_columns(kera, stream)
@@ -83,9 +83,7 @@ def test_what_is_older_than_a_column_has_null_in_it(kera: Kera, stream: str, sha
     assert frame.count() == 8
 
 
-def test_a_query_goes_on_with_its_columns_and_has_the_new_ones_when_it_is_started_again(
-    kera: Kera, stream: str, tmp_path: Path
-) -> None:
+def test_a_query_gets_new_columns_only_after_a_restart(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream, schema=COLUMNS)
     send(kera, stream, range(3))
     found: dict[int, Rows] = {}
@@ -106,9 +104,7 @@ def test_a_query_goes_on_with_its_columns_and_has_the_new_ones_when_it_is_starte
     assert all_of(again) == [row(6), row(7), row(8, added=True), row(9, added=True)]
 
 
-def test_streams_of_which_one_has_more_columns_already_are_read_together(
-    kera: Kera, stream: str, tmp_path: Path
-) -> None:
+def test_streams_with_and_without_an_added_column_are_read_together(kera: Kera, stream: str, tmp_path: Path) -> None:
     names = [f"{stream}-{letter}" for letter in "ab"]
     for name in names:
         kera.create(name, schema=COLUMNS)
@@ -164,7 +160,7 @@ def test_a_stream_with_other_columns_ends_a_query_or_is_skipped(kera: Kera, stre
         kera.read(None, subscribePattern=f"{stream}.*")
 
 
-def test_as_bytes_typed_streams_are_read_beside_others(kera: Kera, stream: str, tmp_path: Path, engine: str) -> None:
+def test_with_bytes_typed_streams_are_read_beside_others(kera: Kera, stream: str, tmp_path: Path, engine: str) -> None:
     options = {"subscribePattern": f"{stream}.*", "onSchemaMismatch": "bytes", **EARLIEST, "includeHeaders": "true"}
     kera.create(stream)
     kera.send(stream, range(3), flush_every=3)

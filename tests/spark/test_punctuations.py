@@ -1,4 +1,4 @@
-"""Chunks without records, which brokers write for epochs: both engines pass over them, wherever they are."""
+"""Punctuations, the chunks without records that brokers write for epochs: both engines skip them everywhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ YEAR_S = 366 * 86_400
 
 
 async def send_late(client: Client, stream: str, numbers: range) -> None:
-    """Records of a year ago, each a chunk behind a punctuation: the broker has promised something since the last."""
+    """Send records of a year ago, each in a chunk after a punctuation, because the broker has made a new promise."""
     long_ago_us = time.time_ns() // 1000 - YEAR_S * 1_000_000
     async with client.producer() as producer:
         await producer.prepare(stream)
@@ -27,16 +27,14 @@ async def send_late(client: Client, stream: str, numbers: range) -> None:
 
 
 async def is_due(client: Client, stream: str) -> bool:
-    """Whether the broker has promised something that the log does not say."""
+    """Whether the broker has made a promise that is not in the log yet."""
     (entry,) = (await client.bounds(stream, promise=True))[0]
     return entry.promised_us is not None and entry.promised_us > (entry.watermark_us or 0)
 
 
 @columnar_first
 @pytest.mark.parametrize("shared_memory", ["auto", pytest.param("never", marks=pytest.mark.slow)])
-def test_a_batch_and_a_query_read_records_and_nothing_else(
-    kera: Kera, stream: str, tmp_path: Path, shared_memory: str
-) -> None:
+def test_batches_and_queries_skip_punctuations(kera: Kera, stream: str, tmp_path: Path, shared_memory: str) -> None:
     kera.create(stream, epoch_ms=100, epoch_grace_ms=1)
     kera.run(lambda client: send_late(client, stream, range(8)))
     (entry,) = kera.run(lambda client: client.bounds(stream))[0]

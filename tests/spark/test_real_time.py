@@ -1,4 +1,4 @@
-"""Spark's real-time mode: tasks that go on reading, micro-batches that end wherever these are when the time is up."""
+"""Spark's real-time mode: tasks read on, and a micro-batch ends where they are when its time is up."""
 
 import json
 import re
@@ -28,7 +28,7 @@ def engine() -> str:
 
 @pytest.fixture(autouse=True)
 def short_batches(spark: SparkSession) -> Iterator[None]:
-    """Micro-batches may be shorter than the 5 s that Spark wants them to last at least."""
+    """Allow micro-batches shorter than Spark's minimum of 5 s."""
     spark.conf.set(MIN_DURATION, "1s")
     yield
     spark.conf.unset(MIN_DURATION)
@@ -36,20 +36,20 @@ def short_batches(spark: SparkSession) -> Iterator[None]:
 
 @pytest.fixture
 def queries(spark: SparkSession) -> Iterator[None]:
-    """Whatever query a test leaves is stopped."""
+    """Stop the queries that a test leaves running."""
     yield
     for query in spark.streams.active:
         query.stop()
 
 
 def real_time(frame: DataFrame, duration: str = "1 second") -> DataStreamWriter:
-    """What runs a query over `frame` in real-time mode."""
+    """A writer that runs a query over `frame` in real-time mode."""
     writer = frame.writeStream.outputMode("update")
     return writer.trigger(realTime=duration)  # type: ignore[call-overload, no-any-return]  # not in its overloads
 
 
 class Told:
-    """A query that tells what it takes as soon as it does, by properties of the JVM: sinks of Python come later."""
+    """A query that shows each record at once in properties of the JVM, because Python's sinks get them later."""
 
     def __init__(self, frame: DataFrame, prefix: str, duration: str) -> None:
         name = f"concat_ws(' ', '{prefix}', stream, streamlet, entry, offset, key)"
@@ -61,7 +61,7 @@ class Told:
     def all(self) -> list[tuple[str, Sent]]:
         """Each record with its stream, in order."""
         assert self.query.isActive, self.query.exception()
-        everything = self._system.getProperties().toString()  # one call, where each name would be one
+        everything = self._system.getProperties().toString()  # one call instead of one per name
         found = re.findall(rf"\b{re.escape(self._prefix)}(\S+) (\d+) (\d+) (\d+) (\w+)=(\w+)", everything)
         return sorted(
             (stream, Sent(int(streamlet), int(entry), int(offset), key.encode(), value.encode()))
@@ -69,18 +69,18 @@ class Told:
         )
 
     def wait(self, expected: list[tuple[str, Sent]]) -> None:
-        """Until so many have come; they must be these."""
+        """Wait for as many records as expected; they must be equal."""
         wait_until(lambda: len(self.all()) >= len(expected), f"{len(expected)} records")
         assert self.all() == sorted(expected)
 
     def source_behind(self, stream: str) -> dict[str, Any]:
-        """What the progress of the last micro-batch says of its source; nothing as long as that lacks the stream."""
+        """The source in the progress of the last micro-batch; empty while it lacks the stream."""
         progress = self.query.lastProgress
         source: dict[str, Any] = json.loads(progress.json)["sources"][0] if progress else {}
         return source if stream in str(source.get("endOffset")) else {}
 
     def close(self) -> None:
-        """Stop the query, and forget what it has told."""
+        """Stop the query, and clear its properties."""
         self.query.stop()
         for name in list(self._system.getProperties().stringPropertyNames()):
             if name.startswith(self._prefix):
@@ -88,16 +88,16 @@ class Told:
 
 
 class Outcome(NamedTuple):
-    """What a query with a foreach writer has put out."""
+    """The output of a query with a foreach writer."""
 
     committed: list[int]
-    """Its micro-batches that have ended."""
+    """Its finished micro-batches."""
     offsets: list[int]
-    """Of the records that were put out in these."""
+    """The offsets of the records in these micro-batches."""
 
 
 class Runs:
-    """A query in real-time mode that is stopped and started again; its output is files."""
+    """A query in real-time mode that can be stopped and restarted; it outputs files."""
 
     def __init__(self, frame: DataFrame, folder: Path) -> None:
         self.frame = frame
@@ -106,11 +106,11 @@ class Runs:
         self.count = 0
 
     def committed(self) -> set[int]:
-        """The micro-batches that have ended, of all runs."""
+        """The finished micro-batches of all runs."""
         return {int(path.name) for path in (self.checkpoint / "commits").glob("[0-9]*")}
 
     def ends(self) -> dict[int, list[int]]:
-        """Group, segment, offset and record where each micro-batch has ended, of a stream with one entry."""
+        """Group, segment, offset and record of the end of each micro-batch, for a stream with one entry."""
         files = {int(path.name): path for path in (self.checkpoint / "offsets").glob("[0-9]*")}
         documents = {number: json.loads(path.read_text().splitlines()[-1]) for number, path in files.items()}
         return {
@@ -121,12 +121,12 @@ class Runs:
         }
 
     def come_to(self) -> int:
-        """The ordinal of the first record that no micro-batch has had which has ended."""
+        """The ordinal of the first record behind all finished micro-batches."""
         ended = self.committed()
         return self.ends()[max(ended)][3] if ended else 0
 
     def run(self) -> Outcome:
-        """Run the query until a micro-batch with records has ended, and stop it in the middle of another one."""
+        """Run the query until a micro-batch with records has ended, and stop it during another one."""
         before, begin = self.committed(), self.come_to()
         self.count += 1
         output = self.folder / f"run-{self.count}"
@@ -147,7 +147,7 @@ class Runs:
 
 
 def _writer(folder: str) -> Any:
-    """Puts the offsets of each micro-batch into a file of its own."""
+    """A foreach writer that puts the offsets of each micro-batch into another file."""
 
     class Writer:
         def open(self, partition: int, number: int) -> bool:
@@ -160,7 +160,7 @@ def _writer(folder: str) -> Any:
 
         def close(self, error: Exception | None) -> None:
             if error is None:
-                with open(self.path, "w") as file:  # noqa: PTH123 - without what this module imports
+                with open(self.path, "w") as file:  # noqa: PTH123 - a worker lacks this module's imports
                     file.write("\n".join(map(str, self.offsets)))
 
     return Writer()
@@ -170,10 +170,10 @@ def _written(folder: Path, number: int) -> list[int]:
     return [int(line) for path in folder.glob(f"{number}-*") for line in path.read_text().splitlines()]
 
 
-# -- what comes ----------------------------------------------------------------------------------------------------
+# -- output --------------------------------------------------------------------------------------------------------
 
 
-def test_records_come_while_their_micro_batch_goes_on(kera: Kera, stream: str) -> None:
+def test_records_are_output_while_their_micro_batch_runs(kera: Kera, stream: str) -> None:
     kera.create(stream, entries=2)
     produced = [(stream, record) for record in kera.send(stream, range(100), flush_every=10)]
 
@@ -186,7 +186,7 @@ def test_records_come_while_their_micro_batch_goes_on(kera: Kera, stream: str) -
 
 
 @pytest.mark.slow
-def test_streams_that_join_come_with_the_next_micro_batch(kera: Kera, stream: str) -> None:
+def test_a_joining_stream_is_read_from_the_next_micro_batch_on(kera: Kera, stream: str) -> None:
     names = [f"{stream}-{letter}" for letter in "ab"]
     kera.create(names[0])
     produced = [(names[0], record) for record in kera.send(names[0], range(10))]
@@ -203,16 +203,16 @@ def test_streams_that_join_come_with_the_next_micro_batch(kera: Kera, stream: st
         wait_until(lambda: kera.lag(stream) == 0, "the cursor to be stored")
 
 
-# -- where micro-batches end ---------------------------------------------------------------------------------------
+# -- ends of micro-batches -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_every_record_is_put_out_whatever_micro_batch_or_engine_it_is_read_by(
+def test_every_record_is_output_once_across_micro_batches_restarts_and_engines(
     kera: Kera, stream: str, tmp_path: Path
 ) -> None:
     kera.create(stream)
     count = len(kera.send(stream, range(8000), linger_ms=60_000, chunk_bytes_max=1 << 19))
-    slow = "java_method('java.lang.Thread', 'sleep', 1L) AS slept"  # so that the time is up within the chunk
+    slow = "java_method('java.lang.Thread', 'sleep', 1L) AS slept"  # so that the micro-batch ends within the chunk
     runs = Runs(kera.stream(stream, **EARLIEST).selectExpr("offset", slow), tmp_path)
 
     first, second = runs.run(), runs.run()
@@ -230,7 +230,7 @@ def test_every_record_is_put_out_whatever_micro_batch_or_engine_it_is_read_by(
         rest, _ = Kera(kera.spark, kera.bootstrap, other).read_new(stream, checkpoint)
         assert sorted(record.offset for record in rest) == list(range(done, count + 100))
 
-    # As if it had been killed just before it wrote down that the last micro-batch was done.
+    # As if it had been killed just before the commit of the last micro-batch.
     last = max(runs.committed())
     begin = runs.ends()[last - 1][3]
     for other in ("python", "columnar"):
@@ -246,16 +246,14 @@ def test_every_record_is_put_out_whatever_micro_batch_or_engine_it_is_read_by(
         assert sorted(record.offset for record in rest) == list(range(done, count + 100))
 
 
-def test_a_query_goes_on_in_real_time_mode_from_a_checkpoint_of_micro_batches(
-    kera: Kera, stream: str, tmp_path: Path
-) -> None:
+def test_real_time_mode_continues_from_a_checkpoint_of_micro_batches(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream)
     kera.send(stream, range(50), flush_every=20)
     runs = Runs(kera.stream(stream), tmp_path)
     before, _ = kera.read_new(stream, runs.checkpoint, **EARLIEST)
     kera.send(stream, range(50, 80))
 
-    kera.spark.conf.set(ALLOW_CHECKPOINT, "true")  # it is about a state, of which there is none
+    kera.spark.conf.set(ALLOW_CHECKPOINT, "true")  # the ban is about state, and this query is stateless
     try:
         found = runs.run()
     finally:
@@ -265,11 +263,11 @@ def test_a_query_goes_on_in_real_time_mode_from_a_checkpoint_of_micro_batches(
     assert found.offsets == list(range(50, 80))
 
 
-# -- what is refused -----------------------------------------------------------------------------------------------
+# -- refusals ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("queries")
-def test_the_python_engine_is_refused(kera: Kera, stream: str, tmp_path: Path) -> None:
+def test_real_time_mode_refuses_the_python_engine(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream)
     writer = real_time(kera.stream(stream, engine="python")).foreach(_writer(str(tmp_path)))
 
@@ -278,7 +276,7 @@ def test_the_python_engine_is_refused(kera: Kera, stream: str, tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("queries")
-def test_the_sink_kera_is_refused(kera: Kera, stream: str, tmp_path: Path) -> None:
+def test_real_time_mode_refuses_the_sink_kera(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream)
     kera.create(f"{stream}-copy")
     writer = real_time(kera.stream(stream).select("value")).format("kera").option("stream", f"{stream}-copy")

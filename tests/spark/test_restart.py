@@ -1,4 +1,4 @@
-"""A job that is killed and started again from its checkpoint ends with the same result as one that was not."""
+"""A job that is killed and restarted from its checkpoint ends with the same result as an undisturbed one."""
 
 import json
 import os
@@ -23,7 +23,7 @@ Row = tuple[int, int, int, str]
 
 @contextmanager
 def job_to_be_killed(kera: Kera, stream: str, folder: Path, *how: str) -> Iterator[subprocess.Popen[str]]:
-    """The job in a process of its own, which is killed when the block ends."""
+    """Run the job in another process, and kill it at the end of the block."""
     argv = [sys.executable, "-m", "tests.spark.killed_job", kera.bootstrap, stream, str(folder), *how]
     with (folder / "job.log").open("w") as log:
         process = subprocess.Popen(
@@ -33,7 +33,7 @@ def job_to_be_killed(kera: Kera, stream: str, folder: Path, *how: str) -> Iterat
         yield process
         assert process.poll() is None, f"the job has ended by itself:\n{(folder / 'job.log').read_text()[-4000:]}"
     finally:
-        # The driver and the JVM, without a chance to say goodbye; Spark's Python workers end when the JVM is gone.
+        # Driver and JVM get no chance to clean up; Spark's Python workers end after the JVM.
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
 
@@ -50,7 +50,7 @@ def batches_written(folder: Path) -> dict[str, list[Row]]:
 
 
 @pytest.mark.parametrize(("point", "written"), [("before-output", 2), ("after-output", 3)])
-def test_a_job_killed_in_a_micro_batch_takes_it_again_as_it_was(
+def test_a_job_killed_in_a_micro_batch_repeats_it_with_the_same_records(
     kera: Kera, stream: str, tmp_path: Path, point: str, written: int
 ) -> None:
     kera.create(stream, streamlets=2)

@@ -1,7 +1,7 @@
-"""A user's Spark application on a secured cluster, with executors elsewhere: they know no password; nobody sees one.
+"""A user's Spark application on a secured cluster: executors get no password, and secrets appear nowhere.
 
-Spark is a master and two workers, each a process. Its event logs, its pages, its checkpoints, all logs and what the
-system shows of its processes are searched for secrets at the end: that of the cluster, passwords, and all tokens.
+Spark is a master and two workers, each a process. At the end its event logs, pages, checkpoints, all logs and the
+system's view of its processes are searched for secrets: the cluster secret, passwords, and all tokens.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ ENGINES = ("python", "columnar")
 VALUES = sorted(f"{number}" for number in range(500))
 WITHIN_S = 180.0
 REVOKED_S = 30.0
-"""Within which a query whose right was taken away has ended; most of that is what Spark takes on a busy machine."""
+"""The time within which a revoked right ends a query; most of it is for Spark on a busy machine."""
 LIFETIME_S = 6
-"""Of the tokens of a query that outlasts them."""
+"""The lifetime of the tokens of a query that runs longer."""
 
 
 class Application:
-    """A driver, which does what it is told; see secured_job.py."""
+    """A driver that obeys commands; see secured_job.py."""
 
     def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
         self.process = process
@@ -55,26 +55,26 @@ class Application:
         return answer
 
     def do(self, do: str, **arguments: Any) -> Any:
-        """The outcome."""
+        """Send a command; return its result."""
         self.begin(do, **arguments)
         answer = self.answer()
         assert "error" not in answer, answer["error"]
         return answer["done"]
 
     def refused(self, do: str, **arguments: Any) -> str:
-        """The error."""
+        """Send a command; return its error."""
         self.begin(do, **arguments)
         return str(self.answer()["error"])
 
 
 class World(NamedTuple):
-    """All that there is."""
+    """The secured cluster, the Spark cluster and the application."""
 
     secured: SecuredCluster
     spark: Standalone
     application: Application
     folder: Path
-    """Of all that is searched."""
+    """The folder that is searched."""
 
     def options(self, engine: str, user: str = "alice", **more: str) -> dict[str, str]:
         return self.secured.options(user) | {"engine": engine, "sharedMemory": "never"} | more
@@ -113,7 +113,7 @@ def application(folder: Path, master: str, secured: SecuredCluster) -> Iterator[
         "spark.sql.streaming.noDataProgressEventInterval": "500",
         "spark.ui.port": "0",
         "spark.ui.showConsoleProgress": "false",
-        # Over the network, as on hosts of their own: who comes over a socket of the broker's user need show nothing.
+        # Over the network, as between hosts: a Unix socket of the broker's own user needs no credentials.
         "spark.executorEnv.KERA_CLIENT_TRANSPORT": "tcp",
         "spark.executorEnv.KERA_CLIENT_RETRY_TIMEOUT_MS": "5000",
     }
@@ -121,7 +121,7 @@ def application(folder: Path, master: str, secured: SecuredCluster) -> Iterator[
         "KERA_CLIENT_TRANSPORT": "tcp",
         "KERA_CLIENT_TLS_CA": str(secured.ca),
         "KERA_CLIENT_USER": "alice",
-        "KERA_CLIENT_PASSWORD": password_of("alice"),  # in the worst place that there is
+        "KERA_CLIENT_PASSWORD": password_of("alice"),  # in the worst place
         "KERA_CLIENT_RETRY_TIMEOUT_MS": "5000",
     }
     log = folder / "driver.log"
@@ -142,7 +142,7 @@ def application(folder: Path, master: str, secured: SecuredCluster) -> Iterator[
 
 
 def streams(world: World, name: str, user: str = "alice") -> tuple[str, str]:
-    """Two that a user may read and write; the first has values."""
+    """Create two streams that a user may read and write; the first has values."""
     source, sink = f"{name}-in", f"{name}-out"
     for stream in (source, sink):
         world.secured.create(stream, streamlets=2)
@@ -160,7 +160,7 @@ def values(world: World, stream: str) -> list[str]:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_batches_are_read_and_written(world: World, engine: str) -> None:
+def test_batches_are_read_and_written_with_options_or_the_environment(world: World, engine: str) -> None:
     source, sink = streams(world, f"batch-{engine}")
     by_environment = {"kera.bootstrap.servers": world.secured.bootstrap, "engine": engine, "sharedMemory": "never"}
 
@@ -172,7 +172,7 @@ def test_batches_are_read_and_written(world: World, engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_stream_goes_on_for_longer_than_its_tokens_are_good(world: World, engine: str) -> None:
+def test_a_query_runs_longer_than_the_lifetime_of_its_tokens(world: World, engine: str) -> None:
     source, sink = streams(world, f"long-{engine}")
     options = world.options(engine, **{"token.lifetime": f"{LIFETIME_S}s"})
     checkpoint = str(world.folder / "checkpoints" / f"long-{engine}")
@@ -188,7 +188,7 @@ def test_a_stream_goes_on_for_longer_than_its_tokens_are_good(world: World, engi
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_batch_goes_on_for_longer_than_its_token_is_good(world: World, engine: str) -> None:
+def test_a_batch_runs_longer_than_the_lifetime_of_its_token(world: World, engine: str) -> None:
     source, _ = streams(world, f"slow-{engine}")
     options = world.options(engine, **{"token.lifetime": f"{LIFETIME_S}s"})
     begun = time.monotonic()
@@ -199,7 +199,7 @@ def test_a_batch_goes_on_for_longer_than_its_token_is_good(world: World, engine:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_what_a_revoked_token_was_for_can_be_started_again_as_another_user_too(world: World, engine: str) -> None:
+def test_work_ended_by_a_revoked_token_can_be_restarted_even_by_another_user(world: World, engine: str) -> None:
     name = f"ended-{engine}"
     source, sink = streams(world, name)
     checkpoint = str(world.folder / "checkpoints" / name)
@@ -227,7 +227,7 @@ def test_what_a_revoked_token_was_for_can_be_started_again_as_another_user_too(w
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_who_may_not_is_told_so(world: World, engine: str) -> None:
+def test_missing_rights_are_an_error_and_hidden_streams_are_unknown(world: World, engine: str) -> None:
     source, unseen = f"seen-{engine}", f"unseen-{engine}"
     for stream in (source, unseen):
         world.secured.create(stream)
@@ -247,7 +247,7 @@ def test_who_may_not_is_told_so(world: World, engine: str) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("what", ["read", "write"])
-def test_a_right_that_is_taken_away_ends_a_query(world: World, engine: str, what: Any) -> None:
+def test_a_revoked_right_ends_a_query(world: World, engine: str, what: Any) -> None:
     name = f"revoked-{what}-{engine}"
     source, sink = streams(world, name)
     of = source if what == "read" else sink
@@ -269,7 +269,7 @@ def test_a_right_that_is_taken_away_ends_a_query(world: World, engine: str, what
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_stream_that_may_not_be_seen_any_more_ends_a_query(world: World, engine: str) -> None:
+def test_hiding_the_stream_of_a_query_ends_it(world: World, engine: str) -> None:
     name = f"unseen-{engine}"
     source, sink = streams(world, name)
     checkpoint = str(world.folder / "checkpoints" / name)
@@ -289,10 +289,10 @@ def test_a_stream_that_may_not_be_seen_any_more_ends_a_query(world: World, engin
     assert values(world, sink) == VALUES
 
 
-# -- and nobody has seen a secret: these tests are the last ones ---------------------------------------------------
+# -- the search for secrets, after all other tests -----------------------------------------------------------------
 
 
-def test_what_is_shown_and_kept_has_no_secret(world: World) -> None:
+def test_pages_logs_processes_and_files_contain_no_secret(world: World) -> None:
     application, said = world.application, world.folder / "said"
     said.mkdir()
     for engine in ENGINES:
@@ -313,7 +313,7 @@ def test_what_is_shown_and_kept_has_no_secret(world: World) -> None:
     assert any("/StreamingQuery/" in url for url in shown)
     assert "pyspark.daemon" in (said / "executors").read_text()
 
-    # While the driver runs, and when it has ended, with what it has written then.
+    # While the driver runs, and after its end, with the files that it writes then.
     assert hidden(world.folder, world.secured.folder) == {}
     assert world.secured.tokens() != []
     application.do("end")
@@ -323,7 +323,7 @@ def test_what_is_shown_and_kept_has_no_secret(world: World) -> None:
     wait_until(lambda: world.secured.tokens() == [], "all tokens to be revoked", WITHIN_S)
 
 
-def test_a_secret_would_have_been_found(world: World) -> None:
+def test_the_search_finds_a_planted_secret(world: World) -> None:
     issued = world.secured.run(lambda client: client.access.issue_token(), "alice")
     (world.folder / "leak").write_text(f"… {issued.secret} …")
     assert [Path(each).name for each in hidden(world.folder, world.secured.folder)] == ["leak"]

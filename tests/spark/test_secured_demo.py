@@ -1,7 +1,7 @@
-"""The demonstration's job on a secured cluster: its sums are right, and no secret is left anywhere.
+"""The demo's job on a secured cluster: its sums are right, and it leaks no secret.
 
-Two coordinators on a ZooKeeper that is secured, too; three brokers and two backups; executors of Spark elsewhere, which
-have tokens. A broker and the coordinator that leads are killed under it.
+There are two coordinators on a secured ZooKeeper, three brokers, two backups, and separate executors of Spark with
+tokens. A broker and the leading coordinator are killed during the job.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[2]
 
 @contextmanager
 def secured_zookeeper(folder: Path) -> Iterator[str]:
-    """The address of one that wants to see a certificate of the cluster's authority."""
+    """Run a ZooKeeper that requires certificates of the cluster's authority; yield its address."""
     authority, _ = Authority.open_or_make(folder / "certificates")
     one = authority.issue(HOST)
     with ZooKeeper(folder / "zookeeper", secure=secured_by(authority, one)) as server:
@@ -46,7 +46,7 @@ def secured_zookeeper(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def started(secured: SecuredCluster, folder: Path, master: str, engine: str) -> Iterator[subprocess.Popen[str]]:
-    """The job."""
+    """Start the job."""
     config = {
         "engine": engine,
         "bootstrap": secured.bootstrap,
@@ -94,7 +94,7 @@ def started(secured: SecuredCluster, folder: Path, master: str, engine: str) -> 
 
 
 @pytest.mark.parametrize("engine", ["python", "columnar"])
-def test_the_sums_are_right_and_no_secret_is_left(tmp_path: Path, engine: str) -> None:
+def test_the_demo_on_a_secured_cluster_is_right_and_leaks_no_secret(tmp_path: Path, engine: str) -> None:
     opened = [f"--add-opens={package}=ALL-UNNAMED" for package in OPENED]
     folder = tmp_path / "job"
     folder.mkdir()

@@ -1,8 +1,8 @@
-"""Other versions of Spark: what docs/spark.md says that they can do. Run by `make test-spark-versions`.
+"""Other versions of Spark, as docs/spark.md describes them. `make test-spark-versions` runs these tests.
 
-Each is installed into an environment of its own, which is some 400 MB to fetch; so it is not part of the default suite.
-``KERA_SPARK_VERSIONS`` names the versions, as in "4.0 4.1"; ``KERA_SPARK_VERSIONS_DIR`` says where the environments are
-kept.
+Each version is installed into another environment, a download of some 400 MB; so the default suite leaves them out.
+``KERA_SPARK_VERSIONS`` names the versions, as in "4.0 4.1"; ``KERA_SPARK_VERSIONS_DIR`` is the folder of the
+environments.
 """
 
 import json
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(INSTALL_TIMEOUT_S + JOB_TIME
 
 
 def environment(version: str, folder: Path) -> Path:
-    """The Python of an environment with that Spark, and with this tree."""
+    """The Python of an environment with this version of Spark and this tree."""
     home = FOLDER / version
     python, done = home / "bin" / "python", home / "done"
     if not done.exists():
@@ -48,14 +48,14 @@ def environment(version: str, folder: Path) -> Path:
 
 
 def _dependencies() -> list[str]:
-    """What the client needs, as pyproject.toml says."""
+    """The client's dependencies from pyproject.toml."""
     import tomllib
 
     return list(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"])
 
 
 @pytest.mark.parametrize("version", VERSIONS or [pytest.param("", marks=pytest.mark.skip("KERA_SPARK_VERSIONS"))])
-def test_what_a_version_of_spark_can_do(version: str, tmp_path: Path) -> None:
+def test_a_version_of_spark_can_do_what_the_documentation_says(version: str, tmp_path: Path) -> None:
     python = environment(version, tmp_path)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK", "SPARK", "PYTHON"))}
     with LocalCluster.running(brokers=2, arena_bytes=64 * MIB, segment_bytes=MIB) as cluster:

@@ -1,4 +1,4 @@
-"""The columnar engine on a cluster of Spark's: executors are processes of workers, and have the jar from the driver."""
+"""The columnar engine on a Spark cluster: executors are processes of workers, and get the jar from the driver."""
 
 from pathlib import Path
 
@@ -13,9 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 JOB = Path(__file__).with_name("java_job.py")
 
 
-def test_executors_read_and_write_with_the_jar_that_the_application_brings(
-    kera: Kera, stream: str, tmp_path: Path
-) -> None:
+def test_executors_read_and_write_with_the_jar_from_the_driver(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream, streamlets=4)
     kera.create(f"{stream}-copy", streamlets=3)
     sent = kera.send(stream, range(1000), flush_every=50)
@@ -28,7 +26,7 @@ def test_executors_read_and_write_with_the_jar_that_the_application_brings(
             options=options,
             folder=tmp_path,
             master=cluster.url,
-            conf={"spark.cores.max": "2", "spark.scheduler.minRegisteredResourcesRatio": "1.0"},  # it waits for both
+            conf={"spark.cores.max": "2", "spark.scheduler.minRegisteredResourcesRatio": "1.0"},  # wait for both
         )
         copies = [list(worker.folder.glob("app-*/*/kera-spark-connector.jar")) for worker in cluster.workers]
 

@@ -1,4 +1,4 @@
-"""``spark.readStream.format("kera")`` takes every record once, also over restarts."""
+"""``spark.readStream.format("kera")`` reads every record once, also over restarts."""
 
 import json
 from pathlib import Path
@@ -11,9 +11,7 @@ from tests.spark.support import Kera, Sent, both_engines, columnar_first, send_m
 
 
 @columnar_first
-def test_available_now_reads_what_is_there_and_a_restart_only_what_is_new(
-    kera: Kera, stream: str, tmp_path: Path
-) -> None:
+def test_available_now_reads_all_records_and_a_restart_only_new_ones(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream, streamlets=2, entries=2)
     for numbers in (range(300), range(300, 350), range(350, 350), range(350, 900)):
         produced = kera.send(stream, numbers)
@@ -24,7 +22,7 @@ def test_available_now_reads_what_is_there_and_a_restart_only_what_is_new(
 
 
 @both_engines
-def test_a_running_query_takes_what_comes(kera: Kera, stream: str, tmp_path: Path) -> None:
+def test_a_running_query_reads_new_records_once(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream, streamlets=2)
     found: dict[int, list[Sent]] = {}
     query = start(kera.stream(stream, startingOffsets="earliest"), tmp_path / "checkpoint", found)
@@ -40,7 +38,7 @@ def test_a_running_query_takes_what_comes(kera: Kera, stream: str, tmp_path: Pat
 
 
 @columnar_first
-def test_latest_starts_behind_what_is_there(kera: Kera, stream: str, tmp_path: Path) -> None:
+def test_latest_starts_behind_the_present_records(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream, streamlets=2)
     kera.send(stream, range(100))
     found: dict[int, list[Sent]] = {}
@@ -95,7 +93,7 @@ def test_a_query_may_start_at_given_offsets(kera: Kera, stream: str, tmp_path: P
 
 
 @columnar_first
-def test_progress_tells_how_far_behind_a_query_is(kera: Kera, stream: str, tmp_path: Path) -> None:
+def test_progress_has_the_end_and_the_latest_offset(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream)
     kera.send(stream, range(100), flush_every=20)
     found: dict[int, list[Sent]] = {}
@@ -127,7 +125,7 @@ def test_micro_batches_keep_to_max_bytes_per_trigger(kera: Kera, stream: str, tm
 
 
 @columnar_first
-def test_a_micro_batch_waits_until_enough_is_there_or_long_enough(kera: Kera, stream: str, tmp_path: Path) -> None:
+def test_a_micro_batch_waits_for_the_minimal_number_of_records(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream)
     found: dict[int, list[Sent]] = {}
     frame = kera.stream(stream, minOffsetsPerTrigger="50", maxTriggerDelay="1h")
@@ -144,7 +142,7 @@ def test_a_micro_batch_waits_until_enough_is_there_or_long_enough(kera: Kera, st
 
 
 @columnar_first
-def test_available_now_takes_all_of_several_streams_within_the_limits(kera: Kera, stream: str, tmp_path: Path) -> None:
+def test_available_now_reads_all_of_several_streams_within_the_limits(kera: Kera, stream: str, tmp_path: Path) -> None:
     names = [stream, f"{stream}-b"]
     produced = []
     for name in names:

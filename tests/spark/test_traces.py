@@ -1,4 +1,4 @@
-"""A trace from a producer over a broker and its backup to a Spark query, at a real OpenTelemetry Collector."""
+"""A trace from a producer over a broker and its backup to a Spark query, in a real OpenTelemetry Collector."""
 
 import asyncio
 import os
@@ -12,13 +12,13 @@ from kera.client import Client, ClientSettings
 from kera.local.cluster import LocalCluster
 from tests.collector import collecting
 
-pytestmark = pytest.mark.timeout(1700)  # the first time, the collector is built
+pytestmark = pytest.mark.timeout(1700)  # the first run builds the collector
 RECORDS = 20
 
 
-@pytest.mark.slow  # a JVM of its own; tests/unit/spark_connector/test_traced.py is the quick one
+@pytest.mark.slow  # it starts a JVM; tests/unit/spark_connector/test_traced.py is the quick test
 @pytest.mark.parametrize("engine", ["python", "columnar"])
-def test_a_micro_batch_has_links_to_the_traces_of_its_records(tmp_path: Path, engine: str) -> None:
+def test_the_span_of_a_micro_batch_links_to_the_traces_of_its_records(tmp_path: Path, engine: str) -> None:
     async def produce(bootstrap: str, traces: str) -> None:
         async with await Client.connect(bootstrap, ClientSettings(traces=traces)) as client:
             await client.admin.create_stream("orders", streamlets=2, replication=1)

@@ -1,8 +1,8 @@
-"""Tasks of the columnar engine run where their records are, and read them in place; where they cannot, they pull.
+"""Tasks of the columnar engine run on the host of their records and read them in place; elsewhere they pull.
 
-Two hosts with a broker and a worker of Spark each, and a third one for all else, in namespaces of this machine. What
-Spark has done is taken from its event log: where each task ran, and what its reader has counted. On which host that
-was in truth the rows say themselves.
+Two hosts with a broker and a worker of Spark each, and a third one for the rest, are namespaces of this machine.
+Spark's event log has the host of each task and the counters of its reader. The rows themselves name the host that
+really read them.
 """
 
 import json
@@ -35,16 +35,16 @@ IN_PLACE = "bytes read in brokers' memory"
 PULLED = "bytes sent by brokers"
 NO_WAIT = "0s"
 LONG_WAIT = "60s"
-"""More than a task has to wait here, however busy the machine is."""
+"""Longer than a task has to wait here, even on a busy machine."""
 
 Row = tuple[int, int, int, str]
 
 
 class Task(NamedTuple):
-    """A task that has succeeded."""
+    """A successful task."""
 
     host: str
-    """As its worker is called."""
+    """The name of its worker."""
     locality: str
     bytes_in_place: int
     bytes_pulled: int
@@ -56,23 +56,23 @@ class Stream(NamedTuple):
     name: str
     rows: list[Row]
     hosts: dict[int, str]
-    """By streamlet, the name of its broker's host."""
+    """The name of the broker's host, by streamlet."""
 
     def of(self, host: Host) -> list[int]:
         """The streamlets on one host."""
         return [streamlet for streamlet, name in self.hosts.items() if name == host.name]
 
     def only(self, streamlets: list[int]) -> dict[str, str]:
-        """Options for reading no others."""
+        """Options for reading only these streamlets."""
         return COLUMNAR | {"assign": json.dumps({self.name: streamlets})}
 
 
 class JobError(Exception):
-    """What went wrong at the driver."""
+    """An error at the driver."""
 
 
 class Driver:
-    """The process of the driver, which does one thing at a time."""
+    """The process of the driver, which runs one command at a time."""
 
     def __init__(self, process: subprocess.Popen[str], events: Path, log: Path) -> None:
         self._process = process
@@ -80,7 +80,7 @@ class Driver:
         self._log = log
 
     def ask(self, what: str, **arguments: Any) -> Any:
-        """What it answers. Raises `JobError`."""
+        """Send a command; return the answer, or raise `JobError`."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"do": what, **arguments}) + "\n")
@@ -93,7 +93,7 @@ class Driver:
         return answer["answer"]
 
     def tasks(self, group: str) -> list[Task]:
-        """The tasks of the jobs of `group`, once the event log has the end of all of them."""
+        """Wait until the event log has the ends of all jobs of `group`; return their tasks."""
         return wait_until(lambda: tasks_of(group, self._events), f"the end of {group} in the event log", 20)
 
 
@@ -110,7 +110,7 @@ class SpreadCluster(LocalCluster):
 
 
 def tasks_of(group: str, events: Path) -> list[Task]:
-    """The tasks of the jobs of `group`; none as long as one of these has not ended."""
+    """The tasks of the jobs of `group`; empty while one of these runs."""
     running: set[int] = set()
     stages: set[int] = set()
     found: list[Task] = []
@@ -134,7 +134,7 @@ def tasks_of(group: str, events: Path) -> list[Task]:
 
 @pytest.fixture(scope="module")
 def places() -> Iterator[list[Host]]:
-    """A host for the driver and all that is there once, and two for records and tasks."""
+    """A host for the driver and other single processes, and two hosts for records and tasks."""
     reason = why_not()
     if reason is not None:
         pytest.skip(reason)
@@ -167,7 +167,7 @@ def driver(places: list[Host], workers: Standalone, tmp_path_factory: pytest.Tem
 
 @contextmanager
 def started(host: Host, master: str, bootstrap: str, folder: Path) -> Iterator[Driver]:
-    """The driver, on `host`."""
+    """Start the driver on `host`."""
     events = folder / "events"
     events.mkdir()
     log = folder / "log"
@@ -210,7 +210,7 @@ def clicks(driver: Driver, places: list[Host]) -> Stream:
 
 @pytest.fixture
 def both(driver: Driver, places: list[Host]) -> list[Host]:
-    """The two hosts with records, when each has an executor; tasks wait for it."""
+    """The two hosts with records; each has an executor, and tasks wait for theirs."""
     _, one, two = places
     driver.ask("executors", hosts=[one.name, two.address])
     driver.ask("locality_wait", wait=LONG_WAIT)
@@ -219,7 +219,7 @@ def both(driver: Driver, places: list[Host]) -> list[Host]:
 
 @pytest.fixture(scope="module")
 def left(driver: Driver, places: list[Host], workers: Standalone) -> list[Host]:
-    """The same two hosts when only the first one has a worker any more. So it stays: for the last tests here."""
+    """The same two hosts after the second one has lost its worker for good: for the last tests of this file."""
     _, one, two = places
     gone = workers.workers[1].process
     gone.terminate()
@@ -230,7 +230,7 @@ def left(driver: Driver, places: list[Host], workers: Standalone) -> list[Host]:
 
 
 def rows_and_hosts(answer: list[Any]) -> tuple[list[Row], dict[int, set[str]]]:
-    """The rows of an answer, and the hosts on which those of each streamlet were read."""
+    """The rows of an answer, and the hosts that read them, by streamlet."""
     read_on: dict[int, set[str]] = {}
     for streamlet, *_, host in answer:
         read_on.setdefault(streamlet, set()).add(host)
@@ -238,16 +238,14 @@ def rows_and_hosts(answer: list[Any]) -> tuple[list[Row], dict[int, set[str]]]:
 
 
 def require_in_place(tasks: list[Task]) -> None:
-    """All of the stream was read by tasks that ran where Spark was asked to run them, and none of it was sent."""
+    """Require that tasks on their preferred hosts read the whole stream in place."""
     assert {task.locality for task in tasks} == {"NODE_LOCAL"}
     assert sum(task.bytes_in_place for task in tasks) > RECORDS * RECORD_BYTES
     assert sum(task.bytes_pulled for task in tasks) == 0
 
 
 @pytest.mark.usefixtures("both")
-def test_each_task_of_a_batch_runs_where_its_records_are_and_reads_them_in_place(
-    driver: Driver, clicks: Stream
-) -> None:
+def test_each_task_of_a_batch_runs_on_its_brokers_host_and_reads_in_place(driver: Driver, clicks: Stream) -> None:
     rows, read_on = rows_and_hosts(driver.ask("batch", group="batch", stream=clicks.name, options=COLUMNAR))
 
     assert rows == sorted(clicks.rows)
@@ -258,7 +256,9 @@ def test_each_task_of_a_batch_runs_where_its_records_are_and_reads_them_in_place
 
 
 @pytest.mark.usefixtures("both")
-def test_so_does_each_task_of_every_micro_batch(driver: Driver, clicks: Stream, tmp_path: Path) -> None:
+def test_each_task_of_a_micro_batch_runs_on_its_brokers_host_and_reads_in_place(
+    driver: Driver, clicks: Stream, tmp_path: Path
+) -> None:
     options = COLUMNAR | {"maxOffsetsPerTrigger": str(RECORDS // 3)}
 
     done = driver.ask("micro_batches", stream=clicks.name, checkpoint=str(tmp_path), options=options)
@@ -273,7 +273,7 @@ def test_so_does_each_task_of_every_micro_batch(driver: Driver, clicks: Stream, 
     require_in_place(driver.tasks(done["group"]))
 
 
-def test_a_task_whose_host_stays_busy_runs_on_another_one_and_pulls(
+def test_a_task_whose_host_stays_busy_runs_elsewhere_and_pulls(
     driver: Driver, clicks: Stream, both: list[Host], tmp_path: Path
 ) -> None:
     one, two = both
@@ -297,10 +297,10 @@ def test_a_task_whose_host_stays_busy_runs_on_another_one_and_pulls(
     assert sum(task.bytes_in_place for task in tasks) == 0
 
 
-def test_tasks_whose_host_has_no_executor_run_on_another_one_at_once_and_pull(
+def test_tasks_whose_host_has_no_executor_run_elsewhere_at_once_and_pull(
     driver: Driver, clicks: Stream, left: list[Host]
 ) -> None:
-    one, _ = left  # a task that prefers the other one would wait too long for this test
+    one, _ = left  # a task that prefers the other host would wait too long for this test
 
     rows, read_on = rows_and_hosts(driver.ask("batch", group="left", stream=clicks.name, options=COLUMNAR))
 
@@ -314,7 +314,7 @@ def test_tasks_whose_host_has_no_executor_run_on_another_one_at_once_and_pull(
     assert all(task.bytes_pulled > 0 and task.bytes_in_place == 0 for task in elsewhere)
 
 
-def test_where_memory_has_to_be_shared_such_a_task_says_on_which_node_the_broker_is(
+def test_the_error_for_required_shared_memory_names_the_brokers_node(
     driver: Driver, clicks: Stream, left: list[Host]
 ) -> None:
     _, two = left

@@ -1,6 +1,6 @@
-"""The wheels, installed into clean environments: what works there, and what is said about what does not.
+"""The wheels in clean environments: their features, and the errors about missing ones.
 
-Nothing of this tree and no package of this environment is on the path there. The versions are those of constraints.txt.
+This tree and the packages of this environment are not on the path there. constraints.txt has the versions.
 """
 
 import json
@@ -51,13 +51,13 @@ with LocalCluster.running(backups=1, **small) as cluster:
     subprocess.run(create, check=True, stdout=sys.stderr)
     subprocess.run([sys.executable, "-I", "-c", sys.argv[1], cluster.bootstrap, "orders"], check=True)
 """
-"""Runs that program with a cluster of its own."""
+"""Runs the program with another cluster."""
 PIP_TIMEOUT_S = 400
 JOB_TIMEOUT_S = 150
 
 
 class Clean(NamedTuple):
-    """An environment into which only the wheel of `kera` was installed, with what it asks for."""
+    """An environment with only the wheel of `kera` and its dependencies."""
 
     folder: Path
 
@@ -80,7 +80,7 @@ class Clean(NamedTuple):
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of `kera`, with those of the other distributions beside it."""
+    """The wheel of `kera`; the wheels of the other distributions lie beside it."""
     folder = tmp_path_factory.mktemp("wheel")
     build: list[str | Path] = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder]
     build += [ROOT, *(path.parent for path in ROOT.glob("distributions/*/pyproject.toml"))]
@@ -99,7 +99,7 @@ def hatchling(target: str, folder: Path, project: Path = ROOT, **environment: st
 
 def installed(wheel: Path, folder: Path, extras: str = "") -> Clean:
     """An environment with the wheel and its `extras` (``[cli,spark]``)."""
-    # Without pip in it, which is not needed there and takes seconds.
+    # Without pip, which takes seconds and is not needed there.
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], timeout=PIP_TIMEOUT_S, check=True)
     pip: list[str | Path] = [sys.executable, "-m", "pip", "--quiet", "--python", folder / "bin" / "python"]
     pins: list[str | Path] = ["--constraint", CONSTRAINTS, "--build-constraint", CONSTRAINTS]
@@ -137,7 +137,7 @@ def test_a_wheel_has_the_packages_of_its_distribution_and_nothing_else(
     assert any(each.endswith(".dist-info/licenses/LICENSE") for each in names)
 
 
-def test_spark_has_the_jar_of_this_tree_and_the_client_has_none(wheel: Path) -> None:
+def test_only_the_spark_wheel_has_the_jar_of_this_tree(wheel: Path) -> None:
     (of_spark,) = wheel.parent.glob("kera_spark-*-py3-none-any.whl")
     with ZipFile(of_spark) as archive:
         jars = [name for name in archive.namelist() if name.endswith(".jar")]
@@ -149,7 +149,7 @@ def test_spark_has_the_jar_of_this_tree_and_the_client_has_none(wheel: Path) -> 
 
 
 @pytest.mark.skipif(native is None, reason="no native core here")
-def test_the_wheel_has_the_native_core_and_says_for_which_machines_it_is(wheel: Path, tmp_path: Path) -> None:
+def test_the_wheel_has_the_native_core_and_a_platform_tag(wheel: Path, tmp_path: Path) -> None:
     clean = installed(wheel, tmp_path / "clean")
 
     ran = clean.run("python", "-I", "-c", "from kera.core import native; print(native.describe(), native.native)")
@@ -160,7 +160,7 @@ def test_the_wheel_has_the_native_core_and_says_for_which_machines_it_is(wheel: 
 
 
 @pytest.mark.parametrize("project", [ROOT, ROOT / "distributions" / "spark"], ids=["client", "spark"])
-def test_a_wheel_can_do_without_what_is_built(project: Path, tmp_path: Path) -> None:
+def test_wheels_can_be_built_without_the_native_core_and_the_jar(project: Path, tmp_path: Path) -> None:
     (built,) = hatchling("wheel", tmp_path, project, KERA_JAR="skip", KERA_NATIVE_BUILD="skip")
 
     assert built.name.endswith("-py3-none-any.whl")
@@ -168,7 +168,7 @@ def test_a_wheel_can_do_without_what_is_built(project: Path, tmp_path: Path) -> 
         assert not [name for name in archive.namelist() if name.endswith((".jar", ".so"))]
 
 
-def test_the_source_distribution_has_what_is_built_from_it_and_not_what_comes_of_it(tmp_path: Path) -> None:
+def test_the_source_distribution_has_all_sources_and_no_build_results(tmp_path: Path) -> None:
     (built,) = hatchling("sdist", tmp_path)
 
     with tarfile.open(built) as archive:
@@ -182,7 +182,7 @@ def test_the_source_distribution_has_what_is_built_from_it_and_not_what_comes_of
     assert not [name for name in names if name.endswith((".jar", ".so"))]
 
 
-def test_without_extras_there_is_a_client_that_works_and_nothing_of_the_other_distributions(
+def test_the_wheel_without_extras_is_a_working_client_and_nothing_else(
     wheel: Path, kera: Kera, stream: str, tmp_path: Path
 ) -> None:
     clean = installed(wheel, tmp_path / "clean")
@@ -198,7 +198,7 @@ def test_without_extras_there_is_a_client_that_works_and_nothing_of_the_other_di
     assert not (clean.folder / "bin" / "kera").exists()
 
 
-def test_with_the_server_the_daemons_start(wheel: Path, tmp_path: Path) -> None:
+def test_the_wheel_with_the_server_extra_starts_a_cluster(wheel: Path, tmp_path: Path) -> None:
     clean = installed(wheel, tmp_path / "clean", "[server]")
 
     cluster = clean.run("python", "-I", "-c", CLUSTER, CLIENT)
@@ -208,7 +208,7 @@ def test_with_the_server_the_daemons_start(wheel: Path, tmp_path: Path) -> None:
     assert (clean.folder / "share/doc/kera/runbooks.md").is_file()
 
 
-def test_with_its_extras_the_command_works_and_spark_reads_a_stream_with_both_engines(
+def test_the_wheel_with_cli_and_spark_extras_has_the_command_and_both_engines(
     wheel: Path, kera: Kera, stream: str, tmp_path: Path
 ) -> None:
     clean = installed(wheel, tmp_path / "clean", "[cli,spark]")

@@ -1,4 +1,4 @@
-"""``df.write.format("kera")`` and ``df.writeStream.format("kera")``: what comes in, and that nothing comes twice."""
+"""``df.write.format("kera")`` and ``df.writeStream.format("kera")``: all rows are stored, and each once."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, Row
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from kera.client import Client
@@ -26,7 +26,7 @@ from tests.spark.support import Kera, both_engines, columnar_first, numbers, wai
 
 UTC = datetime.UTC
 FAILED = (PySparkException, Py4JJavaError)
-"""What a job ends with that fails in Python, or in the JVM."""
+"""The errors of jobs that fail in Python or in the JVM."""
 STREAMLETS = 4
 HEADERS = (("h", b"x"), ("none", None), ("h", b""), ("", b"\xff"))
 
@@ -44,11 +44,11 @@ def counting(kera: Kera, rows: int, partitions: int = 2) -> DataFrame:
 
 
 def failing_once(kera: Kera, stream: str, folder: Path, *, after: int) -> Callable[[DataFrame], DataFrame]:
-    """Has one task of a query fail, once, when it has given some of its rows, and `after` of all have been written."""
+    """Make one task fail once, after it has yielded some rows, and `after` rows of the query are stored."""
     bootstrap, marker = kera.bootstrap, folder / "has-failed"
 
     def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for _ in range(10):  # small ones (`small_batches`), or the JVM would hold back all that it was given
+        for _ in range(10):  # small ones (`small_batches`), because the JVM would buffer larger ones
             yield next(batches)
         with contextlib.suppress(FileExistsError):
             marker.touch(exist_ok=False)
@@ -61,7 +61,7 @@ def failing_once(kera: Kera, stream: str, folder: Path, *, after: int) -> Callab
 
 @pytest.fixture
 def small_batches(kera: Kera) -> Iterator[None]:
-    """Rows go between the JVM and Python a thousand at a time."""
+    """Let rows go between the JVM and Python in batches of a thousand."""
     name = "spark.sql.execution.arrow.maxRecordsPerBatch"
     before = kera.spark.conf.get(name)
     kera.spark.conf.set(name, "1000")
@@ -70,7 +70,7 @@ def small_batches(kera: Kera) -> Iterator[None]:
 
 
 def stored(bootstrap: str, stream: str) -> int:
-    """How many records a stream has."""
+    """The number of records of a stream."""
 
     async def count() -> int:
         async with await Client.connect(bootstrap) as client:
@@ -80,7 +80,7 @@ def stored(bootstrap: str, stream: str) -> int:
 
 
 def shuffled(frame: DataFrame) -> DataFrame:
-    """The rows of each partition in another order each time, as after a shuffle between machines."""
+    """The rows of each partition in another order in each run, as after a shuffle between machines."""
     return frame.mapInArrow(spark_job.shuffled, frame.schema)
 
 
@@ -95,7 +95,7 @@ class Texts:
         self._files = 0
 
     def add(self, found: Iterable[int]) -> None:
-        """One micro-batch more."""
+        """Add a micro-batch."""
         draft = self._input / f".{self._files}"
         draft.write_text("".join(f"{number}\n" for number in found))
         draft.rename(self._input / f"{self._files:04}.txt")
@@ -106,7 +106,7 @@ class Texts:
         return reader.load(str(self._input))
 
     def write(self, frame: DataFrame, stream: str | None, **options: str) -> None:
-        """Write all there is to a stream, and stop."""
+        """Write all micro-batches to a stream, and stop."""
         query = self.writer(frame, **options).start(stream)
         query.awaitTermination()
 
@@ -116,7 +116,7 @@ class Texts:
         return writer.options(**options).option("checkpointLocation", str(self.checkpoint)).trigger(availableNow=True)
 
     def forget_last_commit(self) -> int:
-        """Make Spark take the last micro-batch for one that was not finished; gives its number."""
+        """Make Spark take the last micro-batch for unfinished; return its number."""
         commits = self.checkpoint / "commits"
         last = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
         (commits / str(last)).unlink()
@@ -133,7 +133,7 @@ def texts(kera: Kera, tmp_path: Path) -> Texts:
 
 
 @both_engines
-def test_records_come_in_with_all_that_their_columns_say(kera: Kera, stream: str) -> None:
+def test_records_are_written_with_all_their_columns(kera: Kera, stream: str) -> None:
     kera.create(stream)
     when = datetime.datetime(2024, 1, 31, 12, 30, 15, 123456, tzinfo=UTC)
     frame = kera.spark.createDataFrame(
@@ -153,8 +153,8 @@ def test_records_come_in_with_all_that_their_columns_say(kera: Kera, stream: str
 
 
 @columnar_first
-def test_a_map_whose_keys_repeat_becomes_all_headers(kera: Kera, stream: str, tmp_path: Path) -> None:
-    """Spark makes no such map itself, but keeps one that a file has."""
+def test_a_map_with_repeated_keys_becomes_all_headers(kera: Kera, stream: str, tmp_path: Path) -> None:
+    """Spark does not make such a map itself, but keeps one from a file."""
     kera.create(stream)
     kind = DEFAULT_SCHEMA.field("headers").type
     table = pa.table({"value": [b"1", b"2"], "headers": pa.array([list(HEADERS), None], kind)})
@@ -168,7 +168,7 @@ def test_a_map_whose_keys_repeat_becomes_all_headers(kera: Kera, stream: str, tm
 
 
 @both_engines
-def test_rows_with_a_key_go_where_a_producer_would_send_them(kera: Kera, stream: str) -> None:
+def test_rows_with_a_key_go_to_the_same_streamlet_as_from_a_producer(kera: Kera, stream: str) -> None:
     kera.create(stream, streamlets=STREAMLETS)
     frame = counting(kera, 200).withColumn("key", F.concat(F.lit("k"), F.col("value") % 10))
 
@@ -192,7 +192,7 @@ def test_rows_without_a_key_go_to_one_streamlet_per_partition(kera: Kera, stream
     assert all(record.streamlet == int(record.value or b"") // 30 for record in records), "and in order"
 
 
-def test_a_typed_stream_takes_its_own_columns(kera: Kera, stream: str) -> None:
+def test_a_typed_stream_accepts_its_own_columns(kera: Kera, stream: str) -> None:
     schema = pa.schema([("user", pa.string()), pa.field("n", pa.uint32(), nullable=False), ("at", pa.timestamp("ms"))])
     kera.create(stream, schema=schema, key_column="user", streamlets=2)
     frame = kera.spark.range(100).select(F.col("id").alias("n"), F.concat(F.lit("u"), F.col("id") % 5).alias("user"))
@@ -205,7 +205,7 @@ def test_a_typed_stream_takes_its_own_columns(kera: Kera, stream: str) -> None:
     ]
 
 
-def test_rows_say_to_which_stream_and_streamlet_they_go(kera: Kera, stream: str) -> None:
+def test_rows_go_to_the_stream_and_streamlet_that_they_name(kera: Kera, stream: str) -> None:
     for name in (stream, stream + "-other"):
         kera.create(name, streamlets=2)
     other = F.col("value") % 2 == 1
@@ -235,7 +235,7 @@ def test_rows_say_to_which_stream_and_streamlet_they_go(kera: Kera, stream: str)
         ("cast(id as string) as key", "needs a column 'value'"),
     ],
 )
-def test_columns_that_do_not_fit_are_told_before_the_query_runs(
+def test_columns_that_do_not_fit_are_an_error_before_the_query_runs(
     kera: Kera, stream: str, column: str, message: str
 ) -> None:
     kera.create(stream)
@@ -257,7 +257,7 @@ def test_columns_that_do_not_fit_are_told_before_the_query_runs(
         ({"latencyTarget": "1ms"}, "latencyTarget: must be at least 10ms"),
     ],
 )
-def test_what_cannot_be_is_refused(kera: Kera, stream: str, how: dict[str, str], message: str) -> None:
+def test_wrong_modes_and_options_are_refused(kera: Kera, stream: str, how: dict[str, str], message: str) -> None:
     kera.create(stream)
 
     with pytest.raises(PySparkException) as raised:
@@ -266,17 +266,17 @@ def test_what_cannot_be_is_refused(kera: Kera, stream: str, how: dict[str, str],
 
 
 @both_engines
-def test_a_stream_that_is_not_there_is_named(kera: Kera, stream: str) -> None:
+def test_the_error_for_a_missing_stream_names_it(kera: Kera, stream: str) -> None:
     with pytest.raises(PySparkException, match=f"there is no stream '{stream}'; create it first: kera stream create"):
         save(kera, counting(kera, 3), stream)
 
 
-def test_a_stream_that_rows_name_and_that_is_not_there_is_named(kera: Kera, stream: str) -> None:
+def test_the_error_for_a_missing_stream_in_a_row_names_it(kera: Kera, stream: str) -> None:
     with pytest.raises(PySparkException, match=f"there is no stream '{stream}'; create it first: kera stream create"):
         save(kera, counting(kera, 3).withColumn("stream", F.lit(stream)), None)
 
 
-def test_a_null_where_the_stream_takes_none_is_an_error(kera: Kera, stream: str) -> None:
+def test_a_null_in_a_column_that_is_not_nullable_is_an_error(kera: Kera, stream: str) -> None:
     kera.create(stream, schema=pa.schema([pa.field("n", pa.int64(), nullable=False)]))
 
     with pytest.raises(PySparkException, match="column 'n' takes no nulls"):
@@ -284,7 +284,7 @@ def test_a_null_where_the_stream_takes_none_is_an_error(kera: Kera, stream: str)
 
 
 @columnar_first
-def test_a_frame_without_rows_writes_nothing(kera: Kera, stream: str) -> None:
+def test_a_data_frame_without_rows_writes_nothing(kera: Kera, stream: str) -> None:
     kera.create(stream)
 
     save(kera, counting(kera, 0), stream)
@@ -293,7 +293,7 @@ def test_a_frame_without_rows_writes_nothing(kera: Kera, stream: str) -> None:
 
 
 @columnar_first
-def test_partitions_may_be_many_and_some_of_them_empty(kera: Kera, stream: str) -> None:
+def test_many_partitions_with_empty_ones_are_written_completely(kera: Kera, stream: str) -> None:
     kera.create(stream, streamlets=STREAMLETS)
     frame = counting(kera, 200, partitions=40).where(F.col("value") % 20 < 7)
 
@@ -316,15 +316,15 @@ def test_many_large_rows_fill_many_chunks_and_segments(kera: Kera, stream: str) 
 
 @both_engines
 @pytest.mark.usefixtures("small_batches")
-def test_with_a_latency_target_rows_are_there_while_their_task_waits_for_others(
+def test_a_latency_target_stores_rows_while_their_task_waits_for_others(
     kera: Kera, stream: str, tmp_path: Path
 ) -> None:
-    """What it has waits for no full chunk, and not for its end, which here waits for it."""
+    """The rows do not wait for a full chunk or for the end of the task, which here waits for them."""
     kera.create(stream, streamlets=2)
     bootstrap, marker = kera.bootstrap, tmp_path / "seen"
 
     def slowly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for _ in range(10):  # as many as in `failing_once`, for the same reason
+        for _ in range(10):  # as in `failing_once`, for the same reason
             yield next(batches)
         wait_until(lambda: stored(bootstrap, stream) > 0, "the first rows", 120)
         marker.touch()
@@ -339,10 +339,8 @@ def test_with_a_latency_target_rows_are_there_while_their_task_waits_for_others(
 
 @columnar_first
 @pytest.mark.usefixtures("small_batches")
-def test_a_write_with_a_latency_target_that_failed_is_completed_by_its_repeat(
-    kera: Kera, stream: str, tmp_path: Path
-) -> None:
-    """Chunks are cut where the clock said so, and not the same way again."""
+def test_a_failed_write_with_a_latency_target_is_completed_by_a_retry(kera: Kera, stream: str, tmp_path: Path) -> None:
+    """The clock decides where chunks are cut, so the retry cuts them differently."""
     kera.create(stream, streamlets=3)
     frame = counting(kera, 30_000).select(F.rpad("value", 100, " ").alias("value"), F.col("value").alias("key"))
     frame = failing_once(kera, stream, tmp_path, after=15_000)(frame)
@@ -364,7 +362,7 @@ def test_a_write_with_a_latency_target_that_failed_is_completed_by_its_repeat(
         ({}, False, "rows that each name their stream"),
     ],
 )
-def test_what_the_columnar_engine_does_not_write_is_said_with_the_way_out(
+def test_the_error_for_unsupported_columnar_writes_says_the_way_out(
     kera: Kera, stream: str, options: dict[str, Any], what: str, *, named: bool
 ) -> None:
     kera.create(stream, **options)
@@ -384,7 +382,7 @@ def auto_is_columnar(kera: Kera) -> Iterator[None]:
 
 
 def planned_write(kera: Kera, frame: DataFrame, stream: str) -> str:
-    """What Spark would say of a write."""
+    """Spark's description of a write."""
     jvm: Any = kera.spark._jvm
     options = {"kera.bootstrap.servers": kera.bootstrap, "stream": stream, "engine": kera.engine}
     schema = frame._jdf.schema()
@@ -400,7 +398,7 @@ def planned_write(kera: Kera, frame: DataFrame, stream: str) -> str:
 
 
 @pytest.mark.parametrize("engine", ["auto", "python", "columnar"], indirect=True)
-def test_python_writes_unless_the_columnar_engine_is_asked_for(kera: Kera, stream: str, engine: str) -> None:
+def test_python_writes_unless_the_columnar_engine_is_requested(kera: Kera, stream: str, engine: str) -> None:
     kera.create(stream)
 
     planned = planned_write(kera, counting(kera, 1), stream)
@@ -410,9 +408,7 @@ def test_python_writes_unless_the_columnar_engine_is_asked_for(kera: Kera, strea
 
 @pytest.mark.usefixtures("auto_is_columnar")
 @pytest.mark.parametrize("typed", [False, True])
-def test_where_auto_means_the_columnar_engine_python_writes_what_that_does_not(
-    kera: Kera, stream: str, *, typed: bool
-) -> None:
+def test_python_writes_unsupported_streams_when_auto_means_columnar(kera: Kera, stream: str, *, typed: bool) -> None:
     kera.create(stream, schema=pa.schema([("value", pa.string())]) if typed else None)
     frame = counting(kera, 30)
     assert ("KeraWrite columnar" in planned_write(kera, frame, stream)) == (not typed)
@@ -427,7 +423,7 @@ def test_where_auto_means_the_columnar_engine_python_writes_what_that_does_not(
 
 @pytest.mark.parametrize("codec", ["lz4", pytest.param("zstd", marks=pytest.mark.slow)])
 @columnar_first
-def test_a_stream_may_be_compressed(kera: Kera, stream: str, codec: str) -> None:
+def test_rows_are_written_to_a_compressed_stream(kera: Kera, stream: str, codec: str) -> None:
     kera.create(stream, codec=codec, streamlets=2)
     value = F.rpad(F.col("value"), 100, " ").alias("value")
 
@@ -442,7 +438,7 @@ def test_a_stream_may_be_compressed(kera: Kera, stream: str, codec: str) -> None
 
 
 @columnar_first
-def test_two_writes_of_the_same_rows_are_two_writes(kera: Kera, stream: str) -> None:
+def test_writing_the_same_rows_twice_stores_them_twice(kera: Kera, stream: str) -> None:
     kera.create(stream)
     for _ in range(2):
         save(kera, counting(kera, 10), stream)
@@ -465,12 +461,12 @@ def test_a_write_with_a_transaction_adds_its_rows_once(kera: Kera, stream: str) 
 @both_engines
 @pytest.mark.usefixtures("small_batches")
 @pytest.mark.parametrize("reordered", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_a_write_that_failed_in_the_middle_is_completed_by_its_repeat(
+def test_a_write_that_failed_in_the_middle_is_completed_by_a_retry(
     kera: Kera, stream: str, tmp_path: Path, *, reordered: bool
 ) -> None:
     kera.create(stream, streamlets=3)
     frame = counting(kera, 50_000).select(F.rpad("value", 100, " ").alias("value"), F.col("value").alias("key"))
-    # More than the other task has: so some are of the one that fails.
+    # This is more than the other task has, so the failing task has stored some rows.
     frame = failing_once(kera, stream, tmp_path, after=25_000)(shuffled(frame) if reordered else frame)
     with pytest.raises(FAILED, match="this task fails once"):
         save(kera, frame, stream, txnAppId="job", txnVersion="1")
@@ -499,9 +495,7 @@ def test_a_streaming_query_writes_each_micro_batch(kera: Kera, stream: str, text
 
 @both_engines
 @pytest.mark.parametrize("reordered", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_a_micro_batch_that_is_run_again_adds_nothing(
-    kera: Kera, stream: str, texts: Texts, *, reordered: bool
-) -> None:
+def test_a_repeated_micro_batch_adds_no_rows(kera: Kera, stream: str, texts: Texts, *, reordered: bool) -> None:
     kera.create(stream, streamlets=2)
     frame = texts.frame().repartition(2, "value").withColumn("key", F.col("value"))
     for first in (0, 500):
@@ -544,7 +538,7 @@ def test_a_micro_batch_is_completed_by_the_other_engine(
 
 @pytest.mark.usefixtures("small_batches")
 @pytest.mark.slow
-def test_a_micro_batch_that_failed_in_the_middle_is_completed(
+def test_a_micro_batch_that_failed_in_the_middle_is_completed_by_a_retry(
     kera: Kera, stream: str, texts: Texts, tmp_path: Path
 ) -> None:
     kera.create(stream, streamlets=2)
@@ -561,7 +555,7 @@ def test_a_micro_batch_that_failed_in_the_middle_is_completed(
 
 
 @columnar_first
-def test_a_query_that_would_replace_what_was_written_is_refused(kera: Kera, stream: str, texts: Texts) -> None:
+def test_a_query_in_complete_mode_is_refused(kera: Kera, stream: str, texts: Texts) -> None:
     kera.create(stream)
     texts.add([1, 2, 2])
     counts = texts.frame().groupBy("value").count().select("value")
@@ -572,7 +566,7 @@ def test_a_query_that_would_replace_what_was_written_is_refused(kera: Kera, stre
 
 
 @columnar_first
-def test_updates_are_written_by_batches_with_the_number_of_the_micro_batch(
+def test_updates_are_written_once_by_batches_with_the_micro_batch_as_version(
     kera: Kera, stream: str, texts: Texts
 ) -> None:
     kera.create(stream)
@@ -601,7 +595,7 @@ def test_updates_are_written_by_batches_with_the_number_of_the_micro_batch(
         ({"startingOffsets": "earliest"}, "option startingOffsets does not apply here"),
     ],
 )
-def test_a_streaming_query_that_cannot_be_written_ends_with_the_reason(
+def test_the_error_of_a_streaming_query_that_cannot_write_names_the_reason(
     texts: Texts, options: dict[str, str], message: str
 ) -> None:
     texts.add([1])
@@ -612,7 +606,7 @@ def test_a_streaming_query_that_cannot_be_written_ends_with_the_reason(
 
 
 @columnar_first
-def test_what_was_read_can_be_written_as_it_is(kera: Kera, stream: str, tmp_path: Path) -> None:
+def test_records_that_were_read_can_be_written_unchanged(kera: Kera, stream: str, tmp_path: Path) -> None:
     copy = stream + "-copy"
     kera.create(stream, streamlets=2)
     kera.create(copy, streamlets=2)
@@ -631,7 +625,7 @@ def test_what_was_read_can_be_written_as_it_is(kera: Kera, stream: str, tmp_path
 
 @pytest.mark.slow
 @both_engines
-def test_columns_are_found_as_case_sensitive_says(kera: Kera) -> None:
+def test_column_names_follow_the_setting_case_sensitive(kera: Kera) -> None:
     plain, typed = f"cases-{kera.engine}", f"cases-typed-{kera.engine}"
     kera.create(plain)
     kera.create(typed, schema=pa.schema([("a", pa.int64()), ("A", pa.int64())]))

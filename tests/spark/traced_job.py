@@ -1,4 +1,4 @@
-"""A query of its own process, which is traced as the environment says: reads a stream once, and ends.
+"""A query in a separate process, traced by the environment's settings: it reads a stream once, and ends.
 
 python -m tests.spark.traced_job BOOTSTRAP STREAM ENGINE CHECKPOINT
 """

@@ -1,7 +1,7 @@
-"""The driver of test_two_hosts.py, on a host of its own: run as ``python -m tests.spark.two_hosts_job``.
+"""The driver of test_two_hosts.py, which runs on another host as ``python -m tests.spark.two_hosts_job``.
 
-It does what the lines of its standard input say, one after the other, and answers each with one line: JSON objects.
-What is asked for is the name of a function below and its arguments. An error is an answer, too.
+It obeys the lines of its standard input in order, and answers each with a line; both are JSON objects. A command is
+the name of a method below and its arguments. An error is also an answer.
 """
 
 import json
@@ -18,14 +18,14 @@ from kera.spark_connector import configure
 from tests.spark.support import Kera, wait_until
 
 HOST = "split(reflect('java.net.InetAddress', 'getLocalHost'), '/')[0]"
-"""Name of the host on which the JVM that computes it is."""
+"""The name of the host of the JVM that computes it."""
 ROW = ["streamlet", "entry", "offset", "cast(substring(value, 1, 8) AS string) AS value", f"{HOST} AS host"]
 RECORD_BYTES = 4096
 CHUNK_BYTES = 64 << 10
 
 
 class Job:
-    """The driver. Each public method is something to be asked for."""
+    """The driver. Each public method is a command."""
 
     def __init__(self, bootstrap: str, settings: dict[str, str]) -> None:
         builder = configure(SparkSession.builder)
@@ -37,7 +37,7 @@ class Job:
         self._holding: Thread | None = None
 
     def produce(self, stream: str, records: int, streamlets: int) -> dict[str, Any]:
-        """Create a stream and fill it; gives its rows, and on which node each streamlet is."""
+        """Create a stream and fill it; return its rows, and the node of each streamlet."""
         self._kera.create(stream, streamlets=streamlets)
 
         async def produce(client: Client) -> tuple[list[Any], dict[int, str]]:
@@ -59,12 +59,12 @@ class Job:
         return {"rows": rows, "nodes": nodes}
 
     def batch(self, stream: str | None, group: str, options: dict[str, str]) -> list[Any]:
-        """The rows of a stream, each with the host on which it was read; the jobs are those of `group`."""
+        """The rows of a stream, each with the host that read it; the jobs belong to `group`."""
         self._spark.sparkContext.setJobGroup(group, group)
         return _rows(self._kera.read(stream, **options))
 
     def micro_batches(self, stream: str, checkpoint: str, options: dict[str, str]) -> dict[str, Any]:
-        """The same of each micro-batch, up to what there is now; and the group of their jobs."""
+        """The rows of each micro-batch up to the present end, and the group of their jobs."""
         found: dict[int, list[Any]] = {}
 
         def take(batch: DataFrame, number: int) -> None:
@@ -76,7 +76,7 @@ class Job:
         return {"group": str(query.runId), "batches": list(found.values())}
 
     def occupy(self, until: str, options: dict[str, str]) -> None:
-        """Hold the processor of the host that `options` has as the only one with records, until there is a file."""
+        """Keep the processor busy on the host with the records of `options`, until a file exists."""
 
         def hold(rows: Iterator[Any]) -> None:
             next(rows)
@@ -100,11 +100,11 @@ class Job:
         self._holding.join()
 
     def locality_wait(self, wait: str) -> None:
-        """How long a task waits for its host, from the next job on."""
+        """Set the time that a task waits for its host, from the next job on."""
         self._spark.sparkContext._jsc.sc().conf().set("spark.locality.wait", wait)
 
     def executors(self, hosts: list[str]) -> None:
-        """Wait until there is an executor on each of these hosts, and on no other."""
+        """Wait until exactly these hosts have an executor."""
         context = self._spark.sparkContext
         driver = context.getConf().get("spark.driver.host")
 
@@ -126,7 +126,7 @@ def main() -> None:
         name = request.pop("do")
         try:
             answer = {"answer": getattr(job, name)(**request)}
-        except Exception as error:  # noqa: BLE001 - whatever it is, the test is told
+        except Exception as error:  # noqa: BLE001 - the test gets every error
             answer = {"error": f"{type(error).__name__}: {error}"}
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()

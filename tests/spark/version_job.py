@@ -1,6 +1,6 @@
-"""What a version of Spark can do with the connector: run by test_spark_versions.py, with a Python that has that Spark.
+"""The connector's features on a version of Spark: test_spark_versions.py runs it with that version's Python.
 
-It makes streams of its own in the cluster that it is told of, and prints as one line of JSON what it found.
+It creates its streams in the given cluster, and prints its results as one line of JSON.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyspark
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812  # as all the world calls it
+from pyspark.sql import functions as F  # noqa: N812  # the usual name
 
 from kera.client import Client
 
@@ -67,10 +67,10 @@ class Job:
         return reader.options(**{**EARLIEST, **options}).load(stream)
 
     def values(self, stream: str) -> list[int]:
-        """Of the records of a stream, sorted."""
+        """The values of a stream as numbers, sorted."""
         return sorted(int(row.value[1:]) for row in self.read(stream).select(F.col("value").cast("string")).collect())
 
-    # -- what is looked at -----------------------------------------------------------------------------------------
+    # -- features --------------------------------------------------------------------------------------------------
 
     def batch(self) -> bool:
         self.create("batch", streamlets=2)
@@ -141,7 +141,7 @@ class Job:
         run()
         commits = sorted((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
         for path in (checkpoint / "commits").glob(f"*{commits[-1].name}*"):
-            path.unlink()  # as if it had been killed just before
+            path.unlink()  # as after a kill just before the commit
         run()
         assert self.values("copy") == list(range(400))
         return True
@@ -156,7 +156,7 @@ class Job:
         return True
 
     def lost_records(self) -> bool:
-        """What is gone is told, also by a query that was not running."""
+        """A query reports lost records, even those lost while it was not running."""
         self.create("lossy")
         checkpoint = str(self.folder / "lossy")
 
@@ -215,7 +215,7 @@ class Job:
         return "obeyed" if found == [[], [10, 10], [11], [12]] else f"micro-batches {found}"
 
     def columnar(self) -> str:
-        """What is said to who asks for the columnar engine."""
+        """The error for a request of the columnar engine."""
         from kera.spark_connector import configure
         from kera.spark_connector.engine import EngineMissing
 
@@ -227,7 +227,7 @@ class Job:
 
 
 def main() -> None:
-    """Look at everything, and tell."""
+    """Check all features, and print the results."""
     bootstrap, folder = sys.argv[1], Path(sys.argv[2])
     shutil.rmtree(folder, ignore_errors=True)
     job = Job(bootstrap, folder)
@@ -245,7 +245,7 @@ def main() -> None:
     ):
         try:
             told[look.__name__] = look()
-        except Exception as error:  # noqa: BLE001 - the others are looked at all the same
+        except Exception as error:  # noqa: BLE001 - the other features are checked all the same
             told[look.__name__] = f"{type(error).__name__}: {error}"[:2000]
     sys.stdout.write(json.dumps(told) + "\n")
 

@@ -1,7 +1,7 @@
-"""A job of somebody who has only installed the wheel: run by test_wheel.py, with the Python of another environment.
+"""A job of a user who has only installed the wheel; test_wheel.py runs it with another environment's Python.
 
-It reads a stream with each engine, and up to its end into files. It prints as one line of JSON what it read, what the
-files have, and from where KerA was imported: by the driver, and by the Python workers of the executors.
+It reads a stream with each engine, and streams it into files. It prints one line of JSON: the read values, the values
+of the files, and the places from which the driver and the executors' Python workers have imported KerA.
 """
 
 import json
@@ -9,11 +9,11 @@ import sys
 from typing import Any
 
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812  # as all the world calls it
+from pyspark.sql import functions as F  # noqa: N812  # the usual name
 
 
 def imported_from() -> str:
-    """Where this process has the connector from."""
+    """The file from which this process has imported the connector."""
     import kera.spark_connector
 
     return str(kera.spark_connector.__file__)
@@ -29,7 +29,7 @@ def read(spark: SparkSession, bootstrap: str, stream: str, engine: str) -> dict[
 
 
 def main() -> None:
-    """Read, and tell."""
+    """Read, and print the results."""
     from kera.spark_connector import configure
 
     bootstrap, stream, folder = sys.argv[1:]

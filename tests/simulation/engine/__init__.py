@@ -1,1 +1,1 @@
-"""The machine that processes run on: virtual time, event loops, and a network, from one seed."""
+"""The platform of simulated processes: virtual time, event loops, and a network, from one seed."""

@@ -1,4 +1,4 @@
-"""Databases of LMDB on a simulated disk. They keep what LMDB promises: what was committed lasts, all else never was."""
+"""LMDB databases on a simulated disk, with LMDB's promise: committed transactions last, and all others vanish."""
 
 from __future__ import annotations
 

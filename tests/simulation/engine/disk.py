@@ -1,9 +1,8 @@
-"""The disk of a machine: real files, and a kernel that has not synced all of them when power is lost.
+"""The disk of a machine: real files, and a kernel that loses unsynced data when power is lost.
 
-What is written is visible at once, and lasts when it was synced. Power that is lost takes of the rest what chance says:
-of contents block by block, of names the last ones (`tests.simulation.engine.names`). An operation that is under way
-then is carried out in part. A sync that fails leaves nobody knowing: what it was for is not durable, and no later sync
-makes it so, unless it is written again.
+Written data is visible at once, and durable after a sync. A power loss randomly takes unsynced data: contents block by
+block, and the last changes of names (`tests.simulation.engine.names`). An operation in progress is carried out in part.
+Data of a failed sync is not durable, and no later sync makes it so, unless it is written again.
 """
 
 from __future__ import annotations
@@ -22,32 +21,32 @@ Blocks = dict[int, bytes]
 
 
 class PowerLost(BaseException):
-    """The machine is gone in the middle of something; no handler of errors may see it."""
+    """The machine is gone in the middle of an operation; error handlers must not catch this."""
 
 
 class MachineDisk:
     """See the head of this module."""
 
     def __init__(self, kept: Path, random: Random, on_power_lost: Callable[[], None]) -> None:
-        """`kept`: a directory for what may come back."""
+        """`kept`: a directory for files that may come back."""
         self.error = 0
-        """Error number of all that changes the disk; 0: it works. Set by faults, as what follows."""
+        """The error number of all changes of the disk; 0: it works. Faults set this and the next field."""
         self.operations_left: int | None = None
-        """Until power is lost; None: it is not."""
+        """The changes before power is lost; None: power is not lost."""
         self.operations = 0
-        """That have changed it."""
+        """The number of changes so far."""
         self._names = Names(kept)
         self._random = random
         self._on_power_lost = on_power_lost
         self._paths: dict[int, Path] = {}
-        """Of what is open."""
+        """The paths of open files."""
         self._unsynced: dict[Path, Blocks] = {}
-        """By file: what the disk has of blocks that were written and not synced."""
+        """By file: the durable contents of written blocks that were not synced."""
         self._unknown: dict[Path, Blocks] = {}
-        """Likewise of those that a failed sync was for."""
+        """By file: the durable contents of blocks of a failed sync."""
 
     def calls(self) -> FileCalls:
-        """The way to it."""
+        """The file calls of this disk."""
         return FileCalls(
             open=self._open,
             close=self._close,
@@ -59,10 +58,10 @@ class MachineDisk:
             remove=self._remove,
         )
 
-    # -- what goes wrong ---------------------------------------------------------------------------------------
+    # -- failures ----------------------------------------------------------------------------------------------
 
     def step(self, path: Path) -> bool:
-        """Something is about to change; returns whether power is lost meanwhile. Raises ``OSError``."""
+        """Begin a change; return whether power is lost during it. Raises ``OSError``."""
         self.operations += 1
         if self.operations_left is not None:
             self.operations_left -= 1
@@ -73,7 +72,7 @@ class MachineDisk:
         return False
 
     def lose_power(self) -> NoReturn:
-        """It happens now."""
+        """Lose power now."""
         self._on_power_lost()
         raise PowerLost
 
@@ -82,7 +81,7 @@ class MachineDisk:
             self.lose_power()
 
     def power_lost(self) -> tuple[int, int]:
-        """What was not synced is lost, or not; returns how many names were, and blocks."""
+        """Lose a random part of unsynced data; return the numbers of lost names and blocks."""
         self.operations_left = None
         names = self._names.lost(self._random)
         blocks = 0
@@ -97,7 +96,7 @@ class MachineDisk:
     # -- contents ----------------------------------------------------------------------------------------------
 
     def _remember(self, path: Path, offset: int, length: int) -> None:
-        """Something is about to be written: keep what the disk has there."""
+        """Keep the durable contents of blocks before a write."""
         unsynced, unknown = self._unsynced.setdefault(path, {}), self._unknown.get(path, {})
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -180,7 +179,7 @@ class MachineDisk:
         self._given(to, self._taken(path))
 
         def undo() -> None:
-            if to.exists():  # what has become of it is undone already
+            if to.exists():  # later changes of the file are already undone
                 to.rename(path)
                 self._given(path, self._taken(to))
             if kept is not None:
@@ -202,7 +201,7 @@ class MachineDisk:
         self._names.changed(path, undo, kept)
 
     def _taken(self, path: Path) -> tuple[Blocks, Blocks]:
-        """What is known of the content of a file, and is not kept under its name any more."""
+        """Remove and return the records about the content of a file."""
         return self._unsynced.pop(path, {}), self._unknown.pop(path, {})
 
     def _given(self, path: Path, blocks: tuple[Blocks, Blocks]) -> None:

@@ -1,8 +1,8 @@
 """The event loop of one process: asyncio's interface over virtual time and the simulated network.
 
-Each process has a loop of its own, as it has outside. A loop works in turns: one runs all that was ready when it began,
-in order, and takes a little virtual time. What is handed to threads is carried out as one event later on, which no
-other event interrupts; so a thread may not wait for another one.
+Each process has its own loop, as in reality. A loop works in turns: a turn runs all handles that were ready at its
+beginning, in order, and takes a little virtual time. A job for a thread runs later as one uninterrupted event; so a
+thread may not wait for another one.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Ts = TypeVarTuple("Ts")
 
 TURN_S = 20e-6
 HANDLE_S = 5e-6
-"""What a turn takes, and what each thing that is done in it adds."""
+"""The time of a turn, and of each handle in it."""
 JOB_S_MEAN = 0.0008
-"""What a thread takes for a job, on average."""
+"""The mean time of a thread for a job."""
 
 
 class _Numbered:
-    """Has a place in a set that depends on when it first came into one, and not on where it is in memory."""
+    """Its hash depends on the time of its first use in a set, and not on its address in memory."""
 
     _serial = 0
 
@@ -52,7 +52,7 @@ class SimulatedFuture(_Numbered, asyncio.Future[Any]):
 
 
 class SimulatedHandle(asyncio.TimerHandle):
-    """Asyncio's, without what it asks the loop for whenever one is made or cancelled."""
+    """Asyncio's handle, without its calls of the loop when it is made or cancelled."""
 
     __slots__ = ()
 
@@ -74,7 +74,7 @@ class SimulatedHandle(asyncio.TimerHandle):
         self._source_traceback: Any = None
 
     def cancel(self) -> None:
-        """See `asyncio.Handle`. That a timer was cancelled is found out when its time has come."""
+        """See `asyncio.Handle`. The loop notices a cancelled timer only when it is due."""
         self._cancelled = True
         self._callback = self._args = None
 
@@ -91,15 +91,15 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         self._ready: deque[SimulatedHandle] = deque()
         self._turn_due = False
         self._free_s = 0.0
-        """Until when the process is busy."""
+        """The time until which the process is busy."""
         self.stopped = False
-        """Nothing runs any more, for ever: the process is gone."""
+        """The process is gone for good."""
         self.paused = False
 
     # -- time and turns ----------------------------------------------------------------------------------------
 
     def time(self) -> float:
-        """See `asyncio.AbstractEventLoop`; so all that follow."""
+        """See `asyncio.AbstractEventLoop`; this holds for all following methods."""
         return self._clock.monotonic_s()
 
     def call_soon(
@@ -201,7 +201,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
             return
         try:
             result = func(*args)
-        except BaseException as error:  # noqa: BLE001 - whoever waits for it gets it
+        except BaseException as error:  # noqa: BLE001 - the waiting task gets it
             self.call_soon(self._failed, future, error)
         else:
             self.call_soon(self._succeeded, future, result)
@@ -247,11 +247,11 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         address = str(path) if sock is None else str(sock.getsockname())
         return self._network.listen(self._process, protocol_factory, address)
 
-    # -- the rest of what asyncio asks of a loop ---------------------------------------------------------------
+    # -- other methods that asyncio uses -----------------------------------------------------------------------
 
     @property
     def process_name(self) -> str:
-        """Whose loop it is."""
+        """The name of the loop's process."""
         return self._process.name
 
     def get_debug(self) -> bool:

@@ -1,8 +1,8 @@
-"""The network between machines: it delays, cuts off, and loses connections.
+"""The network between machines: it delays messages, and cuts and loses connections.
 
-Connections are TCP's: what is sent comes once and in order, or the connection breaks. While a way is cut, what is sent
-waits, as TCP sends it again; an end whose socket says after how long it gives up does so. A reset is lost with the
-way, too, so that one end may believe in a connection that the other has forgotten.
+Connections are like TCP: messages arrive once and in order, or the connection breaks. While a way is cut, messages
+wait, as TCP sends them again; an end with a time-out gives up then. A cut way does not carry a reset either, so that
+one end may believe in a connection that the other one has forgotten.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from tests.simulation.engine.transports import SimulatedSocket, SimulatedTranspo
 
 Address = tuple[str, int] | str
 AGAIN_S = 1.0
-"""Between two attempts of TCP to get through, at most."""
+"""The longest time between two attempts of TCP."""
 
 
 @dataclass(slots=True)
 class Weather:
-    """How the network is; drawn for each simulation, and changed by faults."""
+    """The state of the network; drawn for each simulation, and changed by faults."""
 
     delay_s: float = 0.0002
-    """Of one way, on average."""
+    """The mean delay of a way."""
     slow: dict[tuple[str, str], float] = field(default_factory=dict)
-    """By way, from machine to machine: what is added."""
+    """The additional delay, by way from machine to machine."""
     pieces: float = 0.0
-    """How likely it is that not all that has come is read at once."""
+    """The probability that a read takes only a part of the received bytes."""
 
 
 class Connecting:
@@ -44,14 +44,14 @@ class Connecting:
         self.given_up = False
 
     def give_up(self) -> None:
-        """Nobody waits for it any more."""
+        """Stop waiting for it."""
         self.given_up = True
         if self.made.done() and not self.made.cancelled() and self.made.exception() is None:
             self.made.result().abort()
 
 
 class Listener(asyncio.AbstractServer):
-    """What a process listens at; see `asyncio.Server`."""
+    """A listening socket of a process; see `asyncio.Server`."""
 
     def __init__(self, process: Process, factory: Callable[[], Any], address: Address, name: SimulatedSocket) -> None:
         self.process = process
@@ -85,17 +85,17 @@ class Network:
         self.weather = Weather()
         self.window_bytes = 1 << 20
         self.machines: dict[str, Machine] = {}
-        """By address."""
+        """Machines, by address."""
         self._cut: set[tuple[str, str]] = set()
-        """Ways, by names of machines, over which nothing comes."""
+        """Cut ways, by names of machines."""
         self._client_ports = count(50_000)
         self.watch: Callable[[SimulatedTransport, bytes], bool] = lambda _sender, _data: False
-        """Is shown all that is sent; true: that is lost, and the connection with it."""
+        """Gets all sent data; if it returns true, the data and the connection are lost."""
 
-    # -- what it does to what is sent --------------------------------------------------------------------------
+    # -- messages ----------------------------------------------------------------------------------------------
 
     def carry(self, sender: SimulatedTransport, kind: str, data: bytes) -> None:
-        """Bring something to the other end, after what was sent before it."""
+        """Carry a message to the other end, behind earlier ones."""
         if kind == "data" and self.watch(sender, data):
             self.scheduler.after(0.0, self.reset, sender)
             return
@@ -114,7 +114,7 @@ class Network:
                 sender.peer.arrived(*sender.held.popleft())
 
     def taken(self, receiver: SimulatedTransport) -> None:
-        """The process has read something: the sender may send more."""
+        """The process has read some bytes: the sender may send more."""
         sender = receiver.peer
         if sender.get_write_buffer_size():
             self.scheduler.after(self._delay_s(receiver.machine, sender.machine), self._acknowledged, sender)
@@ -131,25 +131,25 @@ class Network:
         return extra_s - log(1.0 - self._lot()) * self.weather.delay_s + 20e-6
 
     def read_bytes(self, most: int) -> int:
-        """How much of what has come is read now."""
+        """The number of received bytes to read now."""
         random = self.scheduler.random
         if self.weather.pieces and random.random() < self.weather.pieces:
             return random.randint(1, 2000)
         return most
 
-    # -- ways that are cut -------------------------------------------------------------------------------------
+    # -- cut ways ----------------------------------------------------------------------------------------------
 
     def is_cut(self, source: Machine, target: Machine) -> bool:
-        """Whether nothing comes from one machine to another."""
+        """Whether the way from one machine to another is cut."""
         return bool(self._cut) and (source.name, target.name) in self._cut
 
     def cut(self, ways: set[tuple[str, str]]) -> None:
-        """Nothing comes over these any more."""
+        """Cut these ways."""
         self._cut |= ways
         self._look_at_silence()
 
     def heal(self, ways: set[tuple[str, str]] | None = None) -> None:
-        """What was sent over these comes now; None: over all."""
+        """Open these ways, whose messages then arrive; None: all ways."""
         self._cut = set() if ways is None else self._cut - ways
         self._look_at_silence()
 
@@ -178,7 +178,7 @@ class Network:
             end.timed_out()
 
     def reset(self, end: SimulatedTransport) -> None:
-        """One end loses the connection; the other one hears of it after all that was under way to it."""
+        """One end loses the connection; the other one gets the reset behind all messages in flight."""
         end.arrived("reset", b"")
         self.carry(end, "reset", b"")
 
@@ -194,7 +194,7 @@ class Network:
         if address in machine.listeners:
             raise OSError(errno.EADDRINUSE, "Address already in use")
         name = SimulatedSocket(_family(address), address)
-        listener = machine.listeners[address] = Listener(  # type: ignore[abstract]  # likewise
+        listener = machine.listeners[address] = Listener(  # type: ignore[abstract]  # the missing methods are unused
             process, factory, address, name
         )
         return listener

@@ -1,4 +1,4 @@
-"""Machines and the processes on them: what can be started, paused, and killed as a whole."""
+"""Machines and their processes, which can be started, paused, and killed as a whole."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ class Machine:
         self.address = address
         self.clock = clock
         self.slowness = 1.0
-        """How much longer its disk takes than others'."""
+        """The factor by which its disk is slower than others."""
         self.listeners: dict[tuple[str, int] | str, Listener] = {}
         self.transports: dict[SimulatedTransport, None] = {}
-        """The ends of connections that are here."""
+        """The ends of connections on this machine."""
         self._ports = 20_000
 
     def free_port(self) -> int:
-        """One that nobody has had."""
+        """A port that was never used."""
         self._ports += 1
         return self._ports
 
 
 class Process:
-    """One launch of a program. It ends by itself, or is killed; then nothing of it runs any more."""
+    """One launch of a program. It ends or is killed; then none of its code runs any more."""
 
     def __init__(
         self,
@@ -50,21 +50,21 @@ class Process:
         trace: Trace,
         on_defect: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`on_defect` is told of exceptions that nobody has handled."""
+        """`on_defect` gets exceptions that were not handled."""
         self.scheduler = scheduler
         self.machine = machine
         self.name = name
         self.trace = trace
-        self.loop = ProcessLoop(self)  # type: ignore[abstract]  # what is left out nobody asks for here
+        self.loop = ProcessLoop(self)  # type: ignore[abstract]  # the missing methods are not used here
         self.ended = False
         self.error: BaseException | None = None
-        """What it has ended with."""
+        """The error that it ended with."""
         self._on_defect = on_defect
         self._main: asyncio.Task[Any] | None = None
 
     @property
     def alive(self) -> bool:
-        """Whether it is there, if only paused."""
+        """Whether it runs or is paused."""
         return not (self.ended or self.loop.stopped)
 
     def start(self, main: Callable[[], Coroutine[Any, Any, Any]]) -> None:
@@ -86,12 +86,12 @@ class Process:
         self.scheduler.after(0.001, self._gone)
 
     def cancel(self) -> None:
-        """Ask it to end: what runs is cancelled, as a signal to stop does it."""
+        """Ask it to end: its main task is cancelled, as by a signal."""
         if self._main is not None:
             self.loop.call_soon(self._main.cancel)
 
     def kill(self) -> None:
-        """It is gone at once. Its kernel says so to whoever is connected to it."""
+        """End it at once. Its kernel resets its connections."""
         if not self.loop.stopped:
             self.trace.note(self.name, "is killed")
             self._gone()
@@ -106,17 +106,17 @@ class Process:
             transport.vanish()
 
     def pause(self) -> None:
-        """It stands still, and so do its threads; its kernel goes on."""
+        """Stop it and its threads; its kernel goes on."""
         self.trace.note(self.name, "is paused")
         self.loop.paused = True
 
     def resume(self) -> None:
-        """It goes on."""
+        """Let it go on."""
         self.trace.note(self.name, "goes on")
         self.loop.resume()
 
     def failed(self, message: str, error: BaseException | None) -> None:
-        """Something was raised that nobody handles."""
+        """An exception was not handled."""
         text = "".join(traceback.format_exception(error)) if error is not None else ""
         self.trace.note(self.name, f"DEFECT {message}: {error!r}")
         self._on_defect(f"{self.name}: {message}\n{text}")

@@ -1,8 +1,7 @@
-"""Virtual time: what happens next, of everything in a simulation.
+"""Virtual time: the order of all events in a simulation.
 
-Time passes only from one event to the next. What is to happen at the same time happens in an order that is drawn from
-the seed; what one process does among itself keeps its order, which is its loop's business. Whoever waits for something
-looks every `LOOK_S`.
+Time passes only from one event to the next. The seed decides the order of events at the same time; the events within a
+process keep their order, which is up to its loop. A condition is checked every `LOOK_S`.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ class Scheduler:
         self.random = Random(seed)
         self.now_s = 0.0
         self.events = 0
-        """That have happened."""
+        """The number of events so far."""
         self._numbers = count()
         self._serials = count(1)
         self._lot = self.random.random
@@ -34,25 +33,25 @@ class Scheduler:
         self._limit_s = 0.0
 
     def serial(self) -> int:
-        """A number that no other object of this simulation has: what sets of objects are ordered by."""
+        """A number that is unique in this simulation, for the order in sets of objects."""
         return next(self._serials)
 
     def at(self, at_s: float, action: Callable[..., object], *arguments: Any) -> None:
-        """Have something happen at a time, or now if that is over."""
+        """Schedule an action for a time, or for now if that has passed."""
         now_s = self.now_s
         due_s = max(now_s, at_s)
         heapq.heappush(self._due, (due_s, self._lot(), next(self._numbers), action, arguments))
 
     def after(self, seconds: float, action: Callable[..., object], *arguments: Any) -> None:
-        """Have something happen later."""
+        """Schedule an action after a time."""
         self.at(self.now_s + seconds, action, *arguments)
 
     def next(self, action: Callable[[], object]) -> None:
-        """Have something happen with what is happening: as soon as that is over."""
+        """Schedule an action directly after the present event."""
         self._next.append(action)
 
     def run_until(self, reached: Callable[[], bool], limit_s: float) -> bool:
-        """Let time pass until something is so, which is returned, or until `limit_s`."""
+        """Let time pass until a condition holds or until `limit_s`; return whether it holds."""
         due, following, pop = self._due, self._next, heapq.heappop
         self._limit_s = limit_s
         look_s = self.now_s
@@ -72,7 +71,7 @@ class Scheduler:
             action(*arguments)
 
     def pass_until(self, at_s: float) -> bool:
-        """For who has something to do at a time: let it come, if nothing else is to happen by then."""
+        """Let time pass to `at_s` for a busy process, if no other event is due by then; return whether it did."""
         due = self._due
         if at_s > self._limit_s or self._next or (due and due[0][0] <= at_s):
             return False

@@ -1,4 +1,4 @@
-"""What happened, line by line: for people when a run has failed, and for comparing two runs of one seed."""
+"""The events of a run, line by line: for people after a failure, and for comparing two runs of a seed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MARK = struct.Struct("<dQQH")
 
 
 class Trace:
-    """Lines with their times. All count for the digest; the last ones are kept."""
+    """Lines with their times. The digest covers all of them; only the last ones are kept."""
 
     def __init__(self, now_s: Callable[[], float], lines_kept: int = LINES_KEPT) -> None:
         self._now_s = now_s
@@ -22,18 +22,18 @@ class Trace:
         self.count = 0
 
     def note(self, who: str, what: str) -> None:
-        """Somebody has done something that a reader of the trace wants to know."""
+        """Add an event that is interesting for a reader of the trace."""
         line = f"{self._now_s():12.6f}  {who:<14} {what}"
         self.lines.append(line)
         self.count += 1
         self._digest.update(line.encode())
 
     def mark(self, serial: int, data: bytes) -> None:
-        """An end of a connection got this. It only counts for the digest: there is too much of it to read."""
-        # Maps in messages are in any order, so the order of bytes does not count: the lower half is their sum.
+        """An end of a connection got `data`. It is only in the digest, because it is too much to read."""
+        # Maps in messages have any order, so the digest ignores the order of bytes: the lower half is their sum.
         self._digest.update(_MARK.pack(self._now_s(), serial, len(data), zlib.adler32(data) & 0xFFFF))
 
     @property
     def digest(self) -> str:
-        """Of everything, from the beginning on."""
+        """The digest of all events since the beginning."""
         return self._digest.hexdigest()

@@ -1,8 +1,7 @@
 """One end of a simulated connection: asyncio's transport, with the kernel's buffers behind it.
 
-What is written goes into the kernel's buffer as far as there is room (`Link.window_bytes` for what the other process
-has not taken yet), and from there over the network, in order. What has no room waits in the transport, and pauses the
-protocol.
+Written data goes into the kernel's buffer as far as it has room (`Network.window_bytes` for data that the other process
+has not taken yet), and from there over the network, in order. The rest waits in the transport, and pauses the protocol.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ if TYPE_CHECKING:
     from tests.simulation.engine.process import Process
 
 READ_BYTES_MAX = 256 << 10
-"""Taken from the kernel in one turn."""
+"""The most bytes that a turn takes from the kernel."""
 HIGH_WATER_BYTES = 64 << 10
 
 
 class SimulatedSocket:
-    """As much of a socket as is asked for."""
+    """The used part of a socket."""
 
     type = socket.SOCK_STREAM
 
@@ -32,7 +31,7 @@ class SimulatedSocket:
         self.family = family
         self._name = name
         self.silent_s: float | None = None
-        """After which a silent peer is given up; None: never."""
+        """The time after which a silent peer is given up; None: never."""
 
     def setsockopt(self, level: int, option: int, value: Any) -> None:
         """See `socket.socket`."""
@@ -61,22 +60,22 @@ class SimulatedTransport(asyncio.Transport):
         self._protocol: Any = None
         self._closing = False
         self.gone = False
-        """The process does not know it any more."""
+        """The process has lost the connection."""
         self._lost_by: OSError | None = None
         self._unsent: deque[bytes] = deque()
         self._unsent_bytes = 0
         self._high, self._low = HIGH_WATER_BYTES, HIGH_WATER_BYTES // 4
         self._writing_paused = False
         self.under_way_bytes = 0
-        """That have left here, and that the other process has not taken."""
+        """Sent bytes that the other process has not taken."""
         self.arrives_s = 0.0
-        """When the last that was sent arrives."""
+        """The arrival time of the last sent message."""
         self.sent: deque[tuple[str, bytes]] = deque()
-        """What is on its way."""
+        """Messages in flight."""
         self.held: deque[tuple[str, bytes]] = deque()
-        """What the network does not carry just now."""
+        """Messages that wait because the way is cut."""
         self.silent_since_s: float | None = None
-        """Since when nothing gets through."""
+        """The time since which the way is cut."""
         self._inbox: deque[bytes] = deque()
         self._ended_by_peer = False
         self._reading_paused = False
@@ -89,16 +88,16 @@ class SimulatedTransport(asyncio.Transport):
     # -- asyncio's side ----------------------------------------------------------------------------------------
 
     def begin(self, protocol: Any) -> None:
-        """The connection is made, and this end is `protocol`'s."""
+        """The connection is made; `protocol` gets this end."""
         self._protocol = protocol
         was_lost = self.gone
         protocol.connection_made(self)
-        if was_lost:  # before anybody had it
+        if was_lost:  # before it had a protocol
             self.loop.call_soon(protocol.connection_lost, self._lost_by)
         self._read_soon()
 
     def write(self, data: Any) -> None:
-        """See `asyncio.Transport`; so all that follow."""
+        """See `asyncio.Transport`; this holds for all following methods."""
         if self._closing:
             return
         piece = bytes(data)
@@ -153,7 +152,7 @@ class SimulatedTransport(asyncio.Transport):
     # -- the kernel's side -------------------------------------------------------------------------------------
 
     def _send(self) -> None:
-        """Put into the kernel what it has room for."""
+        """Fill the room in the kernel's buffer."""
         room = self.network.window_bytes - self.under_way_bytes
         while self._unsent and room > 0:
             piece = self._unsent.popleft()
@@ -166,7 +165,7 @@ class SimulatedTransport(asyncio.Transport):
             self.network.carry(self, "data", piece)
 
     def room_again(self) -> None:
-        """The other process has taken something."""
+        """The other process has taken some bytes."""
         if self.gone or not self._unsent:
             return
         self._send()
@@ -180,7 +179,7 @@ class SimulatedTransport(asyncio.Transport):
             self._finish()
 
     def arrived(self, kind: str, data: bytes) -> None:
-        """Something has come from the other end."""
+        """A message has arrived from the other end."""
         if self.gone or (self._closing and kind == "data"):
             if kind == "data":
                 self.network.carry(self, "reset", b"")
@@ -196,11 +195,11 @@ class SimulatedTransport(asyncio.Transport):
             self._read_soon()
 
     def timed_out(self) -> None:
-        """Nothing has come through for too long."""
+        """The way was cut for too long."""
         self._break(TimeoutError(errno.ETIMEDOUT, "Connection timed out"))
 
     def vanish(self) -> None:
-        """The process is gone: the other end is told, if the network carries it."""
+        """The process is gone: send a reset to the other end, unless the way is cut."""
         if not self.gone:
             self._forget()
             self.network.carry(self, "reset", b"")
@@ -249,7 +248,7 @@ class SimulatedTransport(asyncio.Transport):
         return piece
 
     def _finish(self) -> None:
-        """Everything was sent: tell the other end, and be gone."""
+        """Everything was sent: end the connection."""
         self.network.carry(self, "end", b"")
         self._forget()
         self.loop.call_soon(self._protocol.connection_lost, None)

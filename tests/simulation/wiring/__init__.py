@@ -1,1 +1,1 @@
-"""What takes the place of parts that cannot run in a simulation: gRPC, ZooKeeper; and the real daemons on top."""
+"""The real daemons in a simulation, over replacements of gRPC and ZooKeeper."""

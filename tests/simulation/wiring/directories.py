@@ -1,8 +1,8 @@
-"""What a process has on its disk and in its shared memory, when it is killed.
+"""The files and the shared memory of a process, which outlive its kill.
 
-All processes of a simulation are one for the kernel: what a killed one has open or locked stays so. So the directory
-of one that is gone is put aside, with all that is open in it, and a copy takes its place for the next launch: it has
-what was there at the moment of the death, and whatever the rest of the dead one might still do is of no consequence.
+All processes of a simulation are a single one for the kernel: files that a killed process has open or locked stay so.
+So its directory is moved aside, and the next launch gets a copy with the state at the moment of the kill. Later
+actions of the killed process then have no effect.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ from pathlib import Path
 from random import Random
 
 KEPT_BYTES = 4096
-"""At the beginning of a file, which says what it is: a start refuses it when that is damaged."""
+"""The size of a file's header, which must stay intact: a start refuses a file with a damaged header."""
 MEMORY = "shm"
-"""Where a process has shared memory, in its directory."""
+"""The folder for shared memory in a process's directory."""
 
 
 class Directories:
-    """Of one simulation; below one directory on shared memory."""
+    """The directories of a simulation, below one directory in shared memory."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._aside = count(1)
 
     def of(self, name: str) -> Path:
-        """That of a process."""
+        """The directory of a process."""
         path = self._root / name
         path.mkdir(parents=True, exist_ok=True)
         return path
 
     def renew(self, name: str) -> None:
-        """The process is gone, and another one may begin with what it has left."""
+        """The process is gone; give its next launch a copy of the directory."""
         path, aside = self._root / name, self._root / f"{name}.gone-{next(self._aside)}"
         if path.exists():
             path.rename(aside)
             _copy(aside, path)
 
     def forget_memory(self, name: str) -> None:
-        """What a process has in shared memory is gone."""
+        """Delete a process's shared memory."""
         shutil.rmtree(self._root / name / MEMORY, ignore_errors=True)
 
     def flip_bits(self, name: str, count: int, random: Random) -> int:
-        """Flip bits in what is written of replicas and segments; returns how many, as there may be none."""
+        """Flip bits in files of replicas and segments; return their number, which may be 0."""
         data = self._root / name / "data"
         flipped = 0
         for path in sorted([*data.rglob("*.log"), *data.rglob("*.segment")]):

@@ -1,4 +1,4 @@
-"""Heartbeats of members of consumer groups, without a thread: their loop, which nobody blocks here, sends them."""
+"""Heartbeats of group members without a thread: their loop sends them, because no code blocks it here."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from kera.core.security import Tls
 
 
 class FramedChannel:
-    """See `kera.core.rpc.Channel`. Connects when something is sent, and again when the connection has broken."""
+    """See `kera.core.rpc.Channel`. Connects for the first request, and again after the connection broke."""
 
     transport = "grpc"
 
@@ -55,7 +55,7 @@ class FramedChannel:
         task = self._loop.create_task(self._call(answer, method, copied, pieces, timeout_s))
         self._calls[task] = None
         task.add_done_callback(self._calls.pop)
-        # Not in the task itself: one that is cancelled before it has run at all never gets there.
+        # Not in the task itself, because a task that is cancelled before its first step never runs.
         task.add_done_callback(lambda _: _fail(answer, self._lost()))
         return answer
 

@@ -44,7 +44,7 @@ Serving = AbstractAsyncContextManager[Mapping[str, Any]]
 
 
 def runtime_of(machine: Machine, random: Random, files: FileCalls) -> Runtime:
-    """What a process on a machine gets from outside."""
+    """The runtime of a process on a machine."""
     return Runtime(
         clock=machine.clock,
         new_id=lambda: f"{random.getrandbits(128):032x}",
@@ -58,7 +58,7 @@ def runtime_of(machine: Machine, random: Random, files: FileCalls) -> Runtime:
 
 
 async def zookeeper_on(machine: Machine, tree: zookeeper.Tree) -> None:
-    """A ZooKeeper with what it has on its disk."""
+    """A ZooKeeper with the data of its disk."""
     await zookeeper.Server(tree, machine.address).serve()
 
 
@@ -93,7 +93,7 @@ def coordinator_of(machine: Machine, directory: Path, address: str, runtime: Run
 def coordinator_on(
     machine: Machine, directory: Path, runtime: Runtime, environment_of: OpenEnvironment, **settings: Any
 ) -> Serving:
-    """A coordinator with a store of its own, which leads alone."""
+    """A single coordinator with its own store."""
 
     async def open_store(
         settings: CoordinatorSettings, _runtime: Runtime, stack: AsyncExitStack
@@ -118,7 +118,7 @@ def coordinator_on(
 
 
 async def put_back_on(directory: Path, environment_of: OpenEnvironment, data: bytes) -> None:
-    """What `kera cluster restore` does where no coordinator runs."""
+    """Restore metadata as `kera cluster restore` does while no coordinator runs."""
     store = LmdbStore(directory, bytes_max=METADATA_BYTES_MAX, environment_of=environment_of)
     try:
         await put_back(store, data, force=True)
@@ -174,7 +174,7 @@ def backup_on(machine: Machine, directory: Path, coordinators: str, runtime: Run
 
 @asynccontextmanager
 async def client_on(coordinators: str, runtime: Runtime, **settings: Any) -> AsyncIterator[Client]:
-    """A client of the cluster, which knows nobody of it but the coordinators."""
+    """A client of the cluster, which knows only the addresses of the coordinators."""
     async with await Client.connect(coordinators, ClientSettings(**settings), runtime=runtime) as client:
         yield client
 
@@ -182,7 +182,7 @@ async def client_on(coordinators: str, runtime: Runtime, **settings: Any) -> Asy
 async def until_stopped(
     serving: Callable[[], Serving], ready: Callable[[Mapping[str, Any]], None], stop: asyncio.Event
 ) -> None:
-    """Serve until somebody wants it to end, and end orderly."""
+    """Serve until a stop is requested, and end orderly."""
     async with serving() as there:
         ready(there)
         await stop.wait()

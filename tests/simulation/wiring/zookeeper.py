@@ -1,7 +1,7 @@
-"""A ZooKeeper for simulations: nodes with versions, sessions, ephemeral nodes and watches, over the simulated network.
+"""A ZooKeeper for simulations: versioned nodes, sessions, ephemeral nodes and watches, over the simulated network.
 
-One server stands for an ensemble: what it has answered is durable, and it may be cut off, paused and killed. On the
-coordinators' side all code of theirs runs but the session, which is where they meet kazoo.
+One server stands in for an ensemble: its answered changes are durable, and it may be cut off, paused and killed. The
+coordinators run all their own code except the session, which is their interface to kazoo.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ class _Stored:
     value: bytes
     version: int = 0
     owner: int = 0
-    """The session that it goes away with; 0: none."""
+    """The session that owns an ephemeral node; 0: none."""
     made: int = 0
-    """Nodes that were made in it under a number."""
+    """The number of numbered nodes that were created in it."""
 
 
 class _Impossible(Exception):
-    """A request cannot be carried out: nothing was changed."""
+    """A request cannot be carried out; it has changed nothing."""
 
 
 @dataclass(slots=True)
 class Tree:
-    """What a server has on its disk."""
+    """The data on a server's disk."""
 
     nodes: dict[str, _Stored] = field(default_factory=dict)
     sessions: dict[int, float] = field(default_factory=dict)
-    """Their time-outs."""
+    """Time-outs of sessions."""
     last_session: int = 0
 
     def children(self, path: str) -> list[str]:
-        """Names of the nodes in a node."""
+        """The names of a node's children."""
         self.at(path)
         depth = path.count("/") + 1
         return sorted(
@@ -63,13 +63,13 @@ class Tree:
         )
 
     def at(self, path: str) -> _Stored:
-        """A node."""
+        """The node at a path."""
         if path not in self.nodes:
             raise _Impossible("no node")
         return self.nodes[path]
 
     def create(self, path: str, value: bytes, *, owner: int = 0, numbered: bool = False) -> str:
-        """Make a node."""
+        """Create a node."""
         parent = path.rpartition("/")[0]
         if parent:
             self.at(parent)
@@ -82,7 +82,7 @@ class Tree:
         return path
 
     def put(self, path: str, value: bytes, version: int) -> int:
-        """Set a node that has a version."""
+        """Set the value of a node that must have this version."""
         self.check(path, version)
         node = self.nodes[path]
         node.value, node.version = value, node.version + 1
@@ -94,12 +94,12 @@ class Tree:
         del self.nodes[path]
 
     def check(self, path: str, version: int) -> None:
-        """A node has a version."""
+        """Require that a node has this version."""
         if version not in {-1, self.at(path).version}:
             raise _Impossible("version")
 
     def transact(self, operations: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """All or none."""
+        """Carry out all operations or none."""
         before = {path: _Stored(each.value, each.version, each.owner, each.made) for path, each in self.nodes.items()}
         results: list[Any] = []
         for at, (kind, *arguments) in enumerate(operations):
@@ -112,7 +112,7 @@ class Tree:
 
 
 class _Recorder:
-    """Stands for kazoo's transaction: what operations are added to."""
+    """Stands in for kazoo's transaction, and collects operations."""
 
     def __init__(self) -> None:
         self.operations: list[tuple[Any, ...]] = []
@@ -151,7 +151,7 @@ class Server:
         self._watches: dict[str, list[tuple[asyncio.StreamWriter, int]]] = {}
 
     async def serve(self) -> None:
-        """Until it is killed."""
+        """Serve until the process is killed."""
         await asyncio.start_server(self._accept, self._host, PORT)
         while True:
             await asyncio.sleep(TICK_S)
@@ -324,7 +324,7 @@ class Session:
                 await asyncio.sleep(RETRY_INTERVAL_S)
 
     async def get(self, path: str) -> Node:
-        """See `ZooKeeperSession`; so all that follow."""
+        """See `ZooKeeperSession`; this holds for all following methods."""
         value, version, _ = await self._ask("get", path)
         return Node(value, version)
 

@@ -1,1 +1,1 @@
-"""What happens in a simulation: the cluster and its clients, what they do, and what befalls them."""
+"""The events of a simulation: the cluster, its clients, their load, and faults."""

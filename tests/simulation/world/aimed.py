@@ -1,9 +1,9 @@
-"""Faults that come at a moment when something is under way, as bad days have them.
+"""Faults that are aimed at critical moments.
 
-A moment is a message between two machines, by its method: a broker has taken records and hands them to a backup, an
-answer is on its way to a producer, a broker is told to open what another one had. The fault befalls the one that has
-sent it, or the one it is for, and the message itself may be lost. Nothing in the product knows of it: messages are
-recognized by the headers of frames, as the network carries them.
+A moment is a message between two machines, by its method: a broker sends records to a backup, an answer is in flight to
+a producer, the coordinator asks a broker to open another one's streamlets. The fault hits the sender or the receiver,
+and the message itself may be lost. The product does not know of it: the network recognizes messages by the headers of
+their frames.
 """
 
 from __future__ import annotations
@@ -62,33 +62,33 @@ SENDER, RECEIVER = "sender", "receiver"
 
 
 class Aim(NamedTuple):
-    """What is waited for."""
+    """A fault that waits for its moment."""
 
     moment: Moment
     passed: int
-    """Messages of the kind that go by before."""
+    """The number of such messages to let pass."""
     is_lost: bool
-    """The message itself; its connection breaks with it."""
+    """Whether the message is lost, together with its connection."""
     strike: Callable[[SimulatedTransport], None]
-    """Called as an event of its own, with the end that has sent it."""
+    """Called as a separate event, with the sending end."""
 
 
 class Aims:
-    """All that is waited for: looks at what the network carries."""
+    """All waiting aims; it watches the network's messages."""
 
     def __init__(self) -> None:
         self._waiting: list[Aim] = []
 
     def add(self, aim: Aim) -> None:
-        """Wait for it."""
+        """Wait for a moment."""
         self._waiting.append(aim)
 
     def clear(self) -> None:
-        """Wait for nothing any more."""
+        """Stop waiting for all moments."""
         self._waiting.clear()
 
     def meet(self, sender: SimulatedTransport, data: bytes) -> bool:
-        """Look at what is sent, for `Network.watch`; whether it is lost."""
+        """Check sent data, for `Network.watch`; return whether it is lost."""
         if not self._waiting or sender.machine is sender.peer.machine:
             return False
         is_lost = False
@@ -107,7 +107,7 @@ class Aims:
 
 
 def frames_of(data: bytes) -> Iterator[tuple[int, int]]:
-    """Kind and method of each frame that begins in what is sent at once."""
+    """The kind and method of each frame that begins in data sent at once."""
     at = 0
     while len(data) - at >= HEADER_BYTES and data[at : at + 2] == b"KF":
         _, _, kind, method, _, head_bytes, bulk_bytes = _FRAME.unpack_from(data, at)

@@ -1,4 +1,4 @@
-"""The cluster of a simulation: machines with the real daemons, and somebody who starts them again."""
+"""The cluster of a simulation: machines with the real daemons, and their supervision."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.simulation.world.plan import Plan
 
 AGAIN_S = 0.5
-"""After which a daemon that has ended by itself is started again."""
+"""The time after which a daemon that has ended is restarted."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "coordinator": {},
     "broker": {"idle_close_ms": 3000, "repair_delay_ms": 3000, "reader_grace_ms": 2000},
@@ -33,7 +33,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 class Daemon:
-    """A machine with a daemon on it, over all its launches."""
+    """A machine with a daemon, over all its launches."""
 
     def __init__(self, cluster: Cluster, machine: Machine, kind: str) -> None:
         self.machine = machine
@@ -41,18 +41,18 @@ class Daemon:
         self.kind = kind
         self.process: Process | None = None
         self.ready: Mapping[str, Any] | None = None
-        """What the present launch has said of itself; None: it is not ready."""
+        """The ready message of the present launch; None: it is not ready."""
         self.wanted = True
-        """It is to be started again when it is gone."""
+        """Whether to restart it when it is gone."""
         self.launches = 0
         self.disk = cluster.disk(self)
         self._cluster = cluster
         self._stop: asyncio.Event | None = None
         self._metadata = b""
-        """Of a coordinator: to be put back when it starts."""
+        """Older metadata of a coordinator, to be restored when it starts."""
 
     def start(self) -> None:
-        """Launch it, unless it is there."""
+        """Launch it, unless it runs."""
         if self.process is not None and self.process.alive:
             return
         cluster = self._cluster
@@ -108,7 +108,7 @@ class Daemon:
             process.trace.note(self.name, "is ready")
 
     def _look(self, process: Process) -> None:
-        """Start it again if it has ended by itself."""
+        """Restart it if it has ended."""
         if process is not self.process or not self.wanted:
             return
         if process.alive:
@@ -117,7 +117,7 @@ class Daemon:
             self.start()
 
     def stop(self) -> None:
-        """Have it end orderly, as for a restart."""
+        """Let it end orderly, as for a restart."""
         self.wanted = False
         if self.kind == "zookeeper":
             self.kill()
@@ -126,31 +126,31 @@ class Daemon:
             self.process.loop.call_soon(self._stop.set)
 
     def kill(self) -> None:
-        """It is gone at once."""
+        """End it at once."""
         self.wanted = False
         self.ready = None
         if self.process is not None:
             self.process.kill()
 
     def put_back(self, metadata: bytes) -> None:
-        """Of a coordinator: it is gone, and its next launch begins with older metadata."""
+        """Kill a coordinator, and let its next launch begin with older metadata."""
         self.kill()
         self._metadata = metadata
 
     def power_lost(self) -> None:
-        """It is gone, and so is what was not synced, and all that was in memory."""
+        """It loses its process, its memory, and unsynced data."""
         self.kill()
         self._cluster.directories.forget_memory(self.name)
         names, blocks = self.disk.power_lost()
         self._cluster.trace.note(self.name, f"has lost power, {names} names and {blocks} blocks")
 
     def flip_bits(self, count: int) -> None:
-        """In the files that its log has on the disk."""
+        """Flip bits in the files of its log."""
         flipped = self._cluster.directories.flip_bits(self.name, count, self._cluster.scheduler.random)
         self._cluster.trace.note(self.name, f"has flipped bits: {flipped}")
 
     def back(self) -> None:
-        """It is wanted again: what was killed or stopped is started, what was paused goes on."""
+        """Bring it back: start it if it was killed or stopped, and resume it if it was paused."""
         self.wanted = True
         if self.process is not None and self.process.loop.paused:
             self.process.resume()
@@ -161,12 +161,12 @@ class Daemon:
 
     @property
     def serves(self) -> bool:
-        """Whether it is there and ready."""
+        """Whether it runs and is ready."""
         return self.ready is not None and self.process is not None and self.process.alive
 
 
 class Cluster:
-    """All machines: those of daemons, and those of clients."""
+    """All machines of daemons and clients."""
 
     def __init__(self, plan: Plan, scheduler: Scheduler, trace: Trace, root: Path) -> None:
         self.plan = plan
@@ -177,13 +177,13 @@ class Cluster:
         self.network.weather.pieces = plan.pieces
         self.directories = Directories(root)
         self.tree = zookeeper.Tree()
-        """What ZooKeeper has on its disk."""
+        """The data on ZooKeeper's disk."""
         self.defects: list[str] = []
         self.processes: list[Process] = []
-        """All there ever were: what is left of those that are gone must not end by itself."""
+        """All processes ever, because the rest of a killed one must not be finalized during a run."""
         self.machines: dict[str, Machine] = {}
         self.clients: dict[str, Process] = {}
-        """By name of their machines; so is what they run."""
+        """Client processes, by machine name; so are their programs."""
         self.programs: dict[str, Callable[[Runtime], Coroutine[Any, Any, Any]]] = {}
         self._random = Random(f"cluster {plan.seed}")
         self._daemon_random = Random(f"daemons {plan.seed}")
@@ -215,17 +215,17 @@ class Cluster:
         )
 
     def process(self, machine: Machine, name: str) -> Process:
-        """A new one, that is not started yet."""
+        """Make a process, without starting it."""
         process = Process(self.scheduler, machine, name, self.trace, self.defects.append)
         self.processes.append(process)
         return process
 
     def runtime(self, machine: Machine, launch: int, files: FileCalls = FILE_CALLS) -> Runtime:
-        """What a process gets from outside."""
+        """The runtime of a process."""
         return programs.runtime_of(machine, Random(f"{self.plan.seed} {machine.name} {launch}"), files)
 
     def disk(self, daemon: Daemon) -> MachineDisk:
-        """Of a daemon's machine."""
+        """The disk of a daemon's machine."""
         kept, random = self.directories.of(f"{daemon.name}.kept"), Random(f"disk {self.plan.seed} {daemon.name}")
         return MachineDisk(kept, random, daemon.power_lost)
 
@@ -239,21 +239,21 @@ class Cluster:
         return process
 
     def kill(self, name: str) -> None:
-        """A daemon or a client is gone at once."""
+        """Kill a daemon or a client."""
         if name in self.daemons:
             self.daemons[name].kill()
         else:
             self.clients[name].kill()
 
     def back(self, name: str) -> None:
-        """It is there again; a client has forgotten everything."""
+        """Bring a daemon or a client back; a client starts without its memory."""
         if name in self.daemons:
             self.daemons[name].back()
         elif not (self.clients[name].alive or self.clients[name].ended):
             self.again(name)
 
     def again(self, name: str) -> Process:
-        """Run what a client's machine has run last, whatever became of that."""
+        """Run the last program of a client's machine again."""
         return self.run_client(name, self.programs[name])
 
     def start(self) -> None:
@@ -263,5 +263,5 @@ class Cluster:
 
     @property
     def serves(self) -> bool:
-        """Whether all daemons are there and ready."""
+        """Whether all daemons run and are ready."""
         return all(daemon.serves for daemon in self.daemons.values())

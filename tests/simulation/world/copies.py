@@ -1,4 +1,4 @@
-"""How often each record is in the replicas that backups have, as they tell over the network."""
+"""The number of replicas of each record, as backups report them over the network."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ READ_BYTES_MAX = 1 << 20
 
 
 async def copies_of(client: Client, stream_id: int) -> Counter[Place]:
-    """Of each record of a stream that a backup has. Raises `KeraError` when one does not tell all that it has."""
+    """The number of replicas of each record of a stream. Raises `KeraError` when a backup does not report all."""
     cluster = await client.admin.describe_cluster()
     broker_ids = [broker.broker_id for broker in cluster.brokers]
     found: Counter[Place] = Counter()
@@ -31,7 +31,7 @@ async def copies_of(client: Client, stream_id: int) -> Counter[Place]:
 
 
 async def replicated_streams(client: Client) -> set[int]:
-    """Ids of the streams of which any backup has replicas. Raises what `copies_of` raises."""
+    """The ids of streams with replicas on a backup. Raises the same errors as `copies_of`."""
     cluster = await client.admin.describe_cluster()
     found: set[int] = set()
     for backup in cluster.backups:
@@ -83,7 +83,7 @@ async def _headers(channel: FrameChannel, replica: backup_pb2.ReplicaInfo) -> li
 
 
 def too_few(history: History, copies: Counter[Place], wanted: int) -> Iterator[str]:
-    """Records that are stored, and of which there are fewer copies than were promised."""
+    """Messages about stored records with fewer replicas than promised."""
     for place, value in history.stored:
         if copies[place] < wanted and not history.is_removed(place):
             yield f"of {value} at {place} there are {copies[place]} replicas, and not {wanted}"

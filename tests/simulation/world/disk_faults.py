@@ -1,7 +1,7 @@
-"""What befalls disks: power that is lost, of one machine or of all at once, errors, and no room.
+"""Faults of disks: a power loss of one machine or of all at once, errors, and full disks.
 
-Nothing is lost by right: power is lost only where what is acknowledged is elsewhere, or on the disk; and a disk that
-fails is none on which a process that is told to stop has to put what nobody else may have.
+No loss of data is legitimate: power is lost only where acknowledged records are elsewhere or on the disk; and no disk
+fails on which a stopping process must store the only copy of records.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ POWER, BLACKOUT, MIDDLE, FULL, BROKEN = (
 )
 KINDS = (POWER, BLACKOUT, MIDDLE, FULL, BROKEN)
 BITS = "bits flipped"
-"""In what one backup has at rest, where another one has a copy of all of it; and where a scenario says so."""
+"""Bits flip in the files of one backup when another one has copies of all records, or when a scenario says so."""
 AMOUNTS = {MIDDLE: (0, 40), BITS: (1, 8)}
-"""What a disk still carries out before power is lost, and how many bits are flipped of each file: at least, at most."""
+"""Least and most: the changes that a disk still makes before the power loss, and the flipped bits per file."""
 _ERRORS = {FULL: errno.ENOSPC, BROKEN: errno.EIO}
 
 
 def targets(plan: Plan, random: Random, kind: str) -> tuple[str, ...]:
-    """Whom it befalls; nobody when it may not be."""
+    """The targets of a fault; empty when it is not allowed."""
     mortal = [*plan.coordinator_names]
     if plan.replication or plan.durability == "persisted":
         mortal += plan.broker_names
@@ -51,15 +51,15 @@ def targets(plan: Plan, random: Random, kind: str) -> tuple[str, ...]:
 
 
 class DiskFaults:
-    """They come and go."""
+    """Begins and ends faults of disks."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._failing: Counter[str] = Counter()
-        """How many faults the disk of a machine has."""
+        """The number of present faults of a machine's disk."""
 
     def begin(self, fault: Fault) -> None:
-        """It comes, if it is of a disk."""
+        """Begin a fault, if it is one of a disk."""
         if fault.kind not in (*KINDS, BITS):
             return
         for name in fault.targets:
@@ -76,7 +76,7 @@ class DiskFaults:
                     self._failing[name] += 1
 
     def end(self, fault: Fault) -> None:
-        """It is over, likewise."""
+        """End a fault, if it is one of a disk."""
         if fault.kind not in KINDS:
             return
         for name in fault.targets:
@@ -90,7 +90,7 @@ class DiskFaults:
                 self._cluster.back(name)
 
     def end_all(self) -> None:
-        """All disks work from now on."""
+        """Make all disks work again."""
         for daemon in self._cluster.daemons.values():
             daemon.disk.operations_left, daemon.disk.error = None, 0
         self._failing.clear()

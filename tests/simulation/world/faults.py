@@ -1,4 +1,4 @@
-"""What befalls the cluster, carried out: the faults of a plan, and their ends."""
+"""The execution of a plan's faults, and of their ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Faults:
     def __init__(self, cluster: Cluster, history: History) -> None:
         self._cluster = cluster
         self.counts: Counter[str] = Counter()
-        """By kind."""
+        """The number of faults, by kind."""
         self._disks = disk_faults.DiskFaults(cluster)
         self._aims = Aims()
         self._people = people.People(cluster, history)
@@ -27,7 +27,7 @@ class Faults:
         cluster.network.watch = self._aims.meet
 
     def schedule(self, begun_s: float) -> None:
-        """Have all of them come, counted from a time."""
+        """Schedule all faults, with times relative to `begun_s`."""
         for fault in self._cluster.plan.faults:
             begin = self._aim if fault.kind == "aim" else self._begin
             self._cluster.scheduler.at(begun_s + fault.at_s, begin, fault)
@@ -113,7 +113,7 @@ class Faults:
                 cluster.back(name)
             case people.UNHEARD:
                 for producer in cluster.plan.producer_names:
-                    self._reset(producer)  # what was on its way does not come later
+                    self._reset(producer)  # so that messages in flight do not arrive later
                 network.heal(self._ways(fault))
             case "cut" | "cut one way" | "isolate" | sequences.CUT_OFF:
                 network.heal(self._ways(fault))
@@ -124,7 +124,7 @@ class Faults:
                 cluster.machines[name].slowness = 1.0
 
     def end_all(self) -> None:
-        """From now on all is well."""
+        """End all faults."""
         cluster = self._cluster
         cluster.trace.note("FAULT", "no more of them")
         self._aims.clear()
@@ -138,5 +138,5 @@ class Faults:
         self._people.end_all()
 
     def go_home(self) -> None:
-        """Nobody begins anything any more."""
+        """End the actions of people."""
         self._people.go_home()

@@ -1,8 +1,8 @@
-"""An impostor: a client that writes to the stream under the ids of others' producers, with sequences of its choice.
+"""An impostor: a client that writes to the stream under the ids of other producers, with chosen sequences.
 
-It learns from the broker how far a producer has got, as anybody can, and then sends chunks of its own: as the
-producer's next ones, as ones that are stored already, and in a later epoch. Producers may be fenced by that. Promise:
-a record whose writer was told that it is stored is there, once, whoever that writer is (``kera.client.checking``).
+It learns a producer's next sequence from the broker, as any client can, and then sends its own chunks: as the
+producer's next ones, as already stored ones, and in a later epoch. That may fence producers. Promise: an acknowledged
+record is stored once, whoever wrote it (``kera.client.checking``).
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from tests.simulation.world.workload import Workload
 
 LIKELY = 0.1
-"""How likely a seed has an impostor."""
+"""The probability that a seed has an impostor."""
 FIRST_S = 3.0
-"""Producers have begun by then."""
+"""The time by which producers have begun."""
 PAUSE_S = 0.7
-"""Between two attempts, on average."""
+"""The mean time between two attempts."""
 FAR_AHEAD = 1 << 40
-"""A sequence that no producer comes to: the refusal says which one is expected."""
+"""A sequence that no producer reaches: the refusal names the expected one."""
 BURST = 3
 
 
 def draws_one(plan: Plan) -> bool:
-    """Whether a plan has an impostor. Of chance of its own, so that all else is as it would be without it."""
+    """Whether a plan has an impostor. Drawn separately, so that the rest of a plan stays unchanged."""
     return Random(f"impostor {plan.seed}").random() < LIKELY
 
 
@@ -52,10 +52,10 @@ class Impostor:
         self._random = Random(f"what the impostor of {cluster.plan.seed} does")
         self._sent = 0
         self.is_over = False
-        """Whether it writes nothing more: until then, what is read back is not all."""
+        """Whether it has written its last record; a read-back before would be incomplete."""
 
     async def main(self, runtime: Runtime) -> None:
-        """Write under the ids of producers for as long as there is load."""
+        """Write under the ids of producers during the load."""
         try:
             await self._write(runtime)
         finally:
@@ -64,7 +64,7 @@ class Impostor:
     async def _write(self, runtime: Runtime) -> None:
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self._cluster.plan.load_s
-        await asyncio.sleep(FIRST_S)  # sleep: virtual time, until there are producers
+        await asyncio.sleep(FIRST_S)  # sleep: virtual time, until producers have begun
         async with self._workload.connected(runtime) as client:
             while loop.time() < until_s:
                 identities = sorted(self._workload.identities)
@@ -73,7 +73,7 @@ class Impostor:
                 await asyncio.sleep(self._random.expovariate(1 / PAUSE_S))  # sleep: virtual time, between attempts
 
     async def _pretend(self, client: Client, producer_id: int, epoch: int) -> None:
-        """A few chunks under the id of one producer."""
+        """Send a few chunks under the id of one producer."""
         streamlet_id = self._random.randrange(self._cluster.plan.streamlets)
         appender = await client.appender(
             self._stream, producer_id=PRODUCER_IDS.start, producer_epoch=epoch, chunk_bytes_max=4096

@@ -1,9 +1,8 @@
-"""Other streams, which come and go: operators make one, write to it, and delete it again, whatever happens meanwhile.
+"""Other streams, which come and go: operators create a stream, write to it, and delete it, all under faults.
 
-Promise: until somebody asks for its end, such a stream has every record that was acknowledged, once. When its deletion
-was acknowledged nobody knows it any more, and once all is well nothing is left of it, neither in files of brokers nor
-in replicas. One that older metadata lack is reported by its brokers, and has all of its records once it is adopted. No
-two have the same id.
+Promise: until its deletion is requested, such a stream has every acknowledged record once. After its acknowledged
+deletion it is unknown, and after all faults none of its data is left in brokers' files or in replicas. Brokers report
+a stream that older metadata lack, and it has all of its records once it is adopted. No two streams have the same id.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 KIND = "other stream"
 LIKELY = 0.6
-"""How likely a seed has some, if it may."""
+"""The probability that a seed has other streams, if it may."""
 RECORDS = 12
 BURST = 4
 PAUSE_S = 0.5
@@ -40,13 +39,13 @@ PATIENCE_MS = 30_000
 
 @dataclass(slots=True)
 class Other:
-    """A stream, as those know it who made it."""
+    """A stream, as its creator knows it."""
 
     name: str
     acknowledged: set[bytes] = field(default_factory=set)
     is_made: bool = False
     end_wanted: bool = False
-    """Somebody has asked for its end."""
+    """Its deletion was requested."""
     writer: Process | None = None
 
 
@@ -60,7 +59,7 @@ class OtherStreams:
         self.problems: list[str] = []
 
     def begin(self, fault: Fault) -> None:
-        """Make a stream and write to it, if the fault is one."""
+        """If the fault is another stream, create it and write to it."""
         if fault.kind == KIND:
             other = self._streams[fault] = Other(f"other-{len(self._streams) + 1}")
 
@@ -71,7 +70,7 @@ class OtherStreams:
             other.writer = self._cluster.run_client("operator", main)
 
     def end(self, fault: Fault) -> None:
-        """Have it deleted."""
+        """Delete it."""
         if other := self._streams.get(fault):
             other.end_wanted = True
 
@@ -85,9 +84,9 @@ class OtherStreams:
             self._cluster.run_client("operator", main)
 
     async def settle(self, runtime: Runtime) -> None:
-        """Look at those that are there, delete all, and wait until nothing is left of any."""
+        """Check the present streams, delete all, and wait until no data is left of them."""
         while any(one.writer is not None and one.writer.alive for one in self._streams.values()):
-            await asyncio.sleep(1.0)  # sleep: virtual time, until all that is to be written has been
+            await asyncio.sleep(1.0)  # sleep: virtual time, until all writers have ended
         async with programs.client_on(self._cluster.coordinators, runtime, retry_timeout_ms=PATIENCE_MS) as client:
             for other in self._streams.values():
                 if other.is_made and not other.end_wanted and await self._adopted(client, other):
@@ -127,18 +126,18 @@ class OtherStreams:
                     values = [f"{other.name}/{number}".encode() for number in range(first, first + BURST)]
                     await asyncio.gather(*(producer.send(other.name, value) for value in values))
                     other.acknowledged.update(values)
-                    await asyncio.sleep(PAUSE_S)  # sleep: virtual time, over which it is written to
+                    await asyncio.sleep(PAUSE_S)  # sleep: virtual time, between bursts
         except KeraError as error:
             self._cluster.trace.note("operator", f"could not write to {other.name}: {error!r}")
 
     async def _adopted(self, client: Client, other: Other) -> bool:
-        """Whether a stream is there, after it was adopted if older metadata lack it.
+        """Whether a stream exists, after its adoption if older metadata lack it.
 
-        Waits until its brokers have reported one that has to be there.
+        Waits until brokers have reported a stream that must exist.
         """
         while other.name not in {stream.name for stream in await client.admin.list_streams()}:
             if people.OLD_METADATA not in self._cluster.plan.kinds:
-                return True  # who looks at it finds that it is gone
+                return True  # the check of its records finds that it is gone
             with suppress(UnknownStream):
                 await client.admin.adopt_stream(other.name)
                 continue
@@ -148,7 +147,7 @@ class OtherStreams:
         return True
 
     async def _look_at(self, client: Client, other: Other) -> None:
-        """Read all of one that nobody has deleted, unless it may be damaged."""
+        """Check all records of a stream that was not deleted, unless it may be damaged."""
         if disk_faults.BITS in self._cluster.plan.kinds:
             return
         found: Counter[bytes] = Counter()
@@ -157,7 +156,7 @@ class OtherStreams:
                 async for record in consumer.records():
                     found[record.value or b""] += 1
         except UnknownStream:
-            if not other.end_wanted:  # its time may have come meanwhile
+            if not other.end_wanted:  # its deletion may have been requested meanwhile
                 self.problems.append(f"stream {other.name} is gone, and nobody has deleted it")
             return
         lost, doubled = sorted(other.acknowledged - found.keys()), [one for one, times in found.items() if times > 1]
@@ -165,7 +164,7 @@ class OtherStreams:
             self.problems.append(f"of stream {other.name} {lost} are lost, and {doubled} there more than once")
 
     async def _left(self, client: Client) -> list[str]:
-        """What is left of streams that were deleted, in words."""
+        """Messages about data that is left of deleted streams."""
         plan, names = self._cluster.plan, {other.name for other in self._streams.values()}
         try:
             known = {stream.name: stream.stream_id for stream in await client.admin.list_streams()}
@@ -178,7 +177,7 @@ class OtherStreams:
         return left + [f"{name} with a segment of stream {one}" for name, one in self._in_files() if one not in kept]
 
     def _in_files(self) -> Iterator[tuple[str, int]]:
-        """Brokers, and streams of which they have segments in files."""
+        """The brokers and the streams of segments in files."""
         for name in self._cluster.plan.broker_names:
             for path in sorted((self._cluster.directories.of(name) / "data").rglob("*.segment")):
                 with suppress(FileNotFoundError, CorruptChunk):
@@ -186,7 +185,7 @@ class OtherStreams:
 
 
 def draw(plan: Plan) -> Iterator[tuple[float, float]]:
-    """When they are made, and for how long they are there; of chance of its own, so that all else stays as it was."""
+    """The start and the life of each; drawn separately, so that the rest of a plan stays unchanged."""
     random = Random(f"others {plan.seed}")
     if random.random() > LIKELY:
         return

@@ -1,4 +1,4 @@
-"""The brokers that take chunks for a streamlet, as they show a writer over the network."""
+"""The brokers that accept chunks for a streamlet, as seen by a writer over the network."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from kera.v1 import broker_pb2
 
 TIMEOUT_S = 5.0
 FAR_AHEAD = 1 << 40
-"""A sequence to which no producer comes. The owner misses the chunks before it; other brokers do not look at it."""
+"""A sequence that no producer reaches. The owner misses the chunks before it; other brokers do not check it."""
 
 
 async def not_taken_by_owners(client: Client, name: str) -> list[str]:
-    """Streamlets whose chunks others than their owners take, or nobody, in words. Raises `KeraError`."""
+    """Messages about streamlets whose chunks not exactly their owners accept. Raises `KeraError`."""
     stream = await client.admin.describe_stream(name)
     taking: dict[int, list[int]] = {streamlet_id: [] for streamlet_id in sorted(stream.assignments)}
     for broker in (await client.admin.describe_cluster()).brokers:

@@ -1,6 +1,6 @@
-"""What people do while faults come: operators who move, alter, drain and restore, and those who run clients.
+"""People's actions during faults: operators move, alter, drain, truncate and restore, and clients are restarted.
 
-What they ask for may be refused, or get no answer; nothing that was acknowledged may be lost by any of it.
+Their requests may be refused or get no answer; no acknowledged record may be lost by them.
 """
 
 from __future__ import annotations
@@ -34,34 +34,35 @@ MOVE, LEAVE, TAKE_THE_NAME, ALTER, DRAIN, OLD_METADATA, TRUNCATE = (
     "truncate",
 )
 UNHEARD = "move unheard"
-"""A move before which answers of brokers do not come through any more: what is sent again goes to the new owner."""
+"""A move after brokers' answers were cut off: producers send again to the new owner."""
 KINDS = (MOVE, LEAVE, TAKE_THE_NAME, ALTER, DRAIN, OLD_METADATA, TRUNCATE)
 _CALM = frozenset({"stop", "slow way", "reset", "slow disk", MOVE, LEAVE, ALTER, TRUNCATE})
-"""Kinds by which no broker is lost."""
+"""Kinds that lose no broker."""
 ONLY_WITH = {
     OLD_METADATA: _CALM | {OLD_METADATA, disk_faults.BITS},
     disk_faults.BITS: _CALM | {OLD_METADATA, disk_faults.BITS, DRAIN, TAKE_THE_NAME, "set clock"},
 }
-"""Metadata are put back while all is well with the cluster: streams that were being recovered, as by a drain, wait for
-an operator, and numbers need a clock that goes on. Bits are flipped when nothing has only one copy: what was not
-acknowledged when its broker was lost may have, and is told as damaged then."""
+"""The kinds that may come together with these. Metadata are restored only in a healthy cluster: streams in recovery, as
+during a drain, would wait for an operator, and numbers need a clock that does not go back. Bits are flipped only when
+all records have several copies: an unacknowledged record of a lost broker may have a single one, and would be reported
+as damaged."""
 LEAVING_S = 0.5
-"""Between looks whether somebody who leaves has gone."""
+"""The time between checks whether a leaving client has ended."""
 CAUGHT_UP_S = 12.0
-"""After metadata were put back."""
+"""The time in which the cluster catches up after a restore of metadata."""
 
 
 class Doing(NamedTuple):
-    """Who does something, and how much of it."""
+    """The targets and the amount of an action."""
 
     targets: tuple[str, ...]
     amount: float = 0.0
     takes_time: bool = True
-    """It is undone later."""
+    """Whether it is undone later."""
 
 
 def draw(plan: Plan, random: Random, kind: str) -> Doing | None:
-    """One of a kind; None when there is nobody who could."""
+    """An action of a kind; None when it is impossible in this plan."""
     found: Doing | None = None
     match kind:
         case "move" if plan.brokers > 1:
@@ -78,7 +79,7 @@ def draw(plan: Plan, random: Random, kind: str) -> Doing | None:
             found = Doing((random.choice(plan.broker_names),))
         case "truncate":
             streamlet, share = random.randint(1, plan.streamlets), random.choice((0.0, 0.25, 0.5, 0.75))
-            behind = random.sample(plan.client_names, 1)  # who has not read yet what is removed, if it is a reader
+            behind = random.sample(plan.client_names, 1)  # if it is a reader, it misses the removed records
             found = Doing(("operator", *(name for name in behind if name.startswith("reader"))), streamlet + share)
         case "old metadata" if plan.coordinators == 1:
             found = Doing(tuple(plan.coordinator_names))
@@ -86,13 +87,13 @@ def draw(plan: Plan, random: Random, kind: str) -> Doing | None:
 
 
 def is_early(fault: Fault, before: Iterable[Fault]) -> bool:
-    """Whether metadata would be put back before the cluster has caught up with those of the last time."""
+    """Whether metadata would be restored before the cluster has caught up with the last restore."""
     last_s = max((one.at_s + one.lasts_s + CAUGHT_UP_S for one in before if one.kind == OLD_METADATA), default=0.0)
     return fault.kind == OLD_METADATA and fault.at_s < last_s
 
 
 def draw_unheard(plan: Plan) -> Iterator[tuple[float, float, str, int]]:
-    """When, for how long, to which broker, and which streamlet, counted from 1; of chance of its own."""
+    """Start, duration, target broker and streamlet (from 1) of each such move; drawn separately."""
     random = Random(f"unheard {plan.seed}")
     at_s = random.uniform(1.0, plan.load_s / 2)
     while plan.brokers > 1 and MOVE in plan.kinds and at_s < plan.load_s:
@@ -102,23 +103,23 @@ def draw_unheard(plan: Plan) -> Iterator[tuple[float, float, str, int]]:
 
 
 class People:
-    """They begin and end things."""
+    """Begins and ends people's actions."""
 
     def __init__(self, cluster: Cluster, history: History) -> None:
         self._cluster = cluster
         self._history = history
         self._late: list[Process] = []
-        """Producers that stand still while another one has their name."""
+        """Producers that are paused while another one has their name."""
         self._behind: list[Process] = []
-        """Readers that stand still while what they have yet to read is removed."""
+        """Readers that are paused while their next records are removed."""
         self._left: set[str] = set()
-        """Members of the consumer group that have left it, and readers that have stopped."""
+        """Members that have left the consumer group, and readers that have stopped."""
         self._drained: set[str] = set()
         self._copies: dict[Fault, bytes] = {}
-        """Of the metadata."""
+        """Copies of the metadata."""
 
     def begin(self, fault: Fault) -> None:
-        """They do something, if it is theirs."""
+        """Begin the action of a fault, if it is one."""
         cluster, name = self._cluster, fault.targets[0]
         match fault.kind:
             case "move" | "move unheard":
@@ -144,7 +145,7 @@ class People:
                 self._copy_metadata(fault)
 
     def end(self, fault: Fault) -> None:
-        """They undo it."""
+        """Undo the action."""
         name = fault.targets[0]
         match fault.kind:
             case "leave":
@@ -161,7 +162,7 @@ class People:
                 self._cluster.back(name)
 
     def end_all(self) -> None:
-        """They leave everything as it was."""
+        """Undo all actions."""
         for name in sorted(self._left):
             self._join(name)
         for name in sorted(self._drained):
@@ -171,7 +172,7 @@ class People:
         self._copies.clear()
 
     def go_home(self) -> None:
-        """Who has still to join stays away."""
+        """Let no client join again."""
         self._left.clear()
 
     def _join(self, name: str) -> None:
@@ -209,7 +210,7 @@ class People:
             self._drain(name, undo=True)
 
     def _truncate(self, streamlet: int, share: float) -> None:
-        """Remove a share of what a streamlet has; 0: all of it."""
+        """Remove a share of a streamlet's records; 0: all of them."""
         removed = self._history.removed
 
         async def truncate(client: Client) -> None:
@@ -233,7 +234,7 @@ class People:
         self._operate("copy the metadata", copy)
 
     def _operate(self, what: str, call: Callable[[Client], Awaitable[object]]) -> None:
-        """Have an operator do something, who may be refused, or get no answer."""
+        """Let an operator make a request, which may be refused or get no answer."""
         cluster = self._cluster
 
         async def main(runtime: Runtime) -> None:

@@ -1,7 +1,7 @@
-"""What a seed stands for: the cluster, its load, and the faults. Drawn at once, before anything runs.
+"""The plan of a seed: the cluster, its load, and the faults. It is drawn completely before the run.
 
-Faults are drawn by swarm testing: each seed leaves some kinds out, and the others come often. So that nothing may be
-lost by right, what is killed leaves enough copies: see `Plan.may_kill_backups`.
+Faults are drawn by swarm testing: each seed leaves some kinds out, and the others are frequent. Kills leave enough
+copies, so that no loss of data is legitimate: see `Plan.may_kill_backups`.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ KINDS = (
     disk_faults.BITS,
     *people.KINDS,
 )
-"""Of faults, and of what operators do meanwhile."""
+"""The kinds of faults and of operators' actions."""
 AIMS_FOR_EACH = 4
-"""Faults that are aimed come as often as so many other kinds together."""
+"""Aimed faults are as frequent as this number of other kinds together."""
 BLOWS = ("kill", "kill", "pause", "isolate", "reset")
 KIND_LIKELY = 0.5
-"""How likely a seed has a kind."""
+"""The probability that a seed has a kind."""
 
 
 class Fault(NamedTuple):
-    """Something that befalls the cluster."""
+    """A fault or an operator's action."""
 
     at_s: float
     kind: str
     lasts_s: float
-    """Until what is down comes back, what is cut is mended, and so on."""
+    """The time until a process is back, a cut way is open again, and so on."""
     targets: tuple[str, ...]
-    """Names of machines; what they mean depends on the kind."""
+    """Names of machines; their meaning depends on the kind."""
     amount: float = 0.0
 
     def __str__(self) -> str:
@@ -70,42 +70,42 @@ class Plan:
     producers: int
     readers: int
     members: int
-    """Of the consumer group."""
+    """The members of the consumer group."""
     records: int
-    """That each producer sends."""
+    """The records of each producer."""
     record_bytes: int
     burst: int
-    """Records that a producer sends before it waits for their acknowledgements."""
+    """The records that a producer sends before it waits for their acknowledgements."""
     delay_s: float
     pieces: float
     drift: float
-    """How much faster or slower clocks are, at most."""
+    """The largest relative error of clock rates."""
     load_s: float
-    """For which producers send, and faults come."""
+    """The duration of the load and of the faults."""
     kinds: tuple[str, ...]
     faults: tuple[Fault, ...]
     named: bool = False
-    """Producers have names: one that is gone has a successor, and one that comes back late is fenced."""
+    """Whether producers have names: a killed one then has a successor, and a late one is fenced."""
     latency_target_ms: int | None = None
-    """Of producers; None: they send without waiting for more."""
+    """The latency target of producers; None: they send without waiting for more records."""
     impostor: bool = False
-    """Somebody writes under the ids of producers, who may be fenced by that."""
+    """Whether an impostor writes under the ids of producers, which may fence them."""
 
     @property
     def may_kill_backups(self) -> bool:
-        """What they have in memory goes with them: only what is acknowledged from their disks may be killed freely."""
+        """A kill loses a backup's memory, so it is safe only if acknowledged records are on its disk."""
         return self.durability == "persisted"
 
     @property
     def mortal(self) -> list[str]:
-        """Machines on which processes may be killed; producers without names not: what they sent nobody would know."""
+        """Machines whose processes may be killed; not producers without names, whose sent records would be unknown."""
         names = [*self.zookeeper_names, *self.coordinator_names, *self.broker_names]
         names += [name for name in self.client_names if name.startswith("member")]
         names += self.producer_names if self.named else []
         return names + (self.backup_names if self.may_kill_backups else [])
 
     def lines(self) -> Iterator[str]:
-        """For people."""
+        """The plan as text for people."""
         yield (
             f"seed {self.seed}: {self.coordinators} coordinators, {self.brokers} brokers, {self.backups} backups;"
             f" {self.streamlets} streamlets of {self.entries} entries, {self.replication} replicas, {self.durability};"
@@ -121,12 +121,12 @@ class Plan:
 
     @property
     def coordinator_names(self) -> list[str]:
-        """Of the machines."""
+        """The names of the coordinators' machines."""
         return [f"coordinator-{number}" for number in range(1, self.coordinators + 1)]
 
     @property
     def zookeeper_names(self) -> list[str]:
-        """Likewise; several coordinators have one."""
+        """The names of ZooKeeper's machines: one if there are several coordinators."""
         return ["zookeeper-1"] if self.coordinators > 1 else []
 
     @property
@@ -186,7 +186,7 @@ def draw(seed: int) -> Plan:
 
 
 def _with_others(plan: Plan) -> Plan:
-    """What came later than most kinds, and is drawn so that all else stays what it was."""
+    """Add the kinds that are drawn separately, so that the rest of a plan stays unchanged."""
     more = [Fault(at_s, others.KIND, lasts_s, ("operator",)) for at_s, lasts_s in others.draw(plan)]
     more += [
         Fault(at_s, people.UNHEARD, lasts_s, (to,), streamlet)
@@ -220,7 +220,7 @@ def _with_faults(plan: Plan, random: Random) -> Plan:
 def _fault(  # noqa: PLR0911 - one for each kind
     plan: Plan, random: Random, kind: str, at_s: float
 ) -> Fault | None:
-    """One of a kind; None when the cluster has nothing that it could befall."""
+    """A fault of a kind; None when the cluster has no target for it."""
     servers = [*plan.zookeeper_names, *plan.coordinator_names, *plan.broker_names, *plan.backup_names]
     everyone = [*servers, *plan.client_names]
     lasts_s = random.choice((0.1, 1.0, 3.0, 12.0)) * (0.5 + random.random())
@@ -239,10 +239,10 @@ def _fault(  # noqa: PLR0911 - one for each kind
             return Fault(at_s, kind, lasts_s, aim, random.choice((1, 1, 1, 2, 5)) * random.choice((1, 1, -1)))
         case "stop" | "pause" | "isolate" | "slow disk":
             if kind == "stop" and people.OLD_METADATA in plan.kinds:
-                servers = [*plan.broker_names, *plan.backup_names]  # who cannot say that it stops is taken for lost
+                servers = [*plan.broker_names, *plan.backup_names]  # without a coordinator, stops would count as losses
             amount = random.choice((5.0, 50.0)) if kind == "slow disk" else 0.0
             return Fault(at_s, kind, lasts_s, (random.choice(servers),), amount)
-        case "cut one way" if random.random() < 0.5:  # answers are lost, and what was asked for is done
+        case "cut one way" if random.random() < 0.5:  # requests are carried out, and their answers are lost
             ends = random.choice(plan.broker_names), random.choice(plan.producer_names)
             return Fault(at_s, kind, lasts_s, ends)
         case "cut" | "cut one way":

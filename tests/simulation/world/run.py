@@ -1,4 +1,4 @@
-"""One run: a cluster and its clients under the faults of a seed, until all is well again, and what came of it."""
+"""One run: a cluster and its clients under the faults of a seed, until it has recovered; and its outcome."""
 
 from __future__ import annotations
 
@@ -36,34 +36,34 @@ from tests.simulation.world.plan import Plan, draw
 from tests.simulation.world.workload import GROUP, STREAM, Workload, fenced_too_late, programs_of
 
 START_S = 30.0
-"""In which a cluster without faults has started, and has its stream."""
+"""The time in which a cluster without faults starts and creates its stream."""
 CALM_S = 120.0
-"""In which all is well again once faults have ended: everything is acknowledged, and was read by all who read."""
+"""The time after the faults in which everything must be acknowledged, and read by all readers."""
 END_S = 5.0
-"""In which clients that are closed have left nothing."""
+"""The time in which closed clients must leave no connection."""
 HERE = Path("/proc/self/cwd")
-"""The directory of a run under a name that is the same in each: daemons tell each other of theirs."""
+"""The directory of a run; its name is the same in each run, because daemons exchange the names of theirs."""
 SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(slots=True)
 class Outcome:
-    """Of a run."""
+    """The outcome of a run."""
 
     plan: Plan
     digest: str = ""
-    """Of all that has happened."""
+    """The digest of the trace."""
     problems: list[str] = field(default_factory=list)
-    """Promises that were not kept; none: it was a good run."""
+    """Broken promises; empty after a good run."""
     lines: list[str] = field(default_factory=list)
-    """Of the trace."""
+    """The lines of the trace."""
     faults: Counter[str] = field(default_factory=Counter)
     records: int = 0
-    """That were acknowledged."""
+    """The number of acknowledged records."""
     repeats: int = 0
-    """That had arrived already when they were sent again."""
+    """The number of records that were sent again although they had arrived."""
     told_removed: int = 0
-    """How often a reader was told that somebody has removed what came next."""
+    """The number of times that a reader found its next records removed."""
     virtual_s: float = 0.0
     real_s: float = 0.0
     cpu_s: float = 0.0
@@ -111,7 +111,7 @@ class _Run:
         self._faults = Faults(cluster, self._workload.history)
 
     def go(self) -> None:
-        """All of it."""
+        """Carry out the run."""
         cluster, outcome, scheduler = self._cluster, self._outcome, self._cluster.scheduler
         cluster.start()
         if not self._reach("the cluster has started", lambda: cluster.serves, START_S):
@@ -180,7 +180,7 @@ class _Run:
         names = plan.client_names
         for name in names:
             process = self._cluster.clients[name]
-            # What an instance that was fenced had sent, it does not know of.
+            # A fenced instance does not learn the fate of its last records.
             if process.error is not None and not (plan.named and isinstance(process.error, ProducerFenced | Uncertain)):
                 self._outcome.problems.append(f"{name} ended with {process.error!r}")
         for process in self._cluster.processes:
@@ -216,30 +216,30 @@ class _Run:
 
 @contextmanager
 def _alone(seed: int) -> Iterator[None]:
-    """Nothing that is not the run's decides: neither chance, nor when garbage is collected."""
+    """Keep outside influences away: global randomness, and the times of garbage collection."""
     before, hook = random.getstate(), sys.unraisablehook
     random.seed(seed)
     PAUSES.seed(seed)
     gc.collect()
-    gc.freeze()  # what was there before need not be looked through again
+    gc.freeze()  # so that later collections skip older objects
     gc.disable()
     try:
         yield
     finally:
         random.setstate(before)
-        # What was killed has not ended, and cannot now: that it says so is of no interest.
+        # Killed programs cannot end any more, and their complaints are irrelevant.
         sys.unraisablehook = lambda _: None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             gc.enable()
             while gc.collect():
-                pass  # the end of one lets go of others
+                pass  # each collection may make more objects collectable
         gc.unfreeze()
         sys.unraisablehook = hook
 
 
 def _ends(read: Iterable[tuple[Place, Value]]) -> dict[tuple[int, int], int]:
-    """By streamlet and entry, the last record."""
+    """The last record, by streamlet and entry."""
     return {place[:2]: place.record for place, _ in read}
 
 
@@ -251,11 +251,11 @@ def _reaches(
 
 @contextmanager
 def _logged(trace: Trace, outcome: Outcome) -> Iterator[None]:
-    """What the daemons log goes into the trace; what they call an error in themselves is a problem."""
+    """Put the daemons' logs into the trace; a logged exception is a problem."""
 
     def note(_logger: Any, level: str, event: MutableMapping[str, Any]) -> Any:
         what, error = event.pop("event"), event.pop("exc_info", None)
-        for name in ("after_s", "for_s"):  # kera.core.base.repeated goes by the clock of the real machine
+        for name in ("after_s", "for_s"):  # kera.core.base.repeated uses the real machine's clock
             event.pop(name, None)
         loop = asyncio._get_running_loop()
         who = loop.process_name if isinstance(loop, ProcessLoop) else "thread"

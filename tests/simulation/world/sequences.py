@@ -1,9 +1,9 @@
-"""Faults one after the other, or at once, of which each alone does little: what ends badly in practice.
+"""Sequences of faults that do little alone and end badly together in practice.
 
-Chance seldom puts them together: a streamlet that goes back to whom it came from, a broker that is lost right after
-what it had was truncated, a broker that is lost together with one of its backups while none reaches the other one,
-and one that everybody reaches but the coordinators, or a coordinator but ZooKeeper. Of chance of their own, so that all
-else is as it would be without them.
+Random draws seldom combine them: a streamlet that returns to its former owner; a broker that is lost right after a
+truncation; a broker that is lost together with one of its backups while the other backup is unreachable; and a broker
+that only the coordinators cannot reach, or a coordinator that only ZooKeeper cannot reach. They are drawn separately,
+so that the rest of a plan stays unchanged.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from tests.simulation.world.plan import Plan
 
 CUT_OFF = "cut off"
-"""A broker that no coordinator hears, or a coordinator that ZooKeeper does not, and all others do."""
+"""A broker is cut off from the coordinators, or a coordinator from ZooKeeper, but not from the others."""
 LIKELY = 0.3
-"""How likely a seed has a sequence, if it may; of each."""
+"""The probability that a seed has a certain sequence, if it may."""
 GAP_S = 6.0
-"""Between two of a kind, on average."""
+"""The mean time between two sequences of a kind."""
 LOST_S = (8.0, 12.0, 18.0)
-"""For which somebody is away, who is taken for lost meanwhile."""
+"""Times away that are long enough to count as lost."""
 
 
 class Step(NamedTuple):
-    """What is to become a fault."""
+    """The fields of a future fault."""
 
     at_s: float
     kind: str
@@ -39,7 +39,7 @@ class Step(NamedTuple):
 
 
 def draw(plan: Plan) -> Iterator[Step]:
-    """The sequences of a plan; none where all must be well with brokers."""
+    """The sequences of a plan; a plan in which no broker may be lost has none."""
     random = Random(f"sequences {plan.seed}")
     if people.OLD_METADATA in plan.kinds or disk_faults.BITS in plan.kinds:
         return
@@ -75,7 +75,7 @@ def _to_and_fro(plan: Plan, random: Random, at_s: float) -> Iterator[Step]:
 
 
 def _both_lost(plan: Plan, random: Random, at_s: float) -> Iterator[Step]:
-    """Brokers do not reach one of the backups, and the next that acknowledges is lost; and so is another backup."""
+    """Cut the brokers off from one backup; then kill the next acknowledging broker, and isolate another backup."""
     lasts_s = random.choice(LOST_S)
     unreached, lost = random.sample(plan.backup_names, 2)
     for broker in plan.broker_names:

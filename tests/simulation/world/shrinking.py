@@ -1,7 +1,7 @@
-"""Makes the plan of a run that fails smaller, as long as it fails in the same way; and keeps plans in files.
+"""Makes the plan of a failing run smaller, as long as it fails in the same way; and keeps plans in files.
 
-Faults are dropped first, many at once and then one by one; then clients, records and the rest of the load. What is left
-is what a person reads, and what can be kept in ``tests/simulation/plans`` as a test.
+It drops faults first, many at once and then one by one; then clients, records and the rest of the load. The small plan
+is for a person to read, and can be kept in ``tests/simulation/plans`` as a test.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ RUNS_MAX = 200
 
 
 def kind_of(problems: list[str]) -> str:
-    """What a run has failed with, without what differs from run to run; empty when it has not."""
+    """The first problem of a run without its numbers, which differ from run to run; '' after a good run."""
     return re.sub(r"\d+", "N", problems[0]) if problems else ""
 
 
 class Shrinking:
-    """Of one plan."""
+    """The shrinking of one plan."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Shrinking:
     ) -> None:
         """`on_smaller` gets each plan that fails in the same way, the smallest last."""
         self.plan = plan
-        """The smallest so far."""
+        """The smallest failing plan so far."""
         self.runs = 0
         self._problems_of = problems_of
         self._on_smaller = on_smaller
@@ -45,7 +45,7 @@ class Shrinking:
         return kind_of(self._problems_of(plan))
 
     def _fails(self, plan: Plan) -> bool:
-        """Whether it fails as well, and is the smallest from now on."""
+        """Whether a plan fails in the same way; if so, it becomes the smallest."""
         if self._run(plan) != self._kind:
             return False
         self.plan = plan
@@ -53,7 +53,7 @@ class Shrinking:
         return True
 
     def go(self, runs_max: int = RUNS_MAX) -> Plan:
-        """Make it as small as so many runs allow. Raises ``ValueError`` for a plan that does not fail."""
+        """Make the plan as small as `runs_max` allows. Raises ``ValueError`` for a plan that does not fail."""
         if not self._kind:
             raise ValueError("it does not fail")
         changed = True
@@ -79,7 +79,7 @@ class Shrinking:
 
 
 def _with_less_load(plan: Plan) -> Iterator[Plan]:
-    """Each with one thing less."""
+    """Plans with less of one thing each."""
     least = {"members": 0, "readers": 0, "producers": 1, "streamlets": 1, "entries": 1, "records": 5, "burst": 1}
     for name, minimum in least.items():
         value = getattr(plan, name)
@@ -99,7 +99,7 @@ def stored(plan: Plan) -> str:
 
 
 def read(path: Path) -> Plan:
-    """The plan that is in a file."""
+    """The plan in a file."""
     content = json.loads(path.read_text(encoding="utf-8"))
     faults = (Fault(at_s, kind, lasts_s, tuple(who), amount) for at_s, kind, lasts_s, who, amount in content["faults"])
     return Plan(**content | {"faults": tuple(faults), "kinds": tuple(content["kinds"])})

@@ -1,4 +1,4 @@
-"""What clients do, and the history of what they saw."""
+"""The programs of clients, and the history of their observations."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ class Workload:
         self._plan = cluster.plan
         self.history = History()
         self.produced: set[str] = set()
-        """Producers that have had an answer to everything."""
+        """Producers that have got all their answers."""
         self.identities: set[tuple[int, int]] = set()
-        """Ids and first epochs of producers."""
+        """The ids and first epochs of producers."""
         self.repeats = 0
-        """Records that had arrived already when they were sent again, as producers were told."""
+        """Records that were acknowledged as repeats."""
         self._positions: dict[str, dict[int, list[Position]]] = {}
-        """Where readers go on that have stopped."""
+        """The positions at which stopped readers continue."""
         self.told_removed = 0
-        """How often a reader was told that what came next was removed."""
+        """The number of times that a reader found its next records removed."""
 
     def connected(self, runtime: Runtime) -> Any:
-        """A client."""
+        """Connect a client."""
         return programs.client_on(self._cluster.coordinators, runtime, **CLIENT_SETTINGS)
 
     async def create(self, runtime: Runtime) -> None:
-        """Make the stream."""
+        """Create the stream."""
         plan = self._plan
         async with self.connected(runtime) as client:
             await client.admin.create_stream(
@@ -64,7 +64,7 @@ class Workload:
             )
 
     def producer(self, name: str) -> Program:
-        """Sends its records over the time of the load, some at once, and waits for all of them."""
+        """A program that sends its records in bursts during the load, and waits for all acknowledgements."""
 
         async def send_all(runtime: Runtime) -> None:
             plan = self._plan
@@ -84,10 +84,10 @@ class Workload:
                 pause_s = plan.load_s * plan.burst / plan.records
                 for first in range(0, plan.records, plan.burst):
                     if first:
-                        await asyncio.sleep(pause_s)  # sleep: virtual time, over which the load comes
+                        await asyncio.sleep(pause_s)  # sleep: virtual time, between bursts
                     numbers = range(first, min(first + plan.burst, plan.records))
                     await asyncio.gather(*(self._send(producer, Value(who, number)) for number in numbers))
-            self.produced.add(name)  # else it was fenced, and ends with that
+            self.produced.add(name)  # a fenced producer does not get here
             self._cluster.trace.note(name, f"has sent everything as {who}")
 
         async def main(runtime: Runtime) -> None:
@@ -119,7 +119,7 @@ class Workload:
             self.repeats += delivery.duplicate
 
     def reader(self, name: str) -> Program:
-        """Reads everything from the beginning on, as it comes, behind what was removed; and where it once stopped."""
+        """A program that reads everything from the beginning or from its last position, and skips removed records."""
 
         async def main(runtime: Runtime) -> None:
             async with self.connected(runtime) as client:
@@ -153,7 +153,7 @@ class Workload:
                     raise
 
     def _check_removed(self, name: str, gap: DataLost) -> None:
-        """Raise a gap of which a reader was told, unless somebody has had removed what was there."""
+        """Raise a gap that a reader has found, unless its records were removed on request."""
         told = gap.attributes
         entry = told["streamlet_id"], told["entry"]
         record = max((end for _, end in told.get("lost_records", [])), default=told.get("available_record"))
@@ -163,7 +163,7 @@ class Workload:
         self._cluster.trace.note(name, f"goes on behind what was removed: {gap}")
 
     def member(self) -> Program:
-        """Takes its part of the stream, as one of the consumer group."""
+        """A program that reads its part of the stream as a member of the consumer group."""
 
         async def main(runtime: Runtime) -> None:
             async with (
@@ -174,13 +174,13 @@ class Workload:
                     try:
                         async for record in consumer.records():
                             self.history.processed[GROUP].add(_seen(record)[1])
-                    except DataLost as gap:  # told once; the next call continues after it
+                    except DataLost as gap:  # raised once; the next call continues after it
                         self._check_removed("member", gap)
 
         return main
 
     async def read_back(self, runtime: Runtime) -> None:
-        """Read what is stored in the end."""
+        """Read all stored records at the end."""
         stored: list[tuple[Place, Value]] = []
         async with self.connected(runtime) as client:
             await self._read(client, "operator", stored.append, end="latest")
@@ -188,7 +188,7 @@ class Workload:
         self._cluster.trace.note("operator", f"has read back {len(stored)} records")
 
     async def replicated(self, runtime: Runtime) -> None:
-        """Wait until backups have as many copies of everything as were promised."""
+        """Wait until backups have the promised number of copies of all records."""
 
         async def too_few_of(client: Client) -> list[str]:
             stream_id = (await client.describe(STREAM)).stream_id
@@ -197,11 +197,11 @@ class Workload:
         await self._until_none(runtime, too_few_of)
 
     async def taken_by_owners(self, runtime: Runtime) -> None:
-        """Wait until chunks of each streamlet are taken by one broker, its owner."""
+        """Wait until only its owner accepts chunks of each streamlet."""
         await self._until_none(runtime, lambda client: not_taken_by_owners(client, STREAM))
 
     async def _until_none(self, runtime: Runtime, look: Callable[[Client], Awaitable[list[str]]]) -> None:
-        """Wait until a look finds nothing that is wrong."""
+        """Wait until a check finds no problem."""
         told = list[str]()
         async with self.connected(runtime) as client:
             while True:
@@ -218,7 +218,7 @@ class Workload:
 
 
 def programs_of(workload: Workload, plan: Plan) -> dict[str, Program]:
-    """By machine."""
+    """The programs, by machine."""
     found: dict[str, Program] = {}
     for name in plan.client_names:
         kind = name.partition("-")[0]
@@ -233,7 +233,7 @@ def programs_of(workload: Workload, plan: Plan) -> dict[str, Program]:
 
 
 def fenced_too_late(stored: Iterable[tuple[Place, Value]]) -> Iterator[str]:
-    """What is stored of a producer behind something of its successor, whose epochs are later."""
+    """Messages about records of a producer that are stored behind records of its successor, with a later epoch."""
     last: dict[tuple[int, int, str], int] = {}
     for place, value in stored:
         name, _, epoch = value.producer.partition("#")

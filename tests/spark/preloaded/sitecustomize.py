@@ -1,4 +1,4 @@
-"""Imports KerA once in each daemon of PySpark, from which Python workers are forked: each would import it anew.
+"""Import KerA once in each daemon of PySpark, so that its forked Python workers need not.
 
 Python imports a module of this name at every start; `tests/spark/conftest.py` puts its directory on the path of Spark's
 processes.
@@ -9,7 +9,7 @@ import gc
 import sys
 
 if sys.orig_argv[1:3] == ["-m", "pyspark.daemon"]:
-    with contextlib.suppress(ImportError):  # what is missing is for the workers to miss
+    with contextlib.suppress(ImportError):  # the workers report a missing module
         import kera.client
         import kera.spark_connector.reading.batch
         import kera.spark_connector.reading.streaming

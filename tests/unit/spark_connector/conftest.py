@@ -1,4 +1,4 @@
-"""A cluster in memory for the tests that ask for one."""
+"""A cluster in memory, as a fixture."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from tests.unit.spark_connector.fakes import FakeClient
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClient]:
-    """What every `Client.connect` of the test finds; empty, with two streamlets."""
+    """Every `Client.connect` of the test connects to this cluster: one empty stream with two streamlets."""
     fake = FakeClient({0: [[]], 1: [[]]})
     monkeypatch.setattr(Client, "connect", fake.connect)
     monkeypatch.setattr(portal, "_shared", {})

@@ -1,6 +1,6 @@
-"""A cluster that exists only in memory, for the connector's tests without daemons.
+"""A cluster in memory, for the connector's tests without daemons.
 
-Every chunk has `CHUNK_BYTES`, and an entry has one segment.
+Every chunk has `CHUNK_BYTES` bytes, and an entry has one segment.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Chunk(NamedTuple):
     next: Position
     entry: EntryId
     memory: FakeClient | None
-    """The broker's, if it lies there."""
+    """The broker's memory, if the chunk lies there."""
     chunks: int = 1
 
     @property
@@ -65,19 +65,19 @@ class Chunk(NamedTuple):
 
 
 def at(chunk: int) -> Position:
-    """Where the chunk with this number starts."""
+    """The position at which the chunk with this number starts."""
     return Position(1, 1, chunk * CHUNK_BYTES)
 
 
 @dataclass
 class FakeStream:
-    """`chunks` has the record counts of the chunks of each entry; the first `removed` of them are gone."""
+    """`chunks` has the record counts of each entry's chunks; the first `removed` chunks are gone."""
 
     stream_id: int
     chunks: dict[int, list[list[int]]]
     typed: bool = True
     removed: dict[int, int] = field(default_factory=dict)
-    """Per streamlet."""
+    """Removed chunks, per streamlet."""
     broker: BrokerDescription = BROKER
 
     def description(self, name: str) -> StreamDescription:
@@ -146,14 +146,14 @@ class FakeStream:
 
 
 class FakeLatency:
-    """What the cluster is told of a query's batches."""
+    """Records a query's reports about its batches."""
 
     def __init__(self) -> None:
         self.watched: set[int] = set()
         """Streams with a latency constraint."""
         self.groups: list[str] = []
         self.done_batches: list[tuple[list[tuple[str, EntryId, int]], float]] = []
-        """What was in each, and how long it took."""
+        """The contents and the duration of each batch."""
         self.told: list[list[str]] = []
 
     def batch_reports(self, consumer_group: str) -> Self:
@@ -171,7 +171,7 @@ class FakeLatency:
 
 
 class FakeClient:
-    """Stands for `kera.client.Client`; has the stream "numbers"."""
+    """Stands in for `kera.client.Client`; has the stream "numbers"."""
 
     def __init__(self, chunks: dict[int, list[list[int]]]) -> None:
         self.streams = {"numbers": FakeStream(7, chunks)}
@@ -181,26 +181,26 @@ class FakeClient:
         self.read_ranges_open = 0
         self.connected = 0
         self.settings: list[ClientSettings] = []
-        """With which it was connected to."""
+        """The settings of each connection."""
         self.intact = True
-        """Whether any chunk is still in the broker's memory."""
+        """Whether the broker's memory still holds the chunks."""
         self.reused: set[Position] = set()
-        """Chunks that are not."""
+        """Chunks whose memory was used again."""
         self.unnamed: dict[str, bool] = {}
-        """By consumer group: whether the last commit said that nobody has named it."""
+        """By consumer group: whether its last commit was marked as unnamed."""
         self.committed: dict[tuple[str, str], dict[EntryId, Position]] = {}
-        """By consumer group and stream."""
+        """Committed positions, by consumer group and stream."""
         self.commits = 0
         self.away = False
-        """The coordinator does not answer."""
+        """Whether the coordinator does not answer."""
         self.looked_for: list[Position] = []
-        """Where chunks were looked for."""
+        """The start of each `locate` query."""
         self.commit_error: KeraError | None = None
         self.created_us = 0
-        """When chunks were made."""
+        """The creation time of all chunks."""
         self.shared_memory: set[str] = set()
         self.joined_bytes_max: set[int] = set()
-        """What ranges were read with."""
+        """The values of this setting in calls of `read_range`."""
 
     @property
     def chunks(self) -> dict[int, list[list[int]]]:

@@ -1,4 +1,4 @@
-"""A micro-batch takes no more than the limits allow, is fair to all entries, and waits no longer than it may."""
+"""Micro-batches keep within their limits, share them fairly among entries, and wait no longer than allowed."""
 
 import pytest
 from hypothesis import given
@@ -20,11 +20,11 @@ def shares(waiting: dict[EntryName, Waiting], limits: BatchLimits) -> dict[Entry
     return dict(decision.shares)
 
 
-def test_without_limits_all_is_taken() -> None:
+def test_without_limits_a_micro_batch_takes_everything() -> None:
     assert shares({A: there(900), C: there(100)}, BatchLimits()) == {}
 
 
-def test_shares_of_records_follow_what_waits_and_leave_no_entry_out() -> None:
+def test_shares_of_records_follow_the_backlog_and_no_entry_is_left_out() -> None:
     waiting = {A: there(900), B: there(1), C: there(100)}
 
     assert shares(waiting, BatchLimits(records_max=1001)) == {}
@@ -36,20 +36,20 @@ def test_shares_of_records_follow_what_waits_and_leave_no_entry_out() -> None:
     assert shares(waiting, BatchLimits(records_max=1)) == dict.fromkeys(waiting, EntryShare(1, None))
 
 
-def test_shares_of_bytes_follow_what_is_estimated() -> None:
+def test_shares_of_bytes_follow_the_estimates() -> None:
     waiting = {A: there(1, 900), C: there(1, 100)}
 
     assert shares(waiting, BatchLimits(bytes_max=1000)) == {}
     assert shares(waiting, BatchLimits(bytes_max=100)) == {A: EntryShare(None, 90), C: EntryShare(None, 10)}
 
 
-def test_a_limit_in_bytes_holds_where_the_estimate_is_too_low() -> None:
+def test_a_byte_limit_holds_when_the_estimate_is_too_low() -> None:
     waiting = {A: there(1, 300, most=5000), C: there(1, 100)}
 
     assert shares(waiting, BatchLimits(bytes_max=800)) == {A: EntryShare(None, 600), C: EntryShare(None, 200)}
 
 
-def test_both_limits_count() -> None:
+def test_record_and_byte_limits_apply_together() -> None:
     waiting = {A: there(30, 900), C: there(10, 100)}
 
     assert shares(waiting, BatchLimits(records_max=20, bytes_max=100)) == {A: EntryShare(15, 90), C: EntryShare(5, 10)}
@@ -74,7 +74,7 @@ def test_both_limits_count() -> None:
         (10, 0, False, False),
     ],
 )
-def test_a_micro_batch_waits_for_its_minimum_but_not_for_too_long(
+def test_a_micro_batch_waits_for_its_minimum_up_to_the_maximal_delay(
     records: int, waited_ms: int | None, available_now: bool, waits: bool
 ) -> None:
     limits = BatchLimits(records_min=10, delay_max_ms=60_000)
@@ -112,7 +112,7 @@ def test_shares_stay_within_the_limits_but_for_one_chunk_per_entry(
     found = shares(waiting, BatchLimits(records_max=records_max, bytes_max=bytes_max))
 
     def taken(entry: EntryName) -> tuple[int, int]:
-        """Records and bytes that the entry may give at most; 1 stands for at least one chunk."""
+        """The most records and bytes that the entry may give; 1 stands for at least one chunk."""
         share = found.get(entry, EntryShare(None, None))
         return (
             waiting[entry].records if share.records_max is None else share.records_max,

@@ -1,4 +1,4 @@
-"""Micro-batches follow each other without gap or overlap, ends never go back, and each loss is named."""
+"""Micro-batches follow each other without gap or overlap, their ends never go back, and each loss is reported."""
 
 import json
 from collections.abc import Callable
@@ -34,14 +34,14 @@ def both(*streams: Offsets) -> Offsets:
 
 
 def stored(end: Offsets) -> Offsets:
-    """As it comes back from the checkpoint."""
+    """The offsets as they come back from the checkpoint."""
     return Offsets.from_json(json.loads(json.dumps(end.to_json())))
 
 
 # --- what is new --------------------------------------------------------------------------------------------
 
 
-def test_an_end_is_the_head_of_each_entry() -> None:
+def test_a_micro_batch_ends_at_the_head_of_each_entry() -> None:
     now = now_of(stream_now({0: [entry(8), entry(6)]}), stream_now({0: [entry(4)]}, "trains", 8))
     start = both(offsets((at(8), at(2))), offsets((at(1),), name="trains", stream_id=8))
 
@@ -56,7 +56,7 @@ def test_an_end_never_goes_back_in_any_entry() -> None:
     assert advance.heads == offsets((at(8), at(6)))
 
 
-def test_the_start_stays_where_only_the_name_of_the_place_has_changed() -> None:
+def test_a_renamed_position_without_new_records_keeps_the_start() -> None:
     start = offsets((EntryOffset(Position(1, 1, 640), 10),))
     bounds = replace(entry(10), end=Position(1, 2, 0))
 
@@ -66,8 +66,8 @@ def test_the_start_stays_where_only_the_name_of_the_place_has_changed() -> None:
 
 
 @pytest.mark.parametrize("before", [900, 5])
-def test_an_entry_that_lost_its_ordinals_with_its_broker_is_still_read(before: int) -> None:
-    """The groups go on, the ordinals begin anew."""
+def test_an_entry_whose_ordinals_begin_anew_is_still_read(before: int) -> None:
+    """The group ids go on, the ordinals begin anew."""
     bounds = replace(entry(5, group=2), start=Position(1, 1, 0))
     now = now_of(stream_now({0: [bounds]}))
 
@@ -77,7 +77,7 @@ def test_an_entry_that_lost_its_ordinals_with_its_broker_is_still_read(before: i
     assert waiting(advance, now)[named()].records == 1
 
 
-def test_a_stream_and_a_streamlet_that_are_new_begin_at_what_is_there() -> None:
+def test_new_streams_and_streamlets_begin_at_their_first_record() -> None:
     now = now_of(stream_now({0: [entry(8)], 1: [entry(5, first=3)]}), stream_now({0: [entry(4)]}, "trains", 8))
 
     advance = next_ends(offsets((at(8),)), now, fail_on_data_loss=True)
@@ -87,7 +87,7 @@ def test_a_stream_and_a_streamlet_that_are_new_begin_at_what_is_there() -> None:
     assert advance.warnings == ()
 
 
-def test_a_place_in_groups_that_were_let_go_empty_moves_on_to_what_is_there() -> None:
+def test_a_position_in_a_removed_empty_group_moves_to_the_first_record() -> None:
     now = now_of(stream_now({0: [entry(10, first=4, group=3)]}))
     read_all = offsets((EntryOffset(Position(1, 2, 640), 4),))
 
@@ -97,10 +97,8 @@ def test_a_place_in_groups_that_were_let_go_empty_moves_on_to_what_is_there() ->
 
 
 @pytest.mark.parametrize("before", [EntryOffset(EARLIEST, 0), at(50)])
-def test_an_entry_whose_broker_lost_its_memory_has_lost_records_also_where_the_ordinals_are_the_same_again(
-    before: EntryOffset,
-) -> None:
-    """Since the checkpoint 50 records came and were lost; the ordinals began anew, and have come as far again."""
+def test_an_entry_whose_broker_lost_its_memory_has_lost_records_even_if_the_ordinals_match(before: EntryOffset) -> None:
+    """50 records came after the checkpoint and were lost; the ordinals began anew and reached the same number."""
     lost = EARLIEST, Position(2, 1, 0)
     bounds = replace(entry(10, first=before.record, group=2), lost=lost)
     now = now_of(stream_now({0: [bounds]}))
@@ -169,7 +167,7 @@ AFTER = {
     "lost with its ordinals": offsets((at(2),), (at(0, group=2),)),
     "unassigned": offsets((at(2),)),
 }
-"""Where it goes on when a loss may be."""
+"""The start after each loss when losses are tolerated."""
 
 
 @pytest.mark.parametrize("what", LOSSES)
@@ -181,7 +179,7 @@ AFTER = {
     ],
     ids=["next_ends", "revise"],
 )
-def test_a_loss_is_an_error_that_says_what_and_how_to_get_out(what: str, ask: Callable[[Now], object]) -> None:
+def test_a_loss_is_an_error_that_names_the_loss_and_the_way_out(what: str, ask: Callable[[Now], object]) -> None:
     now, error, words, attributes = LOSSES[what]
 
     with pytest.raises(error, match=words) as caught:
@@ -191,7 +189,7 @@ def test_a_loss_is_an_error_that_says_what_and_how_to_get_out(what: str, ask: Ca
 
 
 @pytest.mark.parametrize("what", LOSSES)
-def test_where_a_loss_may_be_it_is_a_warning_once_and_the_query_goes_on(what: str) -> None:
+def test_a_tolerated_loss_is_one_warning_and_the_query_goes_on(what: str) -> None:
     now = LOSSES[what][0]
 
     advance = next_ends(BEFORE, now, fail_on_data_loss=False)
@@ -208,7 +206,7 @@ def test_where_a_loss_may_be_it_is_a_warning_once_and_the_query_goes_on(what: st
 
 
 @pytest.mark.parametrize("what", LOSSES)
-def test_a_loss_is_put_down_also_when_nothing_is_new(what: str) -> None:
+def test_a_loss_is_recorded_even_without_new_records(what: str) -> None:
     advance = next_ends(BEFORE, LOSSES[what][0], fail_on_data_loss=False)
 
     assert conclude(BEFORE, advance, advance.start).streams == AFTER[what].streams
@@ -219,21 +217,21 @@ def test_a_loss_is_put_down_also_when_nothing_is_new(what: str) -> None:
 NOW = now_of(stream_now({0: [entry(8), entry(6)]}))
 
 
-def test_nothing_new_gives_the_start_back() -> None:
+def test_without_new_records_the_end_is_the_start() -> None:
     start = Offsets(heads(NOW).streams, offsets((at(0), at(0))).streams, "readers")
     advance = next_ends(start, NOW, fail_on_data_loss=True)
 
     assert conclude(start, advance, advance.heads, group="others", first=True) is start
 
 
-def test_an_empty_stream_that_has_joined_is_not_yet_put_down() -> None:
+def test_an_empty_stream_that_joins_is_not_recorded_yet() -> None:
     start = heads(NOW)
     advance = next_ends(start, {**NOW, **now_of(stream_now({0: [entry(0)]}, "trains", 8))}, fail_on_data_loss=True)
 
     assert conclude(start, advance, advance.heads) is start
 
 
-def test_only_the_first_end_says_where_the_query_began() -> None:
+def test_only_the_first_end_records_where_the_query_began() -> None:
     start = offsets((at(1), at(2)))
     advance = next_ends(start, NOW, fail_on_data_loss=True)
 
@@ -245,7 +243,7 @@ def test_only_the_first_end_says_where_the_query_began() -> None:
     )
 
 
-def test_the_first_end_with_a_new_stream_says_where_that_began() -> None:
+def test_the_first_end_with_a_new_stream_records_where_that_stream_began() -> None:
     start = heads(NOW)
     trains = stream_now({0: [entry(4, first=2)]}, "trains", 8)
     advance = next_ends(start, {**NOW, **now_of(trains)}, fail_on_data_loss=True)
@@ -274,7 +272,7 @@ def test_available_now_does_not_go_back_to_its_target() -> None:
     assert cap(advance, offsets((at(5),))).heads == offsets((at(7),))
 
 
-def test_available_now_reads_nothing_of_streams_that_came_later() -> None:
+def test_available_now_reads_no_streams_that_came_later() -> None:
     start = both(offsets((at(0),)), offsets((at(0),), name="trains", stream_id=8))
     advance = Advance(start, both(offsets((at(9),)), offsets((at(9),), name="trains", stream_id=8)))
 
@@ -289,13 +287,13 @@ def test_available_now_reads_nothing_of_streams_that_came_later() -> None:
 # --- how much waits -----------------------------------------------------------------------------------------
 
 
-def test_what_waits_is_counted_by_ordinals_and_bytes_are_exact_in_one_segment() -> None:
+def test_the_backlog_is_counted_by_ordinals_and_its_bytes_are_exact_in_one_segment() -> None:
     advance = next_ends(offsets((at(3), at(6))), NOW, fail_on_data_loss=True)
 
     assert waiting(advance, NOW) == {named(0, 0): Waiting(5, 5 * RECORD_BYTES, 5 * RECORD_BYTES)}
 
 
-def test_over_segments_bytes_are_estimated_from_all_of_the_entry() -> None:
+def test_the_bytes_of_a_backlog_over_segments_are_estimated_from_the_whole_entry() -> None:
     bounds = replace(entry(100), end=Position(3, 1, 0), length_bytes=100_000)
     now = now_of(stream_now({0: [bounds]}))
 
@@ -319,7 +317,7 @@ def test_a_limited_end_is_between_start_and_head() -> None:
 # --- a micro-batch that is planned again --------------------------------------------------------------------
 
 
-def test_what_was_planned_is_planned_again_from_where_it_began() -> None:
+def test_a_replanned_micro_batch_begins_where_it_began_before() -> None:
     end = Offsets(offsets((at(7), at(6))).streams, offsets((at(2), at(6))).streams)
 
     planned = revise(offsets((at(4), at(4))), stored(end), NOW, fail_on_data_loss=True)
@@ -327,7 +325,7 @@ def test_what_was_planned_is_planned_again_from_where_it_began() -> None:
     assert planned == Planned(offsets((at(2), at(6))), offsets((at(7), at(6))))
 
 
-def test_of_a_stream_that_gives_nothing_it_does_not_matter_what_has_become_of_it() -> None:
+def test_a_missing_stream_that_gives_no_records_is_ignored() -> None:
     start = both(offsets((at(4), at(4))), offsets((at(9),), name="trains", stream_id=8))
     end = both(offsets((at(7), at(6))), offsets((at(9),), name="trains", stream_id=8))
 
@@ -337,7 +335,7 @@ def test_of_a_stream_that_gives_nothing_it_does_not_matter_what_has_become_of_it
 
 
 @pytest.mark.parametrize("what", LOSSES)
-def test_of_what_was_planned_only_what_is_there_is_read_where_a_loss_may_be(what: str) -> None:
+def test_a_replanned_micro_batch_reads_only_remaining_records_after_a_tolerated_loss(what: str) -> None:
     now = LOSSES[what][0]
 
     planned = revise(BEFORE, heads(now_of(HERE)), now, fail_on_data_loss=False)
@@ -354,7 +352,7 @@ def test_of_what_was_planned_only_what_is_there_is_read_where_a_loss_may_be(what
     assert [(item.entry, item.start, item.end) for item in found] == expected[what]
 
 
-def test_of_what_was_planned_and_is_gone_nothing_is_read_where_a_loss_may_be() -> None:
+def test_a_replanned_micro_batch_of_removed_records_reads_nothing() -> None:
     now = now_of(stream_now({0: [entry(3, first=9)]}))
 
     planned = revise(offsets((at(2),)), offsets((at(5),)), now, fail_on_data_loss=False)
@@ -364,8 +362,8 @@ def test_of_what_was_planned_and_is_gone_nothing_is_read_where_a_loss_may_be() -
     assert warning.startswith("7 records of stream 'flights', streamlet 0, entry 0 are gone")
 
 
-def test_a_query_that_begins_later_than_its_first_micro_batch_ended_reads_nothing() -> None:
-    """Spark asks again where a query begins when it is killed in a first micro-batch without a record."""
+def test_a_query_that_begins_behind_the_end_of_its_first_micro_batch_reads_nothing() -> None:
+    """Spark asks for the initial offset again after a kill in a first micro-batch without a record."""
     planned = revise(offsets((at(7), at(6))), offsets((at(2), at(6))), NOW, fail_on_data_loss=True)
 
     assert ranges(planned.start, planned.end, NOW) == []
@@ -379,12 +377,12 @@ says = st.lists(
 
 
 @given(says, st.integers(1, 40))
-def test_micro_batches_cover_streams_exactly_whatever_the_brokers_say(
+def test_micro_batches_cover_each_record_exactly_once(
     rounds: list[tuple[int, int, bool, bool]], records_max: int
 ) -> None:
-    """A dumb model: every record that a partition covers is put on a list; none may be missing or come twice.
+    """A simple model lists every record that a partition covers; none may be missing or come twice.
 
-    Heads go forth and back, the second stream joins late and goes out of sight, and launches end after planning.
+    Heads move back and forth, the second stream joins late and disappears, and launches end after planning.
     """
     checkpoint = offsets((at(0),))
     seen: dict[str, list[int]] = {"flights": [], "trains": []}

@@ -1,4 +1,4 @@
-"""The batch reader plans what is there once, and reads exactly that."""
+"""The batch reader plans once, and reads exactly the planned records."""
 
 import json
 import pickle
@@ -26,7 +26,7 @@ def reader(**options: str) -> KeraBatchReader:
 
 
 def read(made: KeraBatchReader) -> list[int]:
-    """Each partition read by a task of its own."""
+    """Read each partition in its own task."""
     in_worker: KeraBatchReader = pickle.loads(pickle.dumps(made))
     return [
         number
@@ -43,14 +43,14 @@ def places(*chunks: int) -> str:
     )
 
 
-def test_the_columns_are_asked_of_the_cluster(cluster: FakeClient) -> None:
+def test_the_columns_come_from_the_cluster(cluster: FakeClient) -> None:
     assert KeraDataSource(NEEDED).schema() == COLUMNS
     assert cluster.closed
     with pytest.raises(UnknownStream):
         KeraDataSource({**NEEDED, "path": "nothing"}).schema()
 
 
-def test_headers_are_a_column_when_they_are_asked_for(cluster: FakeClient) -> None:
+def test_headers_are_a_column_on_request(cluster: FakeClient) -> None:
     cluster.streams["plain"] = FakeStream(8, {0: [[]]}, typed=False)
     plain = {**NEEDED, "path": "plain"}
 
@@ -60,7 +60,7 @@ def test_headers_are_a_column_when_they_are_asked_for(cluster: FakeClient) -> No
         KeraDataSource({**NEEDED, "includeHeaders": "true"}).schema()
 
 
-def test_everything_that_is_there_is_read(cluster: FakeClient) -> None:
+def test_a_batch_reads_all_records(cluster: FakeClient) -> None:
     cluster.chunks = {0: [[2, 3]], 1: [[1]]}
 
     assert read(reader()) == [0, 1, 2, 3, 4, 0]
@@ -76,7 +76,7 @@ def test_several_streams_are_read_as_one(cluster: FakeClient) -> None:
     assert read(reader(assign='{"numbers": [1], "numbers-2": [0]}')) == [0, 0, 1, 2]
 
 
-def test_streams_with_other_columns_are_not_mixed(cluster: FakeClient) -> None:
+def test_streams_with_different_columns_are_refused(cluster: FakeClient) -> None:
     cluster.streams["others"] = FakeStream(9, {0: [[9]]}, typed=False)
     made = reader(subscribe="numbers,others")
 
@@ -86,14 +86,14 @@ def test_streams_with_other_columns_are_not_mixed(cluster: FakeClient) -> None:
         KeraDataSource({**BOOTSTRAP, "subscribe": "numbers,others"}).schema()
 
 
-def test_a_stream_that_is_not_there_is_named(cluster: FakeClient) -> None:
+def test_the_error_names_a_missing_stream_and_suggests_another(cluster: FakeClient) -> None:
     cluster.streams["clicks"] = FakeStream(9, {0: [[9]]})
 
     with pytest.raises(UnknownStream, match=r"clikcs.*did you mean '?clicks"):
         reader(subscribe="numbers,clikcs").partitions()
 
 
-def test_given_offsets_bound_what_is_read_and_their_records_are_counted(cluster: FakeClient) -> None:
+def test_offsets_bound_the_read_and_the_records_of_each_partition_are_counted(cluster: FakeClient) -> None:
     cluster.chunks = {0: [[2, 3, 4]], 1: [[1]]}
     made = reader(startingOffsets=places(1, 0), endingOffsets=places(2, 1))
 
@@ -102,7 +102,7 @@ def test_given_offsets_bound_what_is_read_and_their_records_are_counted(cluster:
     assert cluster.read_ranges_open == 0
 
 
-def test_times_bound_what_is_read(cluster: FakeClient) -> None:
+def test_timestamps_bound_the_read(cluster: FakeClient) -> None:
     cluster.chunks = {0: [[2000, 3000, 4000]], 1: [[1000, 5000]]}
     made = reader(startingTimestamp="2", endingTimestamp="5")  # ms; a record's time is its number in µs
 
@@ -111,7 +111,7 @@ def test_times_bound_what_is_read(cluster: FakeClient) -> None:
     assert (partition.piece.start, partition.piece.end, partition.piece.records) == (at(1), at(2), 3000)
 
 
-def test_a_time_whose_records_are_lost_is_a_loss(cluster: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_starting_at_a_time_of_lost_records_is_data_loss(cluster: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster.chunks = {0: [[2000, 3000, 4000]]}
     numbers = cluster.streams["numbers"]
     locate = numbers.locate
@@ -125,7 +125,7 @@ def test_a_time_whose_records_are_lost_is_a_loss(cluster: FakeClient, monkeypatc
     reader(endingTimestamp="5").partitions()
 
 
-def test_shared_memory_goes_along_to_the_tasks(cluster: FakeClient) -> None:
+def test_tasks_get_the_shared_memory_option(cluster: FakeClient) -> None:
     cluster.chunks = {0: [[2]], 1: [[1]]}
 
     read(reader())
@@ -135,7 +135,7 @@ def test_shared_memory_goes_along_to_the_tasks(cluster: FakeClient) -> None:
 
 
 @pytest.mark.usefixtures("cluster")
-def test_an_empty_stream_has_no_partition_and_sparks_own_gives_nothing() -> None:
+def test_an_empty_stream_has_no_partitions_and_sparks_own_partition_gives_no_rows() -> None:
     made = reader()
 
     assert made.partitions() == []

@@ -1,4 +1,4 @@
-"""Chunks become the columns that Spark expects, by column and without looking at records."""
+"""Chunks become the columns that Spark expects."""
 
 from typing import Any, NamedTuple
 
@@ -46,7 +46,7 @@ WITH_HEADERS = StructType([*RECORD_COLUMNS, HEADERS_COLUMN])
 
 def shape(batch: pa.RecordBatch, wanted: StructType = RECORD_COLUMNS, **fields: int) -> pa.RecordBatch:
     (shaped,) = Shaper(wanted, stream="events", typed=False).shape([batch], header(**fields))
-    assert shaped.schema.equals(to_arrow_schema(wanted, timezone="UTC"))  # what Spark compares it with
+    assert shaped.schema.equals(to_arrow_schema(wanted, timezone="UTC"))  # Spark makes this comparison
     shaped.validate(full=True)
     return shaped
 
@@ -59,7 +59,7 @@ def typed(batch: pa.RecordBatch, wanted: StructType | None = None) -> pa.RecordB
     return shaped
 
 
-def test_a_record_has_kafkas_columns_and_its_place_in_the_stream() -> None:
+def test_a_record_has_the_columns_of_kafka_and_its_position() -> None:
     batch = records(
         timestamp=[1, 2],
         keys=[[b"a", b"b"], [b"c"]],
@@ -112,7 +112,7 @@ def test_the_key_is_the_first_of_the_keys_or_null(keys: list[Any]) -> None:
     assert sliced["keys"].to_pylist() == keys[1:]
 
 
-def test_headers_of_a_slice_are_its_own() -> None:
+def test_a_slice_has_only_its_own_headers() -> None:
     batch = records(headers=[[("a", b"1")], None, [("b", b"2")], []])
 
     assert shape(batch.slice(1), WITH_HEADERS)["headers"].to_pylist() == [None, [{"key": "b", "value": b"2"}], []]
@@ -127,13 +127,13 @@ def test_values_are_not_copied() -> None:
     assert shaped["keys"].values.buffers()[2].address == batch["keys"].values.buffers()[2].address
 
 
-def test_only_the_columns_that_are_asked_for_are_made() -> None:
+def test_only_requested_columns_are_made() -> None:
     wanted = StructType([StructField("offset", LongType()), RECORD_COLUMNS["value"]])
 
     assert shape(records(value=[b"x"]), wanted, first_record=5).to_pylist() == [{"offset": 5, "value": b"x"}]
 
 
-def test_a_column_of_the_place_alone_has_as_many_rows_as_the_chunk() -> None:
+def test_columns_of_the_position_alone_have_one_row_per_record() -> None:
     wanted = StructType([RECORD_COLUMNS["offset"], RECORD_COLUMNS["stream"]])
 
     assert shape(records(value=[b"x", b"y"]), wanted, first_record=5).to_pylist() == [
@@ -142,7 +142,7 @@ def test_a_column_of_the_place_alone_has_as_many_rows_as_the_chunk() -> None:
     ]
 
 
-def test_chunks_that_follow_each_other_become_one_batch_with_ordinals_going_on() -> None:
+def test_consecutive_chunks_become_one_batch_with_consecutive_ordinals() -> None:
     chunks = [records(keys=[[b"a"], []], value=[b"1", b"2"]), records(keys=[None], value=[b"3"])]
 
     (merged,) = Shaper(RECORD_COLUMNS, stream="events", typed=False).shape(chunks, header(first_record=7))
@@ -152,7 +152,7 @@ def test_chunks_that_follow_each_other_become_one_batch_with_ordinals_going_on()
     assert merged["value"].to_pylist() == [b"1", b"2", b"3"]
 
 
-def test_chunks_before_and_after_a_change_of_schema_are_kept_apart() -> None:
+def test_chunks_before_and_after_a_schema_change_stay_separate_batches() -> None:
     old = pa.RecordBatch.from_arrays([pa.array([1])], names=["a"])
     new = pa.RecordBatch.from_arrays([pa.array([2]), pa.array(["x"])], names=["a", "b"])
     wanted = columns_of(new.schema, typed=True)
@@ -202,7 +202,7 @@ def test_a_typed_batch_that_fits_passes_untouched() -> None:
         ([True, None], pa.bool_(), "boolean"),
     ],
 )
-def test_types_that_spark_lacks_are_widened(values: list[Any], at: pa.DataType, spark: str | None) -> None:
+def test_types_that_spark_lacks_are_converted(values: list[Any], at: pa.DataType, spark: str | None) -> None:
     batch = pa.RecordBatch.from_arrays([pa.array(values, at)], names=["c"])
     columns = columns_of(batch.schema, typed=True)
 
@@ -213,12 +213,12 @@ def test_types_that_spark_lacks_are_widened(values: list[Any], at: pa.DataType, 
     assert shaped["c"].null_count == batch["c"].null_count
 
 
-def test_a_type_without_a_counterpart_names_its_column() -> None:
+def test_the_error_for_an_unsupported_type_names_its_column() -> None:
     with pytest.raises(SchemaMismatch, match="column 'd' has the Arrow type decimal256"):
         columns_of(pa.schema([("d", pa.decimal256(50, 2))]), typed=True)
 
 
-def test_a_value_that_spark_does_not_have_is_told_with_its_place() -> None:
+def test_the_error_for_an_unsupported_value_says_where_it_is() -> None:
     batch = pa.RecordBatch.from_arrays([pa.array([None, 1001]).view(pa.timestamp("ns"))], names=["at"])
     shaper = Shaper(columns_of(batch.schema, typed=True), stream="s", typed=True)
 
@@ -239,7 +239,7 @@ def test_a_chunk_older_than_a_column_gets_nulls() -> None:
         typed(old, StructType([StructField("a", LongType()), StructField("b", StringType(), nullable=False)]))
 
 
-def test_wanted_columns_must_be_there_with_their_types() -> None:
+def test_requested_columns_must_exist_with_their_types() -> None:
     there = StructType([StructField("carrier", StringType()), StructField("distance", LongType())])
 
     check_columns(StructType([there["distance"]]), there, "flights")
@@ -266,7 +266,7 @@ URLS = Stream("urls", 2, pa.schema([("url", pa.string())]))
 EVENTS = Stream("events", 5, DEFAULT_SCHEMA, typed=False)
 
 
-def test_streams_of_which_some_lack_the_last_columns_have_all_of_them() -> None:
+def test_streams_that_lack_only_last_columns_are_read_with_all_columns() -> None:
     for streams in ([RIDES, TIPPED], [TIPPED, RIDES]):
         assert columns_of_all(streams, headers=False).names == ["user", "fare", "tip"]
 
@@ -281,22 +281,22 @@ def test_streams_of_which_some_lack_the_last_columns_have_all_of_them() -> None:
         Stream("in-front", 9, pa.schema([("tip", pa.float64()), *FARES])),
     ],
 )
-def test_streams_that_differ_in_more_are_an_error_that_names_the_option(other: Stream) -> None:
+def test_the_error_for_streams_with_other_columns_names_the_option(other: Stream) -> None:
     with pytest.raises(SchemaMismatch, match=r"'rides'.*onSchemaMismatch"):
         columns_of_all([RIDES, other], headers=False)
 
 
-def test_those_that_do_not_go_with_the_oldest_one_are_skipped() -> None:
+def test_skip_leaves_out_streams_that_do_not_fit_the_oldest_one() -> None:
     assert columns_of_all([EVENTS, TIPPED, RIDES], headers=False, on_mismatch="skip").names == ["user", "fare", "tip"]
     assert columns_of_all([RIDES, TIPPED, URLS], headers=False, on_mismatch="skip").names == ["url"]
 
 
-def test_as_bytes_all_streams_have_the_columns_of_records() -> None:
+def test_with_bytes_all_streams_have_the_columns_of_records() -> None:
     for streams in ([RIDES, URLS], [EVENTS, RIDES], []):
         assert columns_of_all(streams, headers=False, on_mismatch="bytes") == RECORD_COLUMNS
 
 
-def test_columns_at_the_end_that_may_be_null_may_be_missing_in_a_stream() -> None:
+def test_a_stream_may_lack_nullable_columns_at_the_end() -> None:
     wanted, there = (columns_of(stream.schema, typed=True) for stream in (TIPPED, RIDES))
     check_columns(wanted, there, "stream 'rides'")
     with pytest.raises(SchemaMismatch, match="has no column 'user'"):
@@ -304,7 +304,7 @@ def test_columns_at_the_end_that_may_be_null_may_be_missing_in_a_stream() -> Non
 
 
 @pytest.mark.parametrize("typed", [True, False])
-def test_rows_tell_their_epoch_behind_their_columns(typed: bool) -> None:
+def test_the_epoch_of_a_row_is_its_last_column(typed: bool) -> None:
     own = columns_of(pa.schema([("n", pa.int64())]), typed=True) if typed else StructType([RECORD_COLUMNS["offset"]])
     wanted = with_epoch(own)
     batch = pa.RecordBatch.from_pydict({"n": pa.array([5, 6], pa.int64())})
@@ -315,7 +315,7 @@ def test_rows_tell_their_epoch_behind_their_columns(typed: bool) -> None:
     assert without_epoch(wanted) == own
 
 
-def test_a_column_called_epoch_is_in_the_way_of_another_one() -> None:
+def test_include_epoch_refuses_a_stream_with_a_column_called_epoch() -> None:
     with pytest.raises(SchemaMismatch, match="option includeEpoch: there is a column 'epoch' already"):
         with_epoch(StructType().add("epoch", "string"))
     with pytest.raises(SchemaMismatch, match="column 'epoch' is bigint, not string"):

@@ -1,4 +1,4 @@
-"""How a query reaches its cluster, and as whom: by files that options name, never by what is in them."""
+"""Connections of queries: options name the files with credentials and never contain credentials."""
 
 import pickle
 from collections.abc import Callable
@@ -30,7 +30,7 @@ both = pytest.mark.parametrize("parse", [reading, writing])
 
 
 @both
-def test_files_and_the_user_are_options(parse: Callable[..., Connection]) -> None:
+def test_credential_files_and_the_user_come_from_options(parse: Callable[..., Connection]) -> None:
     files = {"tls.ca": "ca.pem", "tls.cert": "me.pem", "tls.key": "me-key.pem"}
     found = parse(**files, user="alice", **{"Password.File": " /p "})
 
@@ -47,7 +47,7 @@ def test_files_and_the_user_are_options(parse: Callable[..., Connection]) -> Non
         "passwd", "auth-token", "cluster.secret", "kafka.sasl.jaas.config",
     ],
 )  # fmt: skip
-def test_a_secret_is_no_option_and_is_not_repeated(parse: Callable[..., Connection], name: str) -> None:
+def test_a_secret_as_an_option_is_refused_and_not_repeated(parse: Callable[..., Connection], name: str) -> None:
     with pytest.raises(InvalidArgument, match=r"options are shown.*name that with (password|token)\.file") as caught:
         parse(**{name: "do-not-repeat"})
 
@@ -55,7 +55,7 @@ def test_a_secret_is_no_option_and_is_not_repeated(parse: Callable[..., Connecti
 
 
 @both
-def test_nor_is_it_a_part_of_an_address(parse: Callable[..., Connection]) -> None:
+def test_a_secret_in_an_address_is_refused_and_not_repeated(parse: Callable[..., Connection]) -> None:
     with pytest.raises(InvalidArgument, match=r"servers: addresses alone, without a user") as caught:
         parse(**{"kera.bootstrap.servers": "alice:do-not-repeat@h:1"})
 
@@ -76,14 +76,14 @@ def test_nor_is_it_a_part_of_an_address(parse: Callable[..., Connection]) -> Non
         ({"token.lifetime": "soon"}, "token.lifetime: must be a number with a unit"),
     ],
 )
-def test_what_does_not_go_together_is_an_error(
+def test_contradicting_or_invalid_credential_options_are_refused(
     parse: Callable[..., Connection], options: dict[str, str], text: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=text):
         parse(**options)
 
 
-def test_options_go_before_the_environment_where_they_say_who_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_in_options_override_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERA_CLIENT_TOKEN_FILE", "/environment")
     monkeypatch.setenv("KERA_CLIENT_TLS_CA", "/ca")
 
@@ -95,7 +95,7 @@ def test_options_go_before_the_environment_where_they_say_who_it_is(monkeypatch:
     assert by_options.tls_ca == by_environment.tls_ca == Path("/ca")
 
 
-def test_executors_show_a_token_and_nothing_else_that_says_who_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_executors_authenticate_with_the_token_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERA_CLIENT_USER", "somebody")
     monkeypatch.setenv("KERA_CLIENT_PASSWORD", "of the executor's host")
     driver = reading(user="alice", **{"password.file": "/p", "tls.ca": "/ca", "token.lifetime": "1h"})
@@ -110,7 +110,7 @@ def test_executors_show_a_token_and_nothing_else_that_says_who_it_is(monkeypatch
     assert settings.tls_ca == Path("/ca")
 
 
-def test_who_prints_it_sees_no_secret() -> None:
+def test_printing_a_secret_does_not_reveal_it() -> None:
     things: list[Any] = [Secret(TOKEN), Connection("h:1", token=Secret(TOKEN)), {"a": [Secret(TOKEN)]}]
 
     assert not any(TOKEN in shown for thing in things for shown in (str(thing), repr(thing), f"{thing}"))
@@ -118,7 +118,7 @@ def test_who_prints_it_sees_no_secret() -> None:
     assert Secret(TOKEN) != Secret("another")
 
 
-def test_executors_go_by_the_drivers_authorities_unless_they_have_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_executors_trust_the_drivers_authorities_unless_they_have_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERA_CLIENT_TLS_CA", "/driver")
     driver = reading(user="alice", **{"password.file": "/p"})
     executors = [

@@ -1,4 +1,4 @@
-"""The cursor of a query is stored stream by stream, and one that fails does not keep the others from it."""
+"""A query commits its cursor per stream; the failure of one stream does not affect the others."""
 
 import asyncio
 from typing import Any
@@ -20,7 +20,7 @@ DONE = Offsets(
 
 
 class Failing(FakeClient):
-    """Has no answer for the stream "numbers"."""
+    """Fails or never answers for the stream "numbers"."""
 
     def __init__(self, error: Exception | None) -> None:
         super().__init__({})
@@ -36,7 +36,7 @@ class Failing(FakeClient):
         await super().commit(consumer_group, stream, positions)
 
 
-async def test_every_entry_is_stored() -> None:
+async def test_the_position_of_every_entry_is_committed() -> None:
     client = FakeClient({})
 
     assert await cursor.store(client, "etl", DONE, unnamed=True) == {}  # type: ignore[arg-type]
@@ -47,7 +47,7 @@ async def test_every_entry_is_stored() -> None:
     }
 
 
-async def test_a_failure_is_told_and_the_others_are_stored() -> None:
+async def test_a_failed_commit_is_returned_and_other_streams_are_committed() -> None:
     client = Failing(Unavailable("gone"))
 
     assert await cursor.store(client, "etl", DONE, unnamed=True) == {"numbers": "gone"}  # type: ignore[arg-type]
@@ -55,13 +55,13 @@ async def test_a_failure_is_told_and_the_others_are_stored() -> None:
     assert set(client.committed) == {("etl", "other")}
 
 
-async def test_it_is_not_waited_for_long() -> None:
+async def test_a_commit_without_an_answer_times_out() -> None:
     failures = await cursor.store(Failing(None), "etl", DONE, unnamed=True, timeout_s=0.01)  # type: ignore[arg-type]
 
     assert list(failures) == ["numbers"]
     assert "no answer" in failures["numbers"]
 
 
-async def test_a_defect_is_not_hidden() -> None:
+async def test_an_unexpected_exception_of_a_commit_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
         await cursor.store(Failing(ZeroDivisionError()), "etl", DONE, unnamed=True)  # type: ignore[arg-type]

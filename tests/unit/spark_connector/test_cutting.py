@@ -1,4 +1,4 @@
-"""Partitions cover what is read exactly once, each at one broker, and there are as many as asked for."""
+"""Partitions cover their ranges exactly once, each lies at one broker, and their number follows the options."""
 
 import pickle
 from dataclasses import replace
@@ -55,7 +55,7 @@ def whole(now: Now) -> list[EntryRange]:
 
 
 def pieces(logs: list[Log], cutting: Cutting, found: list[EntryRange] | None = None) -> list[Piece]:
-    """Both passes, with segments exactly for what is asked."""
+    """Run both passes, with segments for exactly the ranges that need a request."""
     now = world(*logs)
     found = whole(now) if found is None else found
     asked = to_ask(found, now, cutting)
@@ -68,7 +68,7 @@ def spans(planned: list[Piece]) -> list[tuple[Position, Position]]:
 
 
 def group(number: int, *segments: int, broker: int = 1) -> list[tuple[int, int, list[int]]]:
-    """A group with segments of so many records."""
+    """A group whose segments have these numbers of records."""
     return [(number, broker, [records]) for records in segments]
 
 
@@ -97,7 +97,7 @@ def test_each_entry_with_records_becomes_a_partition() -> None:
     ]
 
 
-def test_a_partition_travels_as_it_is() -> None:
+def test_a_partition_survives_pickling() -> None:
     (piece,) = pieces([Log(group(1, 5))], Cutting())
 
     travelled = pickle.loads(pickle.dumps(KeraPartition(piece)))
@@ -105,7 +105,7 @@ def test_a_partition_travels_as_it_is() -> None:
     assert travelled.piece == piece
 
 
-def test_a_lane_that_is_only_in_one_of_the_two_offsets_is_not_read() -> None:
+def test_an_entry_without_a_start_offset_is_not_read() -> None:
     now = now_of(stream_now({0: [entry(9)], 1: [entry(9)]}))
 
     assert ranges(offsets((at(0),)), offsets((at(9),), (at(9),)), now) == [EntryRange(named(), at(0), at(9), 576)]
@@ -114,7 +114,7 @@ def test_a_lane_that_is_only_in_one_of_the_two_offsets_is_not_read() -> None:
 # --- brokers ------------------------------------------------------------------------------------------------
 
 
-def test_a_range_over_brokers_is_cut_where_they_change_and_only_there() -> None:
+def test_a_range_over_several_brokers_is_cut_only_where_the_broker_changes() -> None:
     log = Log([*group(1, 5, 5), *group(2, 5), *group(3, 5, broker=2), *group(4, 5)])
 
     planned = pieces([log], Cutting())
@@ -126,7 +126,7 @@ def test_a_range_over_brokers_is_cut_where_they_change_and_only_there() -> None:
     ]
 
 
-def test_a_range_within_the_groups_of_one_broker_needs_no_question() -> None:
+def test_a_range_at_one_broker_is_cut_without_a_request() -> None:
     log = Log([*group(1, 5), *group(2, 5, broker=2), *group(3, 5, broker=2)])
     now = world(log)
     found = [EntryRange(named(), at(5, 2)._replace(position=Position(2, 1, 0)), whole(now)[0].end, 0)]
@@ -136,7 +136,7 @@ def test_a_range_within_the_groups_of_one_broker_needs_no_question() -> None:
     assert piece.broker_id == 2
 
 
-def test_a_broker_in_the_middle_of_a_range_is_seen() -> None:
+def test_a_range_with_another_broker_in_the_middle_needs_a_request() -> None:
     now = now_of(
         stream_now({0: [entry(9)]}, assignments={0: assigned(1, Interval(1, 1), Interval(3, 2), Interval(5, 1))})
     )
@@ -146,7 +146,7 @@ def test_a_broker_in_the_middle_of_a_range_is_seen() -> None:
     assert to_ask([EntryRange(named(), at(0, 5), at(9, 6), 0)], now, Cutting()) == []
 
 
-def test_ordinals_that_began_anew_are_counted_segment_by_segment() -> None:
+def test_records_are_counted_per_segment_when_ordinals_begin_anew() -> None:
     log = Log([*group(1, 5), *group(2, 5)])
     anew = log.segments[1]._replace(first_record=0, next_record=3, broker_id=2)
     now = now_of(stream_now({0: [entry(9)]}))
@@ -163,16 +163,16 @@ def test_ordinals_that_began_anew_are_counted_segment_by_segment() -> None:
 # --- by default ---------------------------------------------------------------------------------------------
 
 MUCH = CUT_BYTES_MIN // RECORD_BYTES
-"""Records of the smallest part that is made by cutting."""
+"""The records of the smallest part that cutting makes."""
 
 
-def test_by_default_what_is_small_is_never_cut() -> None:
+def test_by_default_a_small_entry_is_never_cut() -> None:
     logs = [Log([*group(1, MUCH // 4, MUCH // 4), *group(2, MUCH // 4)])]
 
     assert len(pieces(logs, Cutting(parallelism=64))) == 1
 
 
-def test_by_default_a_lane_with_much_data_is_cut_at_groups_into_about_the_parallelism() -> None:
+def test_by_default_a_large_entry_is_cut_at_groups_into_about_as_many_parts_as_the_parallelism() -> None:
     logs = [Log([segment for number in range(1, 41) for segment in group(number, MUCH // 8, MUCH // 8)])]
 
     planned = pieces(logs, Cutting(parallelism=4))
@@ -181,7 +181,7 @@ def test_by_default_a_lane_with_much_data_is_cut_at_groups_into_about_the_parall
     assert all(piece.start.segment_id == 1 for piece in planned)
 
 
-def test_by_default_a_large_lane_beside_small_ones_is_cut_and_these_are_not() -> None:
+def test_by_default_only_the_large_entry_among_small_ones_is_cut() -> None:
     large = Log([segment for number in range(1, 9) for segment in group(number, MUCH)])
     small = Log([*group(1, MUCH // 2), *group(2, MUCH // 2)])
 
@@ -190,14 +190,14 @@ def test_by_default_a_large_lane_beside_small_ones_is_cut_and_these_are_not() ->
     assert [piece.entry.streamlet_id for piece in planned] == [0, 1, 1, 1, 2]
 
 
-def test_by_default_as_many_lanes_as_the_parallelism_stay_whole() -> None:
+def test_by_default_as_many_entries_as_the_parallelism_stay_whole() -> None:
     log = Log([segment for number in range(1, 5) for segment in group(number, MUCH)])
 
     assert len(pieces([log] * 4, Cutting(parallelism=4))) == 4
     assert len(pieces([log] * 2, Cutting(parallelism=4))) == 4
 
 
-def test_by_default_a_lane_is_cut_from_one_and_a_half_parts_on() -> None:
+def test_by_default_an_entry_is_cut_from_one_and_a_half_parts_on() -> None:
     one_and_a_half = Log([*group(1, MUCH), *group(2, MUCH // 2)])
     less = Log([*group(1, MUCH), *group(2, MUCH // 2 - 1)])
 
@@ -205,7 +205,7 @@ def test_by_default_a_lane_is_cut_from_one_and_a_half_parts_on() -> None:
     assert len(pieces([less], Cutting(parallelism=64))) == 1
 
 
-def test_by_default_a_group_is_not_cut_and_nobody_is_asked() -> None:
+def test_by_default_a_single_group_is_not_cut_and_needs_no_request() -> None:
     log = Log(group(1, MUCH, MUCH, MUCH, MUCH))
     now = world(log)
 
@@ -239,7 +239,7 @@ def test_segments_are_cut_apart_until_nothing_can_be_cut() -> None:
     assert [piece.records for piece in pieces(logs, Cutting(partitions_min=100))] == [5, 5, 5, 5]
 
 
-def test_as_many_ranges_as_asked_for_are_not_cut_and_nobody_is_asked() -> None:
+def test_as_many_ranges_as_min_partitions_are_not_cut_and_need_no_request() -> None:
     logs = [Log([*group(1, MUCH), *group(2, MUCH)])] * 3
     now = world(*logs)
 
@@ -260,7 +260,7 @@ def test_as_many_ranges_as_asked_for_are_not_cut_and_nobody_is_asked() -> None:
         (1, [30, 30, 10, 30, 30, 30, 30]),
     ],
 )
-def test_partitions_have_at_most_so_many_records_or_one_segment(records_max: int, sizes: list[int]) -> None:
+def test_partitions_have_at_most_the_configured_records_or_one_segment(records_max: int, sizes: list[int]) -> None:
     log = Log([*group(1, 30, 30), *group(2, 10), *group(3, 30), *group(4, 30, 30, 30)])
 
     assert [piece.records for piece in pieces([log], Cutting(records_max=records_max))] == sizes
@@ -272,13 +272,13 @@ def test_a_group_that_is_small_enough_is_not_cut_to_fill_a_partition() -> None:
     assert [piece.records for piece in pieces([log], Cutting(records_max=70))] == [40, 60]
 
 
-def test_ranges_that_are_small_enough_or_in_one_segment_need_no_question() -> None:
+def test_small_ranges_and_ranges_in_one_segment_need_no_request() -> None:
     now = world(Log([*group(1, 30), *group(2, 30)]), Log(group(1, 500)))
 
     assert to_ask(whole(now), now, Cutting(records_max=60)) == []
 
 
-def test_both_options_count() -> None:
+def test_min_partitions_and_max_records_per_partition_apply_together() -> None:
     log = Log([*group(1, 30, 30), *group(2, 30, 30)])
 
     assert len(pieces([log], Cutting(partitions_min=2, records_max=90))) == 2
@@ -289,7 +289,7 @@ def test_both_options_count() -> None:
 # --- gaps ---------------------------------------------------------------------------------------------------
 
 
-def test_what_is_missing_between_segments_is_among_the_records_of_a_partition() -> None:
+def test_a_gap_between_segments_counts_as_records_of_a_partition() -> None:
     log = Log([*group(1, 10, 10), *group(2, 10), *group(3, 10, broker=2)])
     first, missing, third, last = log.segments
     now = world(log)
@@ -311,14 +311,14 @@ def test_a_partition_ends_where_the_next_one_begins() -> None:
     assert first.end == second.start == Position(4, 1, 0), "or nobody would notice that groups 2 and 3 are lost"
 
 
-def test_without_options_a_large_micro_batch_is_cut_at_ends_of_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_options_a_large_micro_batch_is_cut_at_the_ends_of_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cutting_module, "CUT_BYTES_STABLE", 20 * RECORD_BYTES)
     planned = pieces([Log([*group(1, 10, 10), *group(2, 10, 10), *group(3, 5, 5)])], Cutting(stable=True))
 
     assert [piece.records for piece in planned] == [20, 20, 10]
 
 
-# --- whatever the cuts --------------------------------------------------------------------------------------
+# --- any cuts -----------------------------------------------------------------------------------------------
 
 chunks = st.lists(st.integers(1, 50), min_size=1, max_size=4)
 groups = st.lists(st.tuples(st.sampled_from([1, 2]), st.lists(chunks, min_size=1, max_size=4)), min_size=1, max_size=6)
@@ -332,7 +332,7 @@ cuttings = st.builds(
 
 @st.composite
 def reads(draw: st.DrawFn) -> tuple[list[Log], list[EntryRange]]:
-    """Some entries, and a range of chunks of each."""
+    """Some entries, and a range of chunks in each."""
     drawn = draw(st.lists(logs, min_size=1, max_size=4))
     found = []
     for number, log in enumerate(drawn):
@@ -345,9 +345,7 @@ def reads(draw: st.DrawFn) -> tuple[list[Log], list[EntryRange]]:
 
 
 @given(reads(), cuttings)
-def test_partitions_cover_ranges_exactly_once_whatever_the_cuts(
-    read: tuple[list[Log], list[EntryRange]], cutting: Cutting
-) -> None:
+def test_partitions_cover_ranges_exactly_once(read: tuple[list[Log], list[EntryRange]], cutting: Cutting) -> None:
     logs, found = read
     planned = pieces(logs, cutting, found)
 
@@ -388,14 +386,14 @@ def test_options_are_met_as_far_as_segments_allow(
 
 
 @given(reads(), cuttings, st.integers(0, 2**30), st.integers(1, 16), st.randoms(use_true_random=False))
-def test_a_micro_batch_is_cut_in_the_same_way_whatever_has_changed(
+def test_a_replanned_micro_batch_is_cut_in_the_same_way(
     read: tuple[list[Log], list[EntryRange]], cutting: Cutting, estimate: int, parallelism: int, random: Random
 ) -> None:
     logs, found = read
     once = pieces(logs, replace(cutting, stable=True), found)
     brokers = [random.choice([1, 2]) for _ in range(8)]
     moved = [Log([(number, brokers[number], of) for number, _, of in log.layout]) for log in logs]
-    guessed = [  # within one segment it is not an estimate
+    guessed = [  # the size of a range within one segment is exact
         item if item.start.position[:2] == item.end.position[:2] else item._replace(length_bytes=estimate)
         for item in found
     ]

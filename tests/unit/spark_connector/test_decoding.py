@@ -1,4 +1,4 @@
-"""Values that name their schemas, as arrays of Arrow's; without Spark."""
+"""Decoding of values with registered schemas into Arrow arrays, without Spark."""
 
 import base64
 import json
@@ -56,20 +56,20 @@ def decoder(*versions: Version, undecodable: Any = "fail") -> Decoder:
     return made
 
 
-def test_values_are_columns() -> None:
+def test_an_avro_value_becomes_a_struct_column() -> None:
     found = decoder(avro(ORDER)).array(pa.array([framed(VALUE), None]))
     found.validate(full=True)
     assert found.to_pylist() == [EXPECTED, None]
 
 
-def test_older_values_have_the_columns_of_the_newest_schema() -> None:
+def test_older_values_get_the_columns_of_the_newest_schema() -> None:
     older = {**ORDER, "fields": ORDER["fields"][:1]}
     newer = {**older, "fields": [*older["fields"], {"name": "paid", "type": "boolean", "default": True}]}
     found = decoder(avro(older), avro(newer, 2)).array(pa.array([framed({"id": 1}, older)]))
     assert found.to_pylist() == [{"id": 1, "paid": True}]
 
 
-def test_what_cannot_be_read_is_told_or_null() -> None:
+def test_an_undecodable_value_is_an_error_or_null() -> None:
     bad = [b"", b"nonsense", frame(9, b""), frame(1, b"\x02"), framed(VALUE) + b"x"]
     for value in bad:
         with pytest.raises(CannotDecode, match="a value of subject 'orders-value' cannot be decoded"):
@@ -80,9 +80,9 @@ def test_what_cannot_be_read_is_told_or_null() -> None:
     assert lenient.array(pa.array([*bad, framed(VALUE)])).to_pylist() == [*[None] * len(bad), EXPECTED]
 
 
-def test_a_value_that_no_column_has_room_for_is_told_or_null() -> None:
+def test_a_value_too_large_for_its_column_is_an_error_or_null() -> None:
     schema = {"type": "bytes", "logicalType": "decimal", "precision": 3}
-    # The writer was another one, which has written more digits than the schema says.
+    # Another writer has written more digits than the schema allows.
     large = frame(1, b"\x10" + (10**15).to_bytes(8, "big"))
     with pytest.raises(CannotDecode):
         decoder(avro(schema)).array(pa.array([large]))
@@ -97,7 +97,7 @@ def nested(depth: int) -> Any:
 
 
 def doubled(depth: int) -> Any:
-    """Each record has the next one twice."""
+    """A schema in which each record contains the next one twice."""
     below = doubled(depth - 1) if depth else "int"
     again = f"R{depth - 1}" if depth else "int"
     return {
@@ -124,16 +124,16 @@ NODE = {"type": "record", "name": "N", "fields": [{"name": "next", "type": ["nul
         (doubled(20), "more than 10000 fields"),
     ],
 )
-def test_avro_that_is_no_column_is_refused_with_its_path(schema: Any, words: str) -> None:
+def test_an_avro_schema_without_a_column_type_is_refused(schema: Any, words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
         avro_types.arrow_type_of(json.dumps(schema))
 
 
-def test_null_may_be_an_object() -> None:
+def test_the_null_of_a_union_may_be_written_as_an_object() -> None:
     assert avro_types.arrow_type_of('[{"type": "null"}, "int"]') == pa.int32()
 
 
-def test_names_are_looked_up_in_their_namespace() -> None:
+def test_avro_names_are_resolved_in_their_namespace() -> None:
     inner = {"type": "record", "name": "Inner", "fields": [{"name": "n", "type": "int"}]}
     schema = {
         "type": "record",
@@ -144,7 +144,7 @@ def test_names_are_looked_up_in_their_namespace() -> None:
     assert {field.type for field in kind} == {pa.struct([("n", pa.int32())])}
 
 
-def test_a_json_schema_is_columns() -> None:
+def test_a_json_schema_becomes_columns() -> None:
     schema = {
         "type": "object",
         "properties": {
@@ -200,12 +200,12 @@ def twice(depth: int) -> Any:
         (twice(14), "more than 10000 fields"),
     ],
 )
-def test_a_json_schema_that_is_no_column_is_refused(schema: Any, words: str) -> None:
+def test_a_json_schema_without_a_column_type_is_refused(schema: Any, words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
         json_types.arrow_type_of(json.dumps(schema))
 
 
-def test_messages_are_columns() -> None:
+def test_a_protobuf_message_becomes_columns() -> None:
     message = coordinator_pb2.CreateStreamRequest(name="s")
     message.config.streamlets = 3
     message.config.retention_consumer_groups.append("g")
@@ -225,7 +225,7 @@ def file_of(*fields: FieldDescriptorProto, syntax: str = "proto3") -> str:
     return base64.b64encode(FileDescriptorSet(file=[file]).SerializeToString()).decode()
 
 
-def test_numbers_without_a_sign_have_room_and_values_of_enumerations_names() -> None:
+def test_unsigned_numbers_become_decimals_and_enum_values_become_names() -> None:
     kinds = FieldDescriptorProto
     definition = file_of(
         kinds(name="u", number=1, type=kinds.TYPE_UINT64, label=kinds.LABEL_OPTIONAL),
@@ -240,7 +240,7 @@ def test_numbers_without_a_sign_have_room_and_values_of_enumerations_names() -> 
     ]
 
 
-def test_a_default_of_protobuf_is_the_column_of_a_field_that_is_not_set() -> None:
+def test_an_unset_protobuf_field_has_its_default() -> None:
     kinds = FieldDescriptorProto
     optional = kinds.LABEL_OPTIONAL
     definition = file_of(
@@ -254,7 +254,7 @@ def test_a_default_of_protobuf_is_the_column_of_a_field_that_is_not_set() -> Non
     assert protobuf_types.value_of(message) == {"i": -7, "b": b"\0\xff", "e": "ZERO", "none": None}
 
 
-def test_messages_that_are_no_column_are_refused() -> None:
+def test_a_protobuf_message_without_a_column_type_is_refused() -> None:
     kinds = FieldDescriptorProto
     itself = kinds(name="m", number=1, type=kinds.TYPE_MESSAGE, type_name=".t.M", label=kinds.LABEL_OPTIONAL)
     with pytest.raises(InvalidArgument, match=r"t\.M contains itself"):
@@ -266,7 +266,7 @@ def test_messages_that_are_no_column_are_refused() -> None:
             protobuf_types.message_class(definition, "t.M")
 
 
-async def test_versions_that_are_too_much_for_each_task_are_refused() -> None:
+async def test_schema_versions_too_large_for_a_task_are_refused() -> None:
     class Registry:
         async def versions(self, _subject: str) -> list[int]:
             return list(range(100))
@@ -281,7 +281,7 @@ async def test_versions_that_are_too_much_for_each_task_are_refused() -> None:
         await fetch(Client(), "orders-value")  # type: ignore[arg-type]
 
 
-async def test_the_name_of_a_stream_is_no_subject() -> None:
+async def test_the_error_for_the_name_of_a_stream_suggests_its_subjects() -> None:
     class Registry:
         async def versions(self, subject: str) -> list[int]:
             raise UnknownSubject(f"no subject {subject}", subject=subject)
@@ -295,7 +295,7 @@ async def test_the_name_of_a_stream_is_no_subject() -> None:
         await fetch(Client(), "orders-key")  # type: ignore[arg-type]
 
 
-async def test_versions_that_are_deleted_meanwhile_are_left_out() -> None:
+async def test_schema_versions_deleted_during_the_fetch_are_left_out() -> None:
     class Registry:
         async def versions(self, _subject: str) -> list[int]:
             return [1, 2]
@@ -314,7 +314,7 @@ async def test_versions_that_are_deleted_meanwhile_are_left_out() -> None:
 
 @given(typed_values().filter(lambda typed: _is_column(typed.type)))
 @settings(max_examples=60)
-def test_a_default_of_avro_is_the_column_of_the_value_that_is_written(typed: Typed) -> None:
+def test_an_avro_default_gives_the_same_column_as_the_written_value(typed: Typed) -> None:
     plain, newest = with_field(typed, default=False), with_field(typed, default=True)
     explicit = framed({"id": 1, "f": typed.value}, plain, 2)
     found = decoder(avro(WITHOUT_FIELD), avro(plain, 2), avro(newest, 3)).array(
@@ -327,7 +327,7 @@ def test_a_default_of_avro_is_the_column_of_the_value_that_is_written(typed: Typ
 
 
 def _is_column(kind: Any) -> bool:
-    """Whether Spark has a type for it: a record without fields is none."""
+    """Whether Spark has a column type for it; it has none for a record without fields."""
     try:
         avro_types.arrow_type_of(json.dumps(kind))
     except InvalidArgument:
@@ -339,7 +339,7 @@ def _is_column(kind: Any) -> bool:
     ("older", "newest"),
     [(None, "timestamp-millis"), (None, "timestamp-micros"), ("timestamp-millis", None), ("timestamp-micros", None)],
 )
-def test_numbers_mean_what_the_newest_schema_says(older: str | None, newest: str | None) -> None:
+def test_the_newest_schema_decides_the_logical_type_of_a_number(older: str | None, newest: str | None) -> None:
     def schema(logical: str | None) -> dict[str, Any]:
         return with_field(
             Typed({"type": "long", **({"logicalType": logical} if logical else {})}, None, 0), default=True

@@ -1,4 +1,4 @@
-"""Tokens of executors: which driver they are for, and what for."""
+"""Tokens for executors: how the driver is found, and which streams a token is for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WITH_PASSWORD = Connection("127.0.0.1:1", (("user", "alice"), ("password_file", 
 
 
 def process(folder: Path, number: int, parent: int, started: int, *command: str, state: str = "S") -> None:
-    """One that a folder in place of /proc tells of."""
+    """Write a process into a folder that stands in for /proc."""
     of_one = folder / str(number)
     of_one.mkdir()
     behind = [state, str(parent), *("0" * 17), str(started), "0"]
@@ -38,7 +38,7 @@ def test_the_driver_is_the_parent_of_sparks_python(tmp_path: Path) -> None:
     assert not Driver(99, "500").lives(tmp_path)
 
 
-def test_a_driver_that_has_ended_has_no_keeper(tmp_path: Path) -> None:
+def test_asking_for_the_driver_fails_after_it_has_ended(tmp_path: Path) -> None:
     process(tmp_path, 10, 1, 500, "java", state="Z")
     process(tmp_path, 11, 10, 501, "python3", "-m", "pyspark.daemon")
 
@@ -46,14 +46,14 @@ def test_a_driver_that_has_ended_has_no_keeper(tmp_path: Path) -> None:
         driver_of(11, tmp_path)
 
 
-def test_a_token_is_narrowed_to_streams_and_many_of_them_by_how_they_begin() -> None:
+def test_a_token_is_narrowed_to_its_streams_or_to_a_common_prefix_of_many() -> None:
     assert resources_of(["b", "a", "b"]) == ("stream:a", "stream:b")
     assert resources_of(None) == ("stream:*",)
     assert resources_of([f"sensor-{number}" for number in range(100)]) == ("stream:sensor-*",)
     assert resources_of([*"abc", *(f"sensor-{number}" for number in range(100))]) == ("stream:*",)
 
 
-def test_settings_come_over_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_settings_survive_json(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERA_CLIENT_PASSWORD", "secret")
     monkeypatch.setenv("KERA_CLIENT_USER", "alice")
     monkeypatch.setenv("KERA_CLIENT_TLS_CA", "/ca")
@@ -63,7 +63,7 @@ def test_settings_come_over_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None
     assert settings_from_json(settings_to_json(here)) == here
 
 
-def test_nobody_is_asked_where_nothing_is_to_be_kept_from_executors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_token_is_requested_without_a_secret_to_protect(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "connected", lambda _: pytest.fail("somebody was asked"))
 
     assert for_tasks(Connection("h:1"), ["a"]) is None
@@ -71,7 +71,7 @@ def test_nobody_is_asked_where_nothing_is_to_be_kept_from_executors(monkeypatch:
     assert for_tasks(WITH_PASSWORD, []) is None
 
 
-def test_a_partition_with_a_token_shows_none() -> None:
+def test_the_repr_of_a_partition_hides_its_token() -> None:
     from kera.spark_connector.reading.partition import KeraPartition
 
     token = Connection("h:1", token=Secret("kera_1_do-not-show"))

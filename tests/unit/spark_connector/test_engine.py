@@ -1,4 +1,4 @@
-"""The columnar engine comes to a session that is made for it, and to no other without a word."""
+"""`configure` adds the columnar engine to a new session, and raises an error where it cannot."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ from kera.spark_connector.engine import EngineMissing
 
 
 class Builder:
-    """What `configure` uses of ``SparkSession.builder``."""
+    """The part of ``SparkSession.builder`` that `configure` uses."""
 
     def __init__(self, **options: Any) -> None:
         self._options = {name.replace("_", "."): value for name, value in options.items()}
@@ -30,7 +30,7 @@ class Builder:
 
 @pytest.fixture(autouse=True)
 def jar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A jar, and an environment that says nothing."""
+    """A jar, and an environment without Spark's variables."""
     path = tmp_path / "kera.jar"
     path.touch()
     monkeypatch.setattr(engine, "JAR", path)
@@ -45,7 +45,7 @@ def context_with(jvm: object) -> Any:
 
 
 def jvm_with(*classes: str) -> Any:
-    """A JVM that runs, and finds these classes."""
+    """A running JVM that finds these classes."""
 
     def load(name: str) -> str:
         if name not in classes:
@@ -64,7 +64,7 @@ def test_the_session_gets_the_jar_and_this_python(jar: Path) -> None:
     assert builder.options == {"spark.jars": str(jar), "spark.kera.python": sys.executable}
 
 
-def test_jars_that_are_there_stay_and_it_comes_once(jar: Path) -> None:
+def test_configure_keeps_other_jars_and_adds_its_own_once(jar: Path) -> None:
     builder = configure(configure(Builder(spark_jars="/a.jar,/b.jar")))
 
     assert builder.options["spark.jars"] == f"/a.jar,/b.jar,{jar}"
@@ -86,7 +86,7 @@ def test_an_odd_path_becomes_a_uri(folder: str, tmp_path: Path, monkeypatch: pyt
     assert url2pathname(jars.removeprefix("file://")) == str(path)
 
 
-def test_which_python_plans_may_be_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_python_that_plans_can_be_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     said = configure(Builder(spark_kera_python="/other/python")).options
     assert said["spark.kera.python"] == "/other/python"
 
@@ -94,7 +94,7 @@ def test_which_python_plans_may_be_said(monkeypatch: pytest.MonkeyPatch) -> None
     assert "spark.kera.python" not in configure(Builder()).options
 
 
-def test_an_installation_without_a_jar_says_how_to_get_one(jar: Path) -> None:
+def test_the_error_for_a_missing_jar_says_how_to_get_one(jar: Path) -> None:
     jar.unlink()
 
     for ask in (jar_path, lambda: configure(Builder())):
@@ -108,14 +108,14 @@ def test_a_session_of_spark_connect_is_refused(options: dict[str, str]) -> None:
         configure(Builder(**options))
 
 
-def test_spark_connect_of_the_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_connect_from_the_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_REMOTE", "sc://h")
 
     with pytest.raises(EngineMissing, match="Spark Connect"):
         configure(Builder())
 
 
-def test_a_session_that_runs_already_is_refused_unless_it_has_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_running_session_without_the_engine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark.core.context", context_with(jvm_with()))
     with pytest.raises(EngineMissing, match="runs in this process already"):
         configure(Builder())
@@ -125,7 +125,7 @@ def test_a_session_that_runs_already_is_refused_unless_it_has_the_engine(monkeyp
 
 
 @pytest.mark.parametrize("folder", ["with,comma", "with[brackets]", "with{braces}", "with*"])
-def test_a_path_that_spark_cannot_be_given_is_refused(
+def test_a_jar_path_that_spark_cannot_take_is_refused(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / folder / "kera.jar"
@@ -137,7 +137,7 @@ def test_a_path_that_spark_cannot_be_given_is_refused(
         configure(Builder())
 
 
-def test_the_command_prints_where_the_jar_is(jar: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_path_of_the_jar(jar: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert __main__.main(["jar"]) == 0
     assert capsys.readouterr().out == f"{jar}\n"
     jar.unlink()
@@ -147,7 +147,7 @@ def test_the_command_prints_where_the_jar_is(jar: Path, capsys: pytest.CaptureFi
     assert "usage" in capsys.readouterr().err
 
 
-def test_nothing_of_spark_is_imported_until_the_data_source_is() -> None:
+def test_importing_the_connector_does_not_import_spark() -> None:
     program = (
         "import sys; from kera.spark_connector import configure, jar_path; import kera.spark_connector.service.methods;"
         "assert not {'pyspark', 'pyarrow'} & set(sys.modules), 'too much is imported';"
@@ -159,7 +159,7 @@ def test_nothing_of_spark_is_imported_until_the_data_source_is() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_a_version_of_spark_that_it_was_not_tested_with_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configure_refuses_an_untested_version_of_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pyspark, "__version__", "4.1.4")
     with pytest.raises(EngineMissing, match=r"made for Spark 4\.3, and this is 4\.1\.4: leave configure out"):
         configure(Builder())  # type: ignore[type-var, unused-ignore]

@@ -1,4 +1,4 @@
-"""What a query with epochs asks for, how it waits, and what its progress shows."""
+"""Planning of queries with epochs: requests to brokers, waits, and progress."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NEEDED = {"kera.bootstrap.servers": "h:1", "subscribe": "flights", "startingOffs
 
 
 class Locating:
-    """A client that answers where chunks are."""
+    """A client that only answers where chunks are."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -57,7 +57,7 @@ class Query:
 
 @pytest.fixture
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """For how long it was waited."""
+    """The durations of all sleeps."""
     found: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -67,7 +67,7 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return found
 
 
-def test_brokers_are_not_asked_all_the_time_while_an_epoch_is_open(slept: list[float]) -> None:
+def test_the_planner_sleeps_between_requests_while_an_epoch_is_open(slept: list[float]) -> None:
     world = World([FakeEntry(ones(1, 12))])
     query = Query(world)
     end = query.following(query.begin())
@@ -77,7 +77,7 @@ def test_brokers_are_not_asked_all_the_time_while_an_epoch_is_open(slept: list[f
     assert slept == [0.05]
 
 
-def test_a_query_with_an_end_waits_for_nothing(slept: list[float]) -> None:
+def test_a_query_with_an_end_does_not_wait(slept: list[float]) -> None:
     world = World([FakeEntry(ones(1, 12))])
     query = Query(world)
     query.planner.end_here(world.now())
@@ -89,7 +89,7 @@ def test_a_query_with_an_end_waits_for_nothing(slept: list[float]) -> None:
     assert slept == []
 
 
-def test_what_nobody_has_settled_is_not_read_by_a_query_with_an_end() -> None:
+def test_a_query_with_an_end_reads_no_epochs_that_close_later() -> None:
     world = World([FakeEntry([])])
     query = Query(world)
     begins = query.begin()
@@ -99,7 +99,7 @@ def test_what_nobody_has_settled_is_not_read_by_a_query_with_an_end() -> None:
     assert query.following(begins) is begins
 
 
-def test_progress_tells_what_waits_and_who_holds_it_up() -> None:
+def test_progress_shows_the_closed_epochs_and_the_entry_that_holds_up_the_next() -> None:
     world = World([FakeEntry(ones(1, 12, 55)), FakeEntry(ones(2, 48))])
     query = Query(world, maxEpochsPerTrigger="1")
     assert query.planner.metrics(None) == {}
@@ -115,7 +115,7 @@ def test_progress_tells_what_waits_and_who_holds_it_up() -> None:
     assert end.group == "g"
 
 
-def test_a_time_that_no_year_has_is_a_number() -> None:
+def test_a_time_beyond_the_calendar_is_shown_as_a_number() -> None:
     far = (1 << 62) // MS
     world = World([FakeEntry(ones(1, far))])
     query = Query(world)
@@ -124,9 +124,7 @@ def test_a_time_that_no_year_has_is_a_number() -> None:
     assert query.planner.metrics(None)["nextEpochSettledUntil"] == str(far * MS)
 
 
-def test_the_first_micro_batch_is_empty_whether_there_is_anything_or_not_where_numbers_say_which_epochs_it_has(
-    slept: list[float],
-) -> None:
+def test_with_epochs_per_trigger_the_first_micro_batch_is_empty_once(slept: list[float]) -> None:
     world = World([FakeEntry(ones(1, 12))])
     counting, other = Query(world, epochsPerTrigger="1"), Query(world)
     begins = counting.begin()
@@ -135,6 +133,6 @@ def test_the_first_micro_batch_is_empty_whether_there_is_anything_or_not_where_n
     assert counting.following(begins, first=True).epoch == EpochMark(10, 0, 1)
     assert other.following(begins, first=True).epoch == EpochMark(10, 0, 1)
     again = Query(world, epochsPerTrigger="1")
-    again.planner.begun = True  # it has run the empty one, which was planned by the launch before
+    again.planner.begun = True  # it has run the empty micro-batch, which the launch before had planned
     assert again.following(begins, first=True).epoch == EpochMark(10, 0, 1)
     assert slept == []

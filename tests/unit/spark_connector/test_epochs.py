@@ -1,4 +1,4 @@
-"""Micro-batches that end with epochs have what a naive reader of the whole log puts into these epochs."""
+"""Micro-batches of epochs have the same records as a naive reader of the whole log finds in these epochs."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ EARLY, LATE = Where("startingOffsets", "earliest"), Where("startingOffsets", "la
 
 @dataclass
 class FakeEntry:
-    """A log of chunks: the greatest time of each, in ms, and how many records (none: a punctuation)."""
+    """A log of chunks: the greatest time of each, in ms, and its number of records (0: a punctuation)."""
 
     chunks: list[tuple[int, int]]
     promised: int | None = None
-    """In ms, at its end."""
+    """The time promised at the end of the log, in ms."""
     durable: int | None = None
-    """So many chunks are; None: all."""
+    """The number of durable chunks; None: all."""
     removed: int = 0
-    """So many chunks are gone."""
+    """The number of removed chunks."""
     moved: bool = False
-    """To another broker, where its chunks are in another group."""
+    """Whether it moved to another broker, where its chunks are in another group."""
 
     @property
     def count(self) -> int:
@@ -89,7 +89,7 @@ class FakeEntry:
         return self.place(last)
 
     def epochs(self, length: int) -> list[int]:
-        """Of each chunk, by reading the log from its beginning."""
+        """The epoch of each chunk, by reading the log from its beginning."""
         found, watermark = [], -(10**9)
         for time, _ in self.chunks:
             watermark = max(watermark, time)
@@ -99,7 +99,7 @@ class FakeEntry:
 
 @dataclass
 class World:
-    """Streams with one streamlet, whose entries these are."""
+    """A stream with one streamlet and these entries."""
 
     entries: list[FakeEntry]
     epoch_ms: int = 10
@@ -127,7 +127,7 @@ class World:
     def following(
         self, before: Offsets, cadence: Cadence, *, until: int | None = None, fail: bool = True
     ) -> Offsets | None:
-        """The end of the micro-batch behind `before`, as it comes back from the checkpoint."""
+        """The end of the micro-batch after `before`, as it comes back from the checkpoint."""
         now = self.now()
         advance = next_ends(before, now, fail_on_data_loss=fail)
         asking = next_epochs(before, advance, now, cadence, until=until, fail_on_data_loss=fail)
@@ -138,7 +138,7 @@ class World:
         return stored(conclude(before, found.advance, found.end, first=is_first, mark=found.mark))
 
     def records(self, before: Offsets, end: Offsets) -> list[tuple[int, int]]:
-        """Entry and ordinal of all that is in a micro-batch."""
+        """Entry and ordinal of each record of a micro-batch."""
         now = self.now()
         planned = revise(before, end, now, fail_on_data_loss=True)
         return [
@@ -148,7 +148,7 @@ class World:
         ]
 
     def told(self, before: Offsets, end: Offsets) -> dict[int, list[tuple[int, int]]]:
-        """The same by the epoch that rows tell."""
+        """The same records, by the epoch that their rows show."""
         now = self.now()
         planned = revise(before, end, now, fail_on_data_loss=True)
         assert end.epoch is not None
@@ -162,7 +162,7 @@ class World:
     def batches(
         self, cadence: Cadence, where: Where = EARLY, **options: Any
     ) -> list[tuple[EpochMark, list[tuple[int, int]]]]:
-        """All micro-batches there are now."""
+        """All micro-batches that can be planned now."""
         found = []
         before = self.first(cadence, where)
         while (end := self.following(before, cadence, **options)) is not None:
@@ -173,7 +173,7 @@ class World:
         return found
 
     def naive(self, length: int) -> dict[int, list[tuple[int, int]]]:
-        """Entry and ordinal of all records, by epoch, in order."""
+        """Entry and ordinal of each record, by epoch, in order."""
         found: dict[int, list[tuple[int, int]]] = {}
         for number, entry in enumerate(self.entries):
             record = 0
@@ -205,7 +205,7 @@ def test_a_micro_batch_ends_at_the_same_time_in_all_entries() -> None:
     assert records == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (1, 3), (1, 4)]
 
 
-def test_what_is_late_is_read_where_it_lies() -> None:
+def test_a_late_record_is_read_with_the_epoch_of_its_position() -> None:
     world = World([FakeEntry(ones(1, 11, 5, 25))], epoch_ms=5)
 
     batches = world.batches(Cadence(10, at_most=1))
@@ -213,7 +213,7 @@ def test_what_is_late_is_read_where_it_lies() -> None:
     assert [records for _, records in batches] == [[(0, 0)], [(0, 1), (0, 2)]]
 
 
-def test_exactly_so_many_epochs_are_a_micro_batch_also_empty_ones() -> None:
+def test_with_exactly_each_micro_batch_has_that_many_epochs_including_empty_ones() -> None:
     world = World([FakeEntry(ones(35, 91)), FakeEntry(ones(38, 95))])
 
     batches = world.batches(Cadence(10, exactly=2))
@@ -222,7 +222,7 @@ def test_exactly_so_many_epochs_are_a_micro_batch_also_empty_ones() -> None:
     assert [len(records) for _, records in batches] == [2, 0, 0]
 
 
-def test_as_many_as_are_wanted_at_most_and_no_empty_ones() -> None:
+def test_with_at_most_a_micro_batch_has_up_to_that_many_epochs_and_is_never_empty() -> None:
     world = World([FakeEntry(ones(35, 91, 101, 111, 121)), FakeEntry(ones(125))])
 
     batches = world.batches(Cadence(10, at_most=2))
@@ -231,7 +231,7 @@ def test_as_many_as_are_wanted_at_most_and_no_empty_ones() -> None:
     assert [len(records) for _, records in batches] == [1, 2, 1]
 
 
-def test_an_entry_that_lags_holds_up_all() -> None:
+def test_a_lagging_entry_holds_up_the_epochs_of_all_entries() -> None:
     world = World([FakeEntry(ones(1, 100)), FakeEntry(ones(2, 15))])
 
     assert numbers(world.batches(Cadence(10))) == [(0, 1)]
@@ -241,16 +241,16 @@ def test_an_entry_that_lags_holds_up_all() -> None:
     assert held_up_by(reached) == (EntryName("flights", 0, 1), 15 * MS)
 
 
-def test_a_promise_closes_epochs_of_who_is_silent() -> None:
+def test_a_promise_closes_the_epochs_of_a_silent_entry() -> None:
     world = World([FakeEntry(ones(1, 100)), FakeEntry(ones(2), promised=35), FakeEntry([], promised=47)])
 
     assert numbers(world.batches(Cadence(10))) == [(0, 3)]
 
-    world.entries[1].durable = 0  # the promise is of what comes behind a chunk that nobody can read yet
+    world.entries[1].durable = 0  # the promise stands behind a chunk that cannot be read yet
     assert world.batches(Cadence(10)) == []
 
 
-def test_what_is_not_durable_yet_closes_nothing() -> None:
+def test_chunks_that_are_not_durable_close_no_epoch() -> None:
     world = World([FakeEntry(ones(1, 12, 45), durable=2), FakeEntry(ones(100))])
 
     assert numbers(world.batches(Cadence(10))) == [(0, 1)]
@@ -258,7 +258,7 @@ def test_what_is_not_durable_yet_closes_nothing() -> None:
     assert world.batches(Cadence(10, exactly=2)) == []
 
 
-def test_a_broker_that_has_not_all_of_it_again_closes_nothing() -> None:
+def test_a_broker_that_has_not_recovered_all_chunks_closes_no_epoch() -> None:
     world = World([FakeEntry(ones(1, 12, 25), promised=200)])
     end = world.following(world.first(Cadence(10)), Cadence(10))
     assert end is not None
@@ -267,7 +267,7 @@ def test_a_broker_that_has_not_all_of_it_again_closes_nothing() -> None:
     assert world.following(end, Cadence(10)) is None
 
 
-def test_an_entry_that_was_never_written_to_and_of_which_nobody_promises_anything_holds_up_nothing() -> None:
+def test_an_empty_entry_without_promises_holds_up_no_epoch() -> None:
     world = World([FakeEntry(ones(1, 12)), FakeEntry([])], by_clock=False)
     assert numbers(world.batches(Cadence(10))) == [(0, 1)]
 
@@ -277,7 +277,7 @@ def test_an_entry_that_was_never_written_to_and_of_which_nobody_promises_anythin
 
 
 @pytest.mark.parametrize("moved", [False, True])
-def test_what_comes_to_an_entry_after_its_epoch_was_read_is_told(moved: bool) -> None:
+def test_records_for_an_epoch_that_was_already_read_are_an_error(moved: bool) -> None:
     world, cadence = World([FakeEntry(ones(1, 25)), FakeEntry([], moved=moved)], by_clock=False), Cadence(10)
     end = world.following(world.first(cadence), cadence)
     assert end is not None
@@ -293,7 +293,7 @@ def test_what_comes_to_an_entry_after_its_epoch_was_read_is_told(moved: bool) ->
     assert world.records(end, after) == [(0, 1), (1, 0), (1, 1)]
 
 
-def test_a_query_begins_with_the_first_epoch_of_which_nothing_was_removed() -> None:
+def test_a_query_begins_with_the_first_epoch_without_removed_records() -> None:
     world = World([FakeEntry(ones(1, 12, 25, 31, 45), removed=2), FakeEntry(ones(5, 22, 33, 51))])
 
     batches = world.batches(Cadence(10))
@@ -301,7 +301,7 @@ def test_a_query_begins_with_the_first_epoch_of_which_nothing_was_removed() -> N
     assert batches == [(EpochMark(10, 2, 4), [(0, 2), (0, 3), (1, 1), (1, 2)])]
 
 
-def test_a_query_begins_with_the_epoch_that_is_being_filled() -> None:
+def test_a_query_from_latest_begins_with_the_open_epoch() -> None:
     world, cadence = World([FakeEntry(ones(1, 25)), FakeEntry(ones(17))]), Cadence(10, exactly=1)
     begins = world.first(cadence, LATE)
     assert begins.epoch == EpochMark(10, 1, None)
@@ -314,7 +314,7 @@ def test_a_query_begins_with_the_epoch_that_is_being_filled() -> None:
 
 
 @pytest.mark.parametrize("where", [Time(epoch_us=23 * MS), Time(ago_us=77 * MS)])
-def test_a_query_begins_with_the_epoch_of_a_time_also_if_it_is_to_come(where: Time) -> None:
+def test_a_query_begins_with_the_epoch_of_a_time_even_if_it_is_in_the_future(where: Time) -> None:
     world, cadence = World([FakeEntry(ones(1)), FakeEntry(ones(2, 35))]), Cadence(10)
     begins = world.first(cadence, Where("startingTimestamp", where), now_us=100 * MS)
     assert world.following(begins, cadence) is None
@@ -326,13 +326,13 @@ def test_a_query_begins_with_the_epoch_of_a_time_also_if_it_is_to_come(where: Ti
     assert world.records(begins, end) == [(0, 2)]
 
 
-def test_a_query_begins_with_the_first_epoch_in_which_there_is_anything_however_early_it_may_begin() -> None:
+def test_a_query_with_an_early_start_begins_with_the_first_epoch_that_has_records() -> None:
     world = World([FakeEntry(ones(75, 99)), FakeEntry(ones(81, 99))])
     for where in (EARLY, Where("startingTimestamp", Time(epoch_us=12 * MS))):
         assert numbers(world.batches(Cadence(10, exactly=1), where)) == [(7, 8), (8, 9)]
 
 
-def test_available_now_ends_with_the_last_epoch_that_was_closed() -> None:
+def test_available_now_ends_with_the_last_closed_epoch() -> None:
     world = World([FakeEntry(ones(1, 12, 25, 39))])
 
     assert numbers(world.batches(Cadence(10, exactly=2), until=2)) == [(0, 2)]
@@ -341,7 +341,7 @@ def test_available_now_ends_with_the_last_epoch_that_was_closed() -> None:
     assert numbers(world.batches(Cadence(10), until=NO_TIME)) == []
 
 
-def test_rows_tell_the_epoch_of_their_place() -> None:
+def test_rows_have_the_epoch_of_their_position() -> None:
     world, cadence = (
         World([FakeEntry(ones(1, 12, 3, 25)), FakeEntry([*ones(2, 4), (15, 0), (3, 2), (31, 1)])]),
         Cadence(10),
@@ -363,12 +363,12 @@ def test_rows_tell_the_epoch_of_their_place() -> None:
         ),
     ],
 )
-def test_streams_need_epochs_of_which_those_of_the_query_are_multiples(world: World, message: str) -> None:
+def test_the_epochs_of_a_query_must_be_multiples_of_those_of_its_streams(world: World, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         world.first(Cadence(10))
 
 
-def test_a_running_query_keeps_its_epochs_and_streams_that_join_need_them() -> None:
+def test_a_running_query_keeps_its_epochs_but_a_joining_stream_must_fit_them() -> None:
     world, cadence = World([FakeEntry(ones(1, 12, 25))]), Cadence(10)
     begins = world.first(cadence)
     world.epoch_ms = 3
@@ -380,7 +380,7 @@ def test_a_running_query_keeps_its_epochs_and_streams_that_join_need_them() -> N
         world.following(replace(end, streams={}), cadence)
 
 
-def test_a_stream_that_joins_comes_in_from_its_beginning() -> None:
+def test_a_joining_stream_is_read_from_its_beginning() -> None:
     world, cadence = World([FakeEntry(ones(1, 12, 25)), FakeEntry(ones(3, 14, 28))]), Cadence(10)
     end = world.following(world.first(cadence), cadence)
     assert end is not None
@@ -398,14 +398,14 @@ def test_a_stream_that_joins_comes_in_from_its_beginning() -> None:
     "where",
     [Where("startingOffsets", streams={"flights": {0: "earliest"}}), Where("startingOffsets", Position(1, 1, 0))],
 )
-def test_a_query_begins_at_the_same_time_everywhere(where: Where) -> None:
+def test_a_query_with_epochs_refuses_start_positions_per_streamlet(where: Where) -> None:
     with pytest.raises(
         InvalidArgument, match=r"option startingOffsets: with option epoch .* earliest, latest, or a time"
     ):
         World([FakeEntry(ones(1))]).first(Cadence(10), where)
 
 
-def test_a_checkpoint_has_the_epochs_of_its_query() -> None:
+def test_a_checkpoint_without_epochs_or_with_other_epochs_is_refused() -> None:
     world, cadence = World([FakeEntry(ones(1, 12, 25))]), Cadence(10)
     begins = world.first(cadence)
 
@@ -415,7 +415,7 @@ def test_a_checkpoint_has_the_epochs_of_its_query() -> None:
         world.following(begins, Cadence(20))
 
 
-def test_a_query_with_epochs_does_not_go_on_without() -> None:
+def test_a_query_with_epochs_cannot_continue_without_them() -> None:
     begins = World([FakeEntry(ones(1, 12, 25))]).first(Cadence(10))
 
     with pytest.raises(InvalidArgument, match=r"epochs of 10 ms.* Set epoch to '10ms', or start .* new checkpoint"):
@@ -423,7 +423,7 @@ def test_a_query_with_epochs_does_not_go_on_without() -> None:
     check_kept(replace(begins, epoch=None))
 
 
-def test_marks_come_back_from_the_checkpoint() -> None:
+def test_epoch_marks_survive_the_checkpoint() -> None:
     for mark in (None, EpochMark(10, None, None), EpochMark(10, 3, None), EpochMark(10, -3, 4)):
         offsets = Offsets({}, epoch=mark)
         assert stored(offsets) == offsets
@@ -448,7 +448,7 @@ CHUNKS = st.lists(st.tuples(st.integers(-15, 130), st.integers(0, 3)), max_size=
     count=st.none() | st.integers(1, 5),
     length=st.sampled_from([1, 7, 10, 40]),
 )
-def test_two_queries_have_the_same_micro_batches_and_these_are_those_of_a_naive_reader(
+def test_a_live_and_a_late_query_have_the_micro_batches_of_a_naive_reader(
     logs: list[list[tuple[int, int]]],
     visible: list[list[int]],
     place: Place,
@@ -456,7 +456,7 @@ def test_two_queries_have_the_same_micro_batches_and_these_are_those_of_a_naive_
     count: int | None,
     length: int,
 ) -> None:
-    """One goes along while the logs grow, restarted after each micro-batch; the other comes when all is there."""
+    """One query reads while the logs grow, with a restart after each micro-batch; the other reads complete logs."""
     end_of_time = 200
     whole = World([FakeEntry([*log, (end_of_time, 1)]) for log in logs], epoch_ms=length)
     cadence = Cadence(length, exactly=count or 1) if exactly else Cadence(length, at_most=count)

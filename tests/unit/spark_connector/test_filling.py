@@ -1,4 +1,4 @@
-"""How long a chunk of a task may fill."""
+"""How long a task may fill a chunk."""
 
 import pytest
 from hypothesis import given
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from kera.spark_connector.writing.task import LATEST, Filling
 
 
-def test_a_chunk_fills_for_what_storing_leaves_of_the_target() -> None:
+def test_the_fill_time_is_the_latency_target_minus_the_storing_time() -> None:
     filling = Filling(1.0)
     assert filling.fills_s == pytest.approx(0.9)
     filling.stored(0.1)
@@ -23,7 +23,7 @@ def test_a_chunk_fills_for_what_storing_leaves_of_the_target() -> None:
 
 
 @given(st.floats(0.01, 1e5), st.lists(st.floats(0, 1e6), max_size=100))
-def test_it_fills_for_half_of_the_target_at_least_and_never_for_all_of_it(target_s: float, took_s: list[float]) -> None:
+def test_the_fill_time_is_from_half_of_the_target_to_less_than_all_of_it(target_s: float, took_s: list[float]) -> None:
     filling = Filling(target_s)
     for each in took_s:
         filling.stored(each)

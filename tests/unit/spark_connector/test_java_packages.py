@@ -1,6 +1,6 @@
-"""The packages of the columnar engine: which of them may import which, and that each says what it is for.
+"""The packages of the columnar engine: the allowed imports between them, and a description of each.
 
-Rules are functions from a file's text to its violations, so that a test can plant one and see it found.
+Rules are functions from a file's text to its violations, so that a test can plant a violation.
 """
 
 import re
@@ -30,7 +30,7 @@ LIBRARIES_OF_WIRE = (
     "org.slf4j.",
     "org.apache.arrow.memory.util.MemoryUtil",
 )
-"""Spark's distribution has all of them; none is of Spark."""
+"""Libraries in Spark's distribution that are not a part of Spark."""
 LINES_OF_PACKAGE_INFO = 5
 
 COMMENT_OR_TEXT = re.compile(r'/\*.*?\*/|//[^\n]*|"""(?:\\.|[^\\])*?"""|"(?:\\.|[^"\\\n])*"', re.DOTALL)
@@ -48,17 +48,17 @@ def package_of(path: Path) -> str:
 
 
 def forbidden_packages(package: str, text: str) -> set[str]:
-    """The packages of ours that the file names, be it in imports or in its code, and may not."""
+    """The packages of KerA that the file names in imports or code without being allowed to."""
     return set(OF_KERA.findall(code_of(text))) - {package} - MAY_IMPORT[package]
 
 
 def forbidden_libraries(text: str) -> list[str]:
-    """The imports of a file of kera.wire that are neither of KerA nor of the libraries that are allowed there."""
+    """The imports of a file of kera.wire that are neither of KerA nor of the allowed libraries."""
     return [name for name in IMPORT.findall(code_of(text)) if not name.startswith(("kera.", *LIBRARIES_OF_WIRE))]
 
 
 def described_package(text: str) -> str:
-    """The package that a package-info.java describes in as many lines as it should; else nothing."""
+    """The package that a package-info.java describes in the required number of lines, or ''."""
     found = PACKAGE_INFO.fullmatch(text)
     return found[2] if found and found[1].count("\n") == LINES_OF_PACKAGE_INFO else ""
 
@@ -76,7 +76,7 @@ def test_packages_import_only_the_packages_below_them() -> None:
         assert forbidden_packages(package_of(path), text) == set(), path
 
 
-def test_each_arrow_between_packages_is_used() -> None:
+def test_each_allowed_import_between_packages_is_used() -> None:
     named: dict[str, set[str]] = {package: set() for package in MAY_IMPORT}
     for path, text in sources().items():
         named[package_of(path)] |= set(OF_KERA.findall(code_of(text)))
@@ -89,13 +89,13 @@ def test_the_wire_uses_no_class_of_spark() -> None:
             assert forbidden_libraries(text) == [], path
 
 
-def test_each_package_describes_itself_in_five_lines() -> None:
+def test_each_package_has_a_description_of_five_lines() -> None:
     for package in MAY_IMPORT:
         text = JAVA.joinpath(*package.split("."), "package-info.java").read_text(encoding="utf-8")
         assert described_package(text) == package
 
 
-def test_the_jar_names_a_data_source_that_is_there() -> None:
+def test_the_jar_names_an_existing_data_source() -> None:
     service = JVM / "resources" / "META-INF" / "services" / "org.apache.spark.sql.sources.DataSourceRegister"
     assert JAVA.joinpath(*service.read_text().strip().split(".")).with_suffix(".java").is_file()
 
@@ -111,11 +111,11 @@ def test_the_jar_names_a_data_source_that_is_there() -> None:
         ("kera.spark.service", "import kera.spark.KeraSource;", "kera.spark"),
     ],
 )
-def test_an_import_of_a_package_that_is_not_below_is_found(package: str, line: str, found: str) -> None:
+def test_the_check_finds_an_import_of_a_package_that_is_not_below(package: str, line: str, found: str) -> None:
     assert forbidden_packages(package, f"package {package};\n\n{line}\n") == {found}
 
 
-def test_a_package_may_be_named_in_comments_and_texts() -> None:
+def test_the_check_ignores_packages_in_comments_and_strings() -> None:
     text = (
         'package kera.wire;\n/** As {@link kera.spark.KeraSource}. */\nString name = "kera.spark"; // of kera.columns\n'
     )
@@ -125,10 +125,10 @@ def test_a_package_may_be_named_in_comments_and_texts() -> None:
 @pytest.mark.parametrize(
     "name", ["org.apache.spark.TaskContext", "org.apache.arrow.vector.FieldVector", "scala.Option"]
 )
-def test_a_library_that_the_wire_may_not_use_is_found(name: str) -> None:
+def test_the_check_finds_a_library_that_the_wire_may_not_use(name: str) -> None:
     assert forbidden_libraries(f"import java.util.List;\nimport kera.wire.Chunk;\nimport {name};\n") == [name]
 
 
 @pytest.mark.parametrize("lines", [0, LINES_OF_PACKAGE_INFO - 1, LINES_OF_PACKAGE_INFO + 1])
-def test_a_package_that_says_too_little_or_too_much_is_found(lines: int) -> None:
+def test_the_check_finds_a_description_that_is_too_short_or_too_long(lines: int) -> None:
     assert described_package("/**\n" + " * A line.\n" * lines + " */\npackage kera.wire;\n") == ""

@@ -1,4 +1,4 @@
-"""``metadata`` tells of streams and partitions instead of reading them."""
+"""The option ``metadata`` lists streams and partitions instead of reading records."""
 
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
@@ -23,7 +23,7 @@ def rows(kind: str, **options: str) -> list[dict[str, object]]:
     return [row for batch in reader.read(partition) for row in batch.to_pylist()]
 
 
-def test_streams_are_listed_all_or_those_subscribed(cluster: FakeClient) -> None:
+def test_all_streams_or_only_subscribed_ones_are_listed(cluster: FakeClient) -> None:
     cluster.chunks = {0: [[2, 3]], 1: [[1]]}
     cluster.streams["plain"] = FakeStream(8, {0: [[]]}, typed=False)
 
@@ -45,7 +45,7 @@ def test_streams_are_listed_all_or_those_subscribed(cluster: FakeClient) -> None
     assert [row["name"] for row in rows("streams", subscribe="plain")] == ["plain"]
 
 
-def test_a_stream_that_is_deleted_meanwhile_is_left_out_unless_it_was_asked_for(
+def test_a_stream_deleted_during_the_listing_is_left_out_unless_it_was_requested(
     cluster: FakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.streams["plain"] = FakeStream(8, {0: [[]]}, typed=False)
@@ -62,7 +62,7 @@ def test_a_stream_that_is_deleted_meanwhile_is_left_out_unless_it_was_asked_for(
         rows("streams", subscribe="plain")
 
 
-def test_partitions_are_those_that_a_batch_would_read(cluster: FakeClient) -> None:
+def test_partitions_are_listed_as_a_batch_would_read_them(cluster: FakeClient) -> None:
     cluster.chunks = {0: [[2, 3]], 1: [[1]]}
 
     first, second = rows("partitions", subscribe="numbers")
@@ -82,7 +82,7 @@ def test_partitions_are_those_that_a_batch_would_read(cluster: FakeClient) -> No
     assert second["streamlet"] == 1
 
 
-def test_a_broker_on_the_same_node_pushes_unless_it_must_not() -> None:
+def test_a_broker_on_the_same_node_pushes_unless_shared_memory_is_never() -> None:
     piece = Piece(
         stream="s",
         entry=EntryId(1, 0, 0),
@@ -104,7 +104,7 @@ def test_a_broker_on_the_same_node_pushes_unless_it_must_not() -> None:
 
 
 @pytest.mark.usefixtures("cluster")
-def test_some_of_the_columns_may_be_wanted_but_no_others() -> None:
+def test_a_subset_of_the_columns_may_be_requested_but_no_others() -> None:
     source = KeraDataSource({**BOOTSTRAP, "metadata": "streams"})
     reader = source.reader(StructType([StructField("records", LongType()), StructField("name", StringType())]))
     assert isinstance(reader, KeraMetadataReader)

@@ -1,4 +1,4 @@
-"""What a checkpoint holds comes back as it was, and is refused where it does not belong."""
+"""Offsets survive the checkpoint, and offsets of another source or a later version are refused."""
 
 import json
 from typing import Any
@@ -35,7 +35,7 @@ def test_offsets_survive_the_checkpoint(before: Offsets) -> None:
 
 
 @given(streams, st.none() | streams)
-def test_the_same_offsets_give_the_same_text_whatever_their_order(
+def test_equal_offsets_give_the_same_json_in_any_order(
     there: dict[str, StreamOffsets], since: dict[str, StreamOffsets] | None
 ) -> None:
     one = Offsets(there, since, "readers")
@@ -48,13 +48,13 @@ def test_the_same_offsets_give_the_same_text_whatever_their_order(
 @given(
     st.dictionaries(st.text(), st.builds(StreamOffsets, numbers, st.dictionaries(numbers, st.tuples(entry_offsets))))
 )
-def test_places_by_lane_are_the_offsets_again(there: dict[str, StreamOffsets]) -> None:
+def test_offsets_can_be_rebuilt_from_the_places_of_their_entries(there: dict[str, StreamOffsets]) -> None:
     with_lanes = {name: stream for name, stream in there.items() if stream.streamlets}
 
     assert Offsets.of(Offsets(there).places(), Offsets(there).stream_ids()) == Offsets(with_lanes)
 
 
-def test_the_text_is_the_documented_one() -> None:
+def test_the_json_of_offsets_has_the_documented_form() -> None:
     stream = StreamOffsets(7, {1: (at(2),), 0: (at(3), at(4, group=2))})
     written = Offsets({"flights": stream}, {"flights": StreamOffsets(7, {0: (at(0),)})}, "spark-kera-source-1a2b3c4d")
 
@@ -66,7 +66,7 @@ def test_the_text_is_the_documented_one() -> None:
     )
 
 
-def test_lanes_come_in_order() -> None:
+def test_entries_come_in_order() -> None:
     there = {"b": StreamOffsets(8, {0: (at(1),)}), "a": StreamOffsets(7, {1: (at(2),), 0: (at(3), at(4))})}
 
     assert list(Offsets(there).entries()) == [
@@ -103,6 +103,6 @@ def test_a_checkpoint_of_another_source_is_refused(document: dict[str, Any]) -> 
         Offsets.from_json(document)
 
 
-def test_a_checkpoint_of_a_later_version_is_refused_as_such() -> None:
+def test_the_error_for_a_checkpoint_of_a_later_version_names_the_version() -> None:
     with pytest.raises(InvalidArgument, match=r"offsets of version 3; this connector reads up to 2.*newer connector"):
         Offsets.from_json({"version": 3, "streams": {}})

@@ -1,4 +1,4 @@
-"""Options are checked before anything runs, and an error names the option, its value and the way out."""
+"""Options for reading: their checks, and errors that name the option, its value and the way out."""
 
 import json
 from typing import Any
@@ -48,7 +48,7 @@ def test_defaults_are_those_of_the_kafka_source() -> None:
     assert (options.shared_memory, options.metadata, options.engine) == ("auto", None, "auto")
 
 
-def test_every_option_is_taken() -> None:
+def test_every_option_is_accepted() -> None:
     options = parse(
         maxOffsetsPerTrigger="1000",
         maxBytesPerTrigger="5000000",
@@ -82,7 +82,7 @@ def test_every_option_is_taken() -> None:
     }
 
 
-def test_names_are_taken_in_any_case_as_spark_hands_them_over_in_lower_case() -> None:
+def test_option_names_are_accepted_in_any_case() -> None:
     assert parse(maxoffsetspertrigger="10").limits.records_max == 10
     assert parse(MAXOffsetsPerTrigger="10").limits.records_max == 10
 
@@ -110,14 +110,14 @@ def test_an_unknown_option_gets_a_suggestion(typed: str, meant: str) -> None:
 
 
 @pytest.mark.parametrize("name", READING)
-def test_each_name_with_a_letter_missing_is_found_again(name: str) -> None:
+def test_a_name_with_a_missing_letter_gets_the_right_suggestion(name: str) -> None:
     with pytest.raises(InvalidArgument, match=r"unknown option .*: did you mean") as caught:
         parse(**{name[:-1]: "x"})
 
     assert f"did you mean {name}?" in str(caught.value)
 
 
-def test_an_option_like_no_other_gets_the_list_of_all() -> None:
+def test_the_error_for_an_option_without_a_similar_name_lists_all_options() -> None:
     with pytest.raises(InvalidArgument, match="unknown option zzz: known are") as caught:
         parse(zzz="1")
 
@@ -125,14 +125,14 @@ def test_an_option_like_no_other_gets_the_list_of_all() -> None:
 
 
 @pytest.mark.parametrize("name", ["stream", "txnAppId", "TXNVERSION"])
-def test_an_option_for_writing_is_refused_as_such(name: str) -> None:
+def test_the_error_for_a_write_option_says_that_it_is_for_writing(name: str) -> None:
     with pytest.raises(InvalidArgument, match=r"does not apply here: .*(for writing|to write to)") as caught:
         parse(**{name: "x"})
 
     assert caught.value.attributes["option"].lower() == name.lower()
 
 
-def test_other_uses_can_say_what_does_not_apply_to_them() -> None:
+def test_options_from_elsewhere_are_refused_with_a_given_hint() -> None:
     assert take({"STREAM": "a"}, ("stream",)) == {"stream": "a"}
     with pytest.raises(InvalidArgument, match="option subscribe does not apply here: use stream"):
         take({"Subscribe": "a"}, ("stream",), elsewhere={"subscribe": "use stream"})
@@ -205,21 +205,21 @@ def test_other_uses_can_say_what_does_not_apply_to_them() -> None:
         ),
     ],
 )
-def test_a_wrong_value_is_refused_with_what_it_should_be(options: dict[str, str], words: str) -> None:
+def test_the_error_for_a_wrong_value_says_what_is_expected(options: dict[str, str], words: str) -> None:
     with pytest.raises(InvalidArgument, match=words) as caught:
         parse_read_options(options)
 
     assert caught.value.attributes["option"] in str(caught.value)
 
 
-def test_values_are_read_whatever_their_case() -> None:
+def test_values_are_accepted_in_any_case_and_with_spaces() -> None:
     assert whole_number("n", " 12 ") == 12
     assert (flag("f", "True"), flag("f", " false ")) == (True, False)
     assert choice("c", "AUTO", ("auto", "never")) == "auto"
     assert duration_ms("d", "10s") == 10_000
 
 
-# --- which streams ------------------------------------------------------------------------------------------
+# --- subscribed streams -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_values_are_read_whatever_their_case() -> None:
         ({"metadata": "streams", "subscribe": "a"}, Subscription(names=("a",))),
     ],
 )
-def test_streams_are_named_in_one_of_four_ways(which: dict[str, str], subscription: Subscription) -> None:
+def test_streams_can_be_named_in_each_of_four_ways(which: dict[str, str], subscription: Subscription) -> None:
     assert reads(**which) == subscription
 
 
@@ -265,7 +265,7 @@ def test_streams_must_be_named_in_exactly_one_way(which: dict[str, str], words: 
         reads(**which)
 
 
-def test_a_pattern_selects_the_streams_whose_whole_name_fits() -> None:
+def test_a_pattern_selects_the_streams_whose_whole_name_matches() -> None:
     subscription = reads(subscribePattern="fl.*|trains")
 
     assert subscription.select(["trains", "flights", "old-flights", "trains2", "fl"]) == ["fl", "flights", "trains"]
@@ -274,13 +274,13 @@ def test_a_pattern_selects_the_streams_whose_whole_name_fits() -> None:
         subscription.require(["boats"])
 
 
-def test_a_list_of_streams_may_be_empty() -> None:
+def test_listing_streams_may_find_none() -> None:
     assert reads(metadata="streams").require([]) == []
     with pytest.raises(UnknownStream, match="no stream is called 'flights'"):
         reads(metadata="streams", subscribe="flights").require([])
 
 
-def test_named_streams_that_are_not_there_are_missing() -> None:
+def test_named_streams_that_do_not_exist_are_reported() -> None:
     for subscription in (reads(subscribe="flights,trains"), reads(assign='{"flights": [0], "trains": [0]}')):
         assert subscription.select(["boats", "flights"]) == ["flights"]
         assert subscription.missing(["boats", "flights"]) == ["trains"]
@@ -290,7 +290,7 @@ def test_named_streams_that_are_not_there_are_missing() -> None:
         assert caught.value.attributes == {"stream": "trains"}
 
 
-def test_assigned_streamlets_are_those_and_no_others() -> None:
+def test_only_the_assigned_streamlets_are_selected() -> None:
     subscription = reads(assign='{"flights": [3, 1]}')
 
     assert subscription.streamlets("flights", range(4)) == [1, 3]
@@ -299,11 +299,11 @@ def test_assigned_streamlets_are_those_and_no_others() -> None:
         subscription.streamlets("flights", range(3))
 
 
-# --- where it begins and ends -------------------------------------------------------------------------------
+# --- starts and ends ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("begin", "offsets"), [("starting", "batch_starting"), ("ending", "batch_ending")])
-def test_a_time_goes_before_times_and_these_before_offsets(begin: str, offsets: str) -> None:
+def test_one_timestamp_overrides_timestamps_per_streamlet_and_these_override_offsets(begin: str, offsets: str) -> None:
     options = {f"{begin}Offsets": OFFSETS, f"{begin}OffsetsByTimestamp": TIMES, f"{begin}Timestamp": "2000"}
 
     where: Where = getattr(parse(**options), offsets)
@@ -316,12 +316,12 @@ def test_a_time_goes_before_times_and_these_before_offsets(begin: str, offsets: 
     assert (where.option, where.streams) == (f"{begin}Offsets", {"flights": {0: "earliest"}})
 
 
-def test_what_another_option_goes_before_must_still_be_right() -> None:
+def test_an_overridden_option_is_still_checked() -> None:
     with pytest.raises(InvalidArgument, match="option startingOffsets: must be"):
         parse(startingTimestamp="0", startingOffsets="soon")
 
 
-def test_a_time_behind_the_end_is_an_error_unless_the_strategy_says_latest() -> None:
+def test_a_start_time_behind_the_end_is_an_error_unless_the_strategy_is_latest() -> None:
     assert parse(startingTimestamp="0").stream_starting.behind == "error"
     assert parse(startingOffsetsByTimestamp=TIMES).stream_starting.behind == "error"
     latest = parse(startingTimestamp="0", startingOffsetsByTimestampStrategy="Latest")
@@ -329,7 +329,7 @@ def test_a_time_behind_the_end_is_an_error_unless_the_strategy_says_latest() -> 
     assert parse(endingTimestamp="0").batch_ending.behind == "latest"
 
 
-def test_offsets_in_json_have_the_shape_of_kafkas() -> None:
+def test_offsets_in_json_have_the_form_of_kafka() -> None:
     starting = parse(startingOffsets='{"flights": {"0": -2, "1": [[1, 2, 64], "latest"]}}').stream_starting
 
     assert starting.streams == {"flights": {0: "earliest", 1: [Position(1, 2, 64), "latest"]}}
@@ -346,7 +346,7 @@ def test_offsets_in_json_have_the_shape_of_kafkas() -> None:
         ({"assign": '{"a": [0]}'}, {"a": {"0": -1, "1": -1}}, r"has \[0\], the option names \[0, 1\]"),
     ],
 )
-def test_json_must_name_what_is_subscribed(
+def test_json_must_name_the_subscribed_streams_and_streamlets(
     option: str, which: dict[str, str], named: dict[str, Any], words: str
 ) -> None:
     if "Timestamp" in option:
@@ -356,7 +356,7 @@ def test_json_must_name_what_is_subscribed(
         parse_read_options({**BOOTSTRAP, **which, option: json.dumps(named)})
 
 
-def test_streams_of_a_pattern_need_not_be_named() -> None:
+def test_streams_of_a_pattern_need_not_be_named_in_json() -> None:
     options = parse_read_options(
         {**BOOTSTRAP, "subscribePattern": ".*", "startingOffsets": OFFSETS, "endingOffsets": OFFSETS}
     )
@@ -387,21 +387,21 @@ def test_streams_of_a_pattern_need_not_be_named() -> None:
         ),
     ],
 )
-def test_what_makes_no_sense_in_a_batch_query_is_refused(wrong: dict[str, str], words: str) -> None:
+def test_options_without_meaning_in_a_batch_query_are_refused(wrong: dict[str, str], words: str) -> None:
     options = parse(**wrong)
 
     with pytest.raises(InvalidArgument, match=words):
         options.check_batch()
 
 
-def test_what_makes_sense_in_a_batch_query_is_taken() -> None:
+def test_options_with_a_meaning_in_a_batch_query_are_accepted() -> None:
     parse(
         startingOffsets="earliest", endingOffsets="latest", minPartitions="9", maxRecordsPerPartition="9"
     ).check_batch()
     parse(startingTimestamp="-2h", endingTimestamp="-1h", failOnDataLoss="false", sharedMemory="always").check_batch()
     parse(metadata="partitions", startingOffsets="earliest", includeHeaders="true").check_batch()
     parse(metadata="streams").check_batch()
-    parse(startingOffsets="latest", startingTimestamp="0").check_batch()  # the time goes before
+    parse(startingOffsets="latest", startingTimestamp="0").check_batch()  # the time overrides the offsets
 
 
 @pytest.mark.parametrize(
@@ -413,20 +413,20 @@ def test_what_makes_sense_in_a_batch_query_is_taken() -> None:
         ("metadata", "partitions"),
     ],
 )
-def test_what_makes_no_sense_in_a_streaming_query_is_refused(name: str, value: str) -> None:
+def test_options_without_meaning_in_a_streaming_query_are_refused(name: str, value: str) -> None:
     options = parse(**{name: value})
 
     with pytest.raises(InvalidArgument, match=f"option {name}: .*leave it out, or read a batch with spark.read"):
         options.check_streaming()
 
 
-def test_what_makes_sense_in_a_streaming_query_is_taken() -> None:
+def test_options_with_a_meaning_in_a_streaming_query_are_accepted() -> None:
     parse(startingOffsets="latest", maxOffsetsPerTrigger="5", minPartitions="3", groupIdPrefix="a").check_streaming()
     parse(minOffsetsPerTrigger="5", maxTriggerDelay="1h", maxRecordsPerPartition="3").check_streaming()
     parse(**{"kera.group.id": "reports", "maxBytesPerTrigger": "9"}).check_streaming()
 
 
-def test_the_cursor_has_the_name_that_is_given_or_stored_or_a_new_one() -> None:
+def test_the_name_of_the_cursor_is_the_given_the_stored_or_a_new_one() -> None:
     assert parse(**{"kera.group.id": "reports"}).group("spark-kera-source-0", "1a2b3c4d") == "reports"
     assert parse().group("spark-kera-source-0", "1a2b3c4d") == "spark-kera-source-0"
     assert parse(groupIdPrefix="reports").group("", "1a2b3c4d") == "reports-1a2b3c4d"
@@ -436,7 +436,7 @@ def test_the_cursor_has_the_name_that_is_given_or_stored_or_a_new_one() -> None:
 # --- the engine ---------------------------------------------------------------------------------------------
 
 
-def test_the_columnar_engine_is_not_to_be_had_from_python() -> None:
+def test_python_refuses_the_columnar_engine_and_says_how_to_load_it() -> None:
     with pytest.raises(InvalidArgument, match="option engine: the columnar engine is not on") as caught:
         parse(engine="columnar").check_engine()
     assert "kera.spark_connector.configure(builder)" in caught.value.message
@@ -444,7 +444,7 @@ def test_the_columnar_engine_is_not_to_be_had_from_python() -> None:
 
     for engine in ("auto", "python", "Python"):
         parse(engine=engine).check_engine()
-    parse(metadata="partitions", engine="columnar").check_engine()  # which is always up to Python
+    parse(metadata="partitions", engine="columnar").check_engine()  # Python always serves metadata
 
 
 def test_an_unknown_engine_is_refused() -> None:
@@ -455,14 +455,14 @@ def test_an_unknown_engine_is_refused() -> None:
 # --- streams with other columns -------------------------------------------------------------------------------------
 
 
-def test_what_becomes_of_streams_with_other_columns_can_be_said() -> None:
+def test_the_handling_of_streams_with_other_columns_is_an_option() -> None:
     assert parse().on_mismatch == "fail"
     assert [parse(onSchemaMismatch=word).on_mismatch for word in ("skip", "Bytes")] == ["skip", "bytes"]
     with pytest.raises(InvalidArgument, match="option onSchemaMismatch: must be fail or skip or bytes"):
         parse(onSchemaMismatch="ignore")
 
 
-def test_the_columnar_engine_does_not_read_whole_chunks() -> None:
+def test_the_columnar_engine_refuses_to_read_whole_chunks() -> None:
     with pytest.raises(InvalidArgument, match="option engine: with onSchemaMismatch=bytes Python reads"):
         parse(onSchemaMismatch="bytes", engine="columnar")
     assert parse(onSchemaMismatch="bytes", engine="python").on_mismatch == "bytes"
@@ -471,7 +471,7 @@ def test_the_columnar_engine_does_not_read_whole_chunks() -> None:
 # --- epochs -------------------------------------------------------------------------------------------------
 
 
-def test_options_of_epochs_are_taken() -> None:
+def test_options_of_epochs_are_accepted() -> None:
     assert parse().cadence is None
     assert parse(epoch="10s").cadence == Cadence(10_000)
     assert parse(epoch="1m", maxEpochsPerTrigger="6").cadence == Cadence(60_000, at_most=6)
@@ -508,14 +508,14 @@ def test_options_of_epochs_are_taken() -> None:
         ),
     ],
 )
-def test_options_of_epochs_that_do_not_go_together_are_refused(options: dict[str, str], message: str) -> None:
+def test_wrong_or_contradicting_options_of_epochs_are_refused(options: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         parse(**options)
     assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("option", ["epochsPerTrigger", "maxEpochsPerTrigger", "includeEpoch"])
-def test_epochs_are_for_streaming_queries(option: str) -> None:
+def test_a_batch_query_refuses_epochs(option: str) -> None:
     options = parse(epoch="1s", **{option: "true" if option == "includeEpoch" else "1"})
     with pytest.raises(InvalidArgument, match="this is a batch query"):
         options.check_batch()

@@ -1,4 +1,4 @@
-"""A query with ``latencyTarget`` under the calls that Spark makes, with clocks that the test sets."""
+"""Queries with ``latencyTarget`` under Spark's calls, with clocks that the test sets."""
 
 import logging
 import pickle
@@ -18,18 +18,18 @@ from tests.unit.spark_connector.fakes import CHUNK_BYTES, SCHEMA, FakeClient
 OPTIONS = {"kera.bootstrap.servers": "h:1", "subscribe": "numbers", "startingOffsets": "earliest"}
 Queries = Callable[..., "Query"]
 EPOCH_S = 1_000_000.0
-"""What the wall clock says when the test begins."""
+"""The wall clock at the beginning of the test."""
 
 
 class Query:
-    """A streaming query as Spark runs it; each step says how many records it took."""
+    """A streaming query, run as Spark runs it."""
 
     def __init__(self, cluster: FakeClient, **options: str) -> None:
         self.cluster = cluster
         self.now_s = 0.0
         self.slept_s: list[float] = []
         self.comes: list[tuple[float, list[int]]] = []
-        """What comes into the first streamlet while the planner sleeps: when, and chunks."""
+        """Chunks that arrive in the first streamlet while the planner sleeps, with their times."""
         pace = QueryPace(lambda: self.now_s, wall_s=lambda: EPOCH_S + self.now_s, sleep=self.sleep)
         self.reader = KeraStreamReader(
             {**OPTIONS, **options}, columns_of(SCHEMA, typed=True), now_s=lambda: self.now_s, pace=pace
@@ -58,17 +58,17 @@ class Query:
         return sum(piece.records for piece in self.reader.pieces(self.start, end))
 
     def run(self, seconds: float, limit: Any = None) -> int:
-        """One micro-batch that has to begin now, and takes so long; how many records it took."""
+        """Run a micro-batch that must begin now and takes `seconds`; return its number of records."""
         end = self.ask(limit)
         assert end is not None
         taken = self.records(end)
         self.pass_time(seconds)
         self.start = end
-        self.reader.commit(end)  # Spark does that later, and it makes no difference
+        self.reader.commit(end)  # Spark commits later, which makes no difference
         return taken
 
     def learn(self, *seconds: float) -> None:
-        """Micro-batches of one chunk each."""
+        """Run micro-batches of one chunk each."""
         for each in seconds:
             self.come(1)
             while (end := self.ask()) is None:
@@ -79,7 +79,7 @@ class Query:
         self.pass_time(0.01)
 
     def held(self) -> float:
-        """How long it takes until a micro-batch begins, if nobody does anything but ask."""
+        """Ask until a micro-batch begins; return how long that takes."""
         begun_s = self.now_s
         while self.ask() is None:
             assert self.now_s < begun_s + 100
@@ -100,7 +100,7 @@ def queries(cluster: FakeClient) -> Iterator[Queries]:
         query.reader.stop()
 
 
-def test_a_query_begins_with_a_little_and_learns_how_much_it_can(queries: Queries) -> None:
+def test_a_query_starts_with_a_small_micro_batch_and_grows_it(queries: Queries) -> None:
     query = queries(latencyTarget="2s")
     query.come(*[1] * 400_000)
 
@@ -110,7 +110,7 @@ def test_a_query_begins_with_a_little_and_learns_how_much_it_can(queries: Querie
     assert query.run(1.0) == pytest.approx(first * (1.8 / 1.2) ** 2, rel=0.01)
 
 
-def test_records_wait_for_others_until_they_would_be_late(queries: Queries) -> None:
+def test_a_micro_batch_is_held_back_until_its_records_would_be_late(queries: Queries) -> None:
     query = queries(latencyTarget="2s")
     query.learn(1.0, 0.4, 0.4, 0.4)
     query.come(1)
@@ -119,7 +119,7 @@ def test_records_wait_for_others_until_they_would_be_late(queries: Queries) -> N
     assert max(query.slept_s) <= 2 * HOLD_S + 0.01
 
 
-def test_what_a_record_has_waited_elsewhere_counts(queries: Queries) -> None:
+def test_the_time_that_a_record_waited_elsewhere_counts(queries: Queries) -> None:
     query = queries(latencyTarget="2s")
     query.learn(1.0, 0.4, 0.4, 0.4)
     query.come(1)
@@ -130,7 +130,7 @@ def test_what_a_record_has_waited_elsewhere_counts(queries: Queries) -> None:
     assert query.held() == pytest.approx(1.8 - 0.3 - 0.4 * 1.2, abs=0.05)
     query.learn(0.4)
     query.come(1)
-    query.cluster.created_us -= 500_000  # its chunk was open for long
+    query.cluster.created_us -= 500_000  # the chunk was open for a long time
     assert query.held() == pytest.approx(1.8 - 0.5 - 0.4 * 1.2, abs=0.05)
 
 
@@ -139,24 +139,24 @@ def test_more_than_a_full_micro_batch_does_not_wait(queries: Queries) -> None:
     query.learn(1.0, 0.4, 0.4, 0.4)
     query.come(*[1] * 10)
 
-    assert query.run(0.4) in range(2, 5)  # one took 0.4 s: nobody knows that ten would not take longer
+    assert query.run(0.4) in range(2, 5)  # one record took 0.4 s, so ten might take longer
 
 
-def test_the_smaller_of_the_limits_counts(queries: Queries) -> None:
+def test_the_smaller_of_the_target_and_the_record_limit_applies(queries: Queries) -> None:
     query = queries(latencyTarget="2s", maxOffsetsPerTrigger="2")
     assert query.reader.getDefaultReadLimit() == ReadMaxRows(2)
     query.come(1, 1, 1, 1)
     assert query.run(0.1) == 2
     assert query.run(0.1) == 2
     query.come(1, 1, 1)
-    assert query.run(0.1) == 2  # at once: it is full
+    assert query.run(0.1) == 2  # without a wait, as the micro-batch is full
 
 
-def test_the_shorter_wait_counts(queries: Queries) -> None:
+def test_the_shorter_of_the_two_waits_applies(queries: Queries) -> None:
     query = queries(latencyTarget="10s", minOffsetsPerTrigger="3", maxTriggerDelay="5s")
     query.learn(1.0, 0.1, 0.1)
     query.come(1)
-    assert query.held() < 6  # the delay
+    assert query.held() < 6  # maxTriggerDelay ends the wait
     query.learn(0.1)
     query.come(1)
     assert query.ask() is None
@@ -169,7 +169,7 @@ def test_the_shorter_wait_counts(queries: Queries) -> None:
     assert slow.held() < 2
 
 
-def test_a_query_with_a_trigger_is_not_held_back_and_begins_before_it_is_too_late(queries: Queries) -> None:
+def test_a_query_with_a_trigger_interval_does_not_sleep_and_begins_in_time(queries: Queries) -> None:
     query = queries(latencyTarget="4s")
     query.learn(1.0, 0.4, 0.4, 0.4)
     for _ in range(3):
@@ -186,7 +186,7 @@ def test_a_query_with_a_trigger_is_not_held_back_and_begins_before_it_is_too_lat
     assert 2.0 <= query.now_s - begun_s <= 3.3
 
 
-def test_without_a_target_nothing_is_held_back_or_looked_at(queries: Queries, cluster: FakeClient) -> None:
+def test_without_a_target_nothing_is_held_back_and_no_record_is_read(queries: Queries, cluster: FakeClient) -> None:
     query = queries()
     assert query.reader.getDefaultReadLimit() == ReadAllAvailable()
     query.learn(0.4, 0.4, 0.4, 0.4)
@@ -198,7 +198,7 @@ def test_without_a_target_nothing_is_held_back_or_looked_at(queries: Queries, cl
     assert not cluster.shared_memory
 
 
-def test_available_now_and_once_take_all_and_say_that_the_target_has_no_effect(
+def test_available_now_and_once_take_all_records_and_warn_that_the_target_has_no_effect(
     queries: Queries, caplog: pytest.LogCaptureFixture
 ) -> None:
     query = queries(latencyTarget="2s")
@@ -217,7 +217,7 @@ def test_available_now_and_once_take_all_and_say_that_the_target_has_no_effect(
     assert now.slept_s == []
 
 
-def test_the_default_limit_is_none_and_not_that_of_once(queries: Queries) -> None:
+def test_the_default_read_limit_differs_from_that_of_trigger_once(queries: Queries) -> None:
     assert queries(latencyTarget="2s").reader.getDefaultReadLimit() == ReadMaxBytes(BYTES_ANY)
 
 
@@ -228,7 +228,7 @@ def test_real_time_mode_is_refused(queries: Queries) -> None:
         query.reader.real_time_pieces(query.start)
 
 
-def test_a_target_that_is_too_short_is_said_with_the_least_one(
+def test_the_warning_for_a_target_that_is_too_short_names_the_shortest_possible(
     queries: Queries, caplog: pytest.LogCaptureFixture
 ) -> None:
     query = queries(latencyTarget="400ms")
@@ -242,7 +242,7 @@ def test_a_target_that_is_too_short_is_said_with_the_least_one(
     assert "trigger(realTime=...)" in said
 
 
-def test_a_query_that_falls_behind_says_so_once(queries: Queries, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_query_that_falls_behind_warns_once(queries: Queries, caplog: pytest.LogCaptureFixture) -> None:
     query = queries(latencyTarget="2s")
     query.learn(1.0, *[1.0] * 9)
     with caplog.at_level(logging.WARNING):
@@ -253,7 +253,7 @@ def test_a_query_that_falls_behind_says_so_once(queries: Queries, caplog: pytest
     assert [record.message[:40] for record in caplog.records] == ["latencyTarget: more records arrive than "]
 
 
-def test_another_limit_that_is_too_small_is_not_the_targets_fault(
+def test_a_query_that_falls_behind_by_another_limit_does_not_warn(
     queries: Queries, caplog: pytest.LogCaptureFixture
 ) -> None:
     query = queries(latencyTarget="2s", maxOffsetsPerTrigger="2")
@@ -266,7 +266,7 @@ def test_another_limit_that_is_too_small_is_not_the_targets_fault(
     assert caplog.records == []
 
 
-def test_metrics_tell_of_the_pace_and_end_a_micro_batch_first(queries: Queries) -> None:
+def test_metrics_show_the_pace_and_end_the_running_micro_batch(queries: Queries) -> None:
     query = queries(latencyTarget="2s")
     query.learn(1.0, 0.4, 0.4)
     query.come(1)
@@ -275,18 +275,19 @@ def test_metrics_tell_of_the_pace_and_end_a_micro_batch_first(queries: Queries) 
     query.pass_time(0.4)
     shown = query.reader.lag(end)
     query.start = end
-    query.pass_time(30)  # its trigger has a long interval
+    query.pass_time(30)  # the trigger has a long interval
 
     assert shown["latencyTargetMs"] == "2000"
     assert int(shown["latencyTookMs"]) == pytest.approx(400, abs=2)
     assert int(shown["latencyPredictedMs"]) == pytest.approx(480, abs=10)
-    assert int(shown["latencyBytesMax"]) == pytest.approx(CHUNK_BYTES * 1.8 / 0.48 / 2, abs=2)  # to tell them apart
+    # Halved, as a smaller size tells the cost of a start and of a byte apart.
+    assert int(shown["latencyBytesMax"]) == pytest.approx(CHUNK_BYTES * 1.8 / 0.48 / 2, abs=2)
     assert int(shown["latencyHeldBackMs"]) == pytest.approx(1800 - 480, abs=60)
     query.come(1)
     assert query.ask() is None or int(query.reader.lag(end)["latencyPredictedMs"]) < 1000
 
 
-def test_a_record_whose_age_cannot_be_asked_for_is_as_old_as_it_was_seen(
+def test_a_record_that_cannot_be_read_is_aged_from_when_it_was_seen(
     queries: Queries, cluster: FakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     query = queries(latencyTarget="2s")
@@ -307,7 +308,7 @@ def test_a_record_whose_age_cannot_be_asked_for_is_as_old_as_it_was_seen(
 
 
 @pytest.mark.parametrize("off_s", [-7200.0, 7200.0])
-def test_a_producer_whose_clock_is_off_by_hours_changes_nothing(
+def test_a_producer_clock_that_is_off_by_hours_does_not_change_the_pace(
     queries: Queries, caplog: pytest.LogCaptureFixture, off_s: float
 ) -> None:
     query = queries(latencyTarget="2s")
@@ -324,7 +325,7 @@ def test_a_producer_whose_clock_is_off_by_hours_changes_nothing(
     assert said == (["latencyTarget: records have timestamps 7.2e+03 s before their arr"] if off_s < 0 else [])
 
 
-def test_what_retention_removes_while_it_is_held_back_is_gone(queries: Queries, cluster: FakeClient) -> None:
+def test_records_removed_while_they_are_held_back_are_not_read(queries: Queries, cluster: FakeClient) -> None:
     query = queries(latencyTarget="2s", failOnDataLoss="false")
     query.learn(1.0, *[0.4] * 6)
     query.come(1, 1, 1)
@@ -335,7 +336,7 @@ def test_what_retention_removes_while_it_is_held_back_is_gone(queries: Queries, 
     assert query.records(query.ask() or {}) == 1
 
 
-def test_brokers_that_vanish_while_records_are_held_back_are_an_error_and_then_it_goes_on(
+def test_a_query_recovers_from_brokers_that_vanish_while_records_are_held_back(
     queries: Queries, cluster: FakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     query = queries(latencyTarget="2s")
@@ -358,7 +359,7 @@ def test_brokers_that_vanish_while_records_are_held_back_are_an_error_and_then_i
     assert query.held() > 1
 
 
-def test_an_empty_stream_is_asked_about_and_nothing_is_held_back(queries: Queries) -> None:
+def test_a_query_on_an_empty_stream_does_not_sleep(queries: Queries) -> None:
     query = queries(latencyTarget="2s")
     for _ in range(100):
         assert query.ask() is None
@@ -370,7 +371,7 @@ def test_an_empty_stream_is_asked_about_and_nothing_is_held_back(queries: Querie
     assert query.run(0.4) == 1
 
 
-def test_entries_that_have_much_more_than_others_give_more(queries: Queries, cluster: FakeClient) -> None:
+def test_entries_with_a_larger_backlog_give_more_records(queries: Queries, cluster: FakeClient) -> None:
     query = queries(latencyTarget="2s")
     query.come(*[1] * 100_000)
     cluster.chunks[1][0] += [1, 1]
@@ -382,7 +383,7 @@ def test_entries_that_have_much_more_than_others_give_more(queries: Queries, clu
     assert taken[1] <= 2
 
 
-def test_a_chunk_that_is_larger_than_what_may_be_taken_is_taken(queries: Queries) -> None:
+def test_a_query_makes_progress_when_a_chunk_exceeds_the_limit(queries: Queries) -> None:
     query = queries(latencyTarget="100ms")
     query.come(*[1] * 8)
     taken = 0
@@ -393,7 +394,7 @@ def test_a_chunk_that_is_larger_than_what_may_be_taken_is_taken(queries: Queries
     assert taken == 8
 
 
-def test_a_copy_for_tasks_has_nothing_of_the_pace(queries: Queries) -> None:
+def test_a_pickled_reader_has_no_pace(queries: Queries) -> None:
     query = queries(latencyTarget="2s")
     query.learn(1.0, 0.4)
 

@@ -1,4 +1,4 @@
-"""The pace of a query with a target, held against a simulation of one whose micro-batches cost what the law says."""
+"""The pace of a query with a latency target, against a simulation of a query with a known cost of micro-batches."""
 
 import math
 import random
@@ -36,11 +36,11 @@ def at(record: int) -> EntryOffset:
     return EntryOffset(Position(1, 1, 64 * record), record)
 
 
-# --- what micro-batches take --------------------------------------------------------------------------------
+# --- the cost of micro-batches ------------------------------------------------------------------------------
 
 
 def many(fixed_s: float, per_mib_s: float, *sizes_mib: float) -> list[MicroBatch]:
-    """So many that nothing is added for there being few."""
+    """Enough micro-batches that the fit adds no margin for too few of them."""
     return line(fixed_s, per_mib_s, *sizes_mib) * 20
 
 
@@ -55,7 +55,7 @@ def fitted(seen: list[MicroBatch]) -> Fit:
     return Fit.of(seen, starts.bytes)
 
 
-def test_fixed_time_and_time_per_byte_are_told_apart() -> None:
+def test_fixed_time_and_time_per_byte_are_distinguished() -> None:
     fit = fitted(many(0.3, 0.01, 1, 5, 20, 60))
 
     assert fit.fixed_s == pytest.approx(0.3)
@@ -65,14 +65,14 @@ def test_fixed_time_and_time_per_byte_are_told_apart() -> None:
     assert fit.bytes_within(0.2) == 0
 
 
-def test_a_few_that_took_long_do_not_draw_the_line_away() -> None:
+def test_a_slow_outlier_does_not_change_the_fitted_cost() -> None:
     seen = [*line(0.3, 0.01, *range(1, 40, 3)), MicroBatch(2 * MIB, 9.0), *line(0.3, 0.01, *range(2, 40, 3))]
     fit = fitted(seen)
 
     assert fit.seconds(20 * MIB) == pytest.approx(0.5, rel=0.1)
 
 
-def test_what_becomes_smaller_as_all_is_slow_does_not_seem_to_cost_as_much_as_what_is_large() -> None:
+def test_small_micro_batches_during_a_slowdown_do_not_inflate_the_fixed_cost() -> None:
     fast, slow = [MicroBatch(40 * MIB, 1.0)] * 10, [MicroBatch(40 * MIB, 2.0), *[MicroBatch(20 * MIB, 1.1)] * 10]
     fit = fitted([*line(0.2, 0.02, 5, 10, 20), *fast, *slow])
 
@@ -80,22 +80,22 @@ def test_what_becomes_smaller_as_all_is_slow_does_not_seem_to_cost_as_much_as_wh
     assert fit.seconds(40 * MIB) >= 1.8
 
 
-def test_beyond_the_largest_one_it_is_reckoned_in_proportion() -> None:
+def test_sizes_beyond_the_largest_one_are_predicted_in_proportion() -> None:
     fit = fitted(many(0.5, 0.01, 1, 10, 50))
 
     assert fit.seconds(100 * MIB) == pytest.approx(2.0, rel=0.05)
     assert fit.bytes_within(2.0) == pytest.approx(100 * MIB, rel=0.05)
 
 
-def test_sizes_that_are_alike_do_not_say_what_a_byte_costs() -> None:
+def test_similar_sizes_do_not_tell_the_fixed_cost_from_the_cost_of_a_byte() -> None:
     fit = fitted([MicroBatch(10 * MIB, 0.6), MicroBatch(11 * MIB, 0.5), MicroBatch(10 * MIB, 0.4)])
 
     assert not fit.told_apart
-    assert fit.seconds(1) == pytest.approx(0.5, rel=0.3)  # not less than was seen
+    assert fit.seconds(1) == pytest.approx(0.5, rel=0.3)  # not less than the measurements
     assert fit.bytes_within(fit.seconds(11 * MIB) / 11) == pytest.approx(MIB, rel=0.01)
 
 
-def test_when_the_last_one_took_longer_the_law_is_stretched_at_once_and_for_one_alone_no_longer() -> None:
+def test_predictions_grow_after_one_slow_micro_batch_and_stay_up_only_after_several() -> None:
     steady = line(0.3, 0.01, *([5, 20] * 8))
     slower = [MicroBatch(size, 2 * seconds) for size, seconds in line(0.3, 0.01, 5, 20)]
 
@@ -108,7 +108,7 @@ batches = st.lists(st.builds(MicroBatch, st.integers(1, 1 << 40), st.floats(0, 1
 
 
 @given(batches, st.integers(1, 1 << 41), st.integers(1, 1 << 41))
-def test_the_law_never_says_less_for_more(seen: list[MicroBatch], one: int, other: int) -> None:
+def test_a_larger_micro_batch_is_never_predicted_to_be_faster(seen: list[MicroBatch], one: int, other: int) -> None:
     fit = fitted(seen)
 
     assert fit.fixed_s >= 0
@@ -118,7 +118,7 @@ def test_the_law_never_says_less_for_more(seen: list[MicroBatch], one: int, othe
 
 
 @given(batches, st.floats(1e-3, 1e4))
-def test_what_can_be_done_in_a_time_takes_no_longer(seen: list[MicroBatch], seconds: float) -> None:
+def test_the_bytes_that_fit_into_a_time_are_predicted_to_take_no_longer(seen: list[MicroBatch], seconds: float) -> None:
     fit = fitted(seen)
     room = fit.bytes_within(seconds)
 
@@ -127,7 +127,7 @@ def test_what_can_be_done_in_a_time_takes_no_longer(seen: list[MicroBatch], seco
         assert fit.seconds(room) <= seconds * 1.001 + 1e-6
 
 
-# --- when, and how much -------------------------------------------------------------------------------------
+# --- time and size of the next micro-batch ------------------------------------------------------------------
 
 
 def pacer(target_s: float, *seen: MicroBatch) -> Pacer:
@@ -143,7 +143,7 @@ def test_the_first_micro_batch_begins_at_once_and_is_small() -> None:
     assert pace == (pace.__class__(0.0, FIRST_BYTES, None))
 
 
-def test_the_first_one_counts_only_until_another_is_known() -> None:
+def test_the_first_micro_batch_counts_only_until_another_is_known() -> None:
     found = Pacer(2.0)
     found.done(FIRST_BYTES, 6.0)
     assert found.bytes_max == pytest.approx(FIRST_BYTES * 1.8 / 6 / 1.2, rel=0.01)
@@ -152,7 +152,7 @@ def test_the_first_one_counts_only_until_another_is_known() -> None:
     assert found.bytes_max == pytest.approx(6 * MIB / 1.2, rel=0.01)
 
 
-def test_what_waits_waits_until_it_would_be_late() -> None:
+def test_a_backlog_waits_until_it_would_be_late() -> None:
     found = pacer(2.0, *many(0.3, 0.01, 1, 5, 20, 60))
 
     assert found.decide(10 * MIB, 0.0).wait_s == pytest.approx(1.8 - 0.4, rel=0.03)
@@ -161,11 +161,11 @@ def test_what_waits_waits_until_it_would_be_late() -> None:
     assert found.decide(10 * MIB, math.inf).wait_s == 0
 
 
-def test_of_full_ones_now_and_then_one_is_half_as_large_so_that_more_is_told_of_what_a_start_costs() -> None:
+def test_some_full_micro_batches_are_halved_to_learn_the_cost_of_a_start() -> None:
     found, sizes = pacer(2.0, *line(0.1, 0.01, 1, 5, 20, 60)), []
     for _ in range(4 * ALIKE):
         sizes.append(found.bytes_max)
-        found.done(sizes[-1], 0.3 + 0.03 * sizes[-1] / MIB)  # all is slower than it was
+        found.done(sizes[-1], 0.3 + 0.03 * sizes[-1] / MIB)  # slower than before
 
     assert sum(size < 0.6 * before for before, size in pairwise(sizes[4:])) in range(2, 4)
     assert found.fit is not None
@@ -173,15 +173,15 @@ def test_of_full_ones_now_and_then_one_is_half_as_large_so_that_more_is_told_of_
 
 
 @pytest.mark.parametrize("chunks", [1, 2])
-def test_a_start_that_takes_nearly_all_of_the_target_is_found_out(chunks: int) -> None:
-    """Else a query stays at the small size that it begins with, as it has seen no other."""
+def test_a_fixed_cost_near_the_target_does_not_keep_micro_batches_small(chunks: int) -> None:
+    """Otherwise a query keeps its small first size, as it has measured no other."""
     paced = Simulation(rate(0.1, 10_000), 1.5, 0.02, target_s=2.0, chunk_mib=0.5 * chunks).run(60)
 
     assert paced.taken / MIB * 0.02 >= 0.6 * paced.now_s
 
 
-def test_hardly_anything_takes_no_less_than_the_quickest_has() -> None:
-    """While Spark warms up, small ones that come later are quicker, as if a start cost nothing."""
+def test_a_tiny_micro_batch_is_predicted_to_take_as_long_as_the_fastest_one() -> None:
+    """While Spark warms up, later small micro-batches are faster, as if a start cost nothing."""
     found = pacer(2.0, *[MicroBatch(size, size * 2e-4) for size in (4000, 3900, 2400, 2500, 1300, 1400)])
     assert found.fit is not None
     assert found.fit.fixed_s < 0.05
@@ -190,7 +190,7 @@ def test_hardly_anything_takes_no_less_than_the_quickest_has() -> None:
     assert found.least_s(0.0) == pytest.approx(0.26 / 0.9)
 
 
-def test_what_fills_a_micro_batch_does_not_wait() -> None:
+def test_a_backlog_that_fills_a_micro_batch_does_not_wait() -> None:
     found = pacer(2.0, *many(0.3, 0.01, 1, 5, 20, 200))
     pace = found.decide(500 * MIB, 0.0)
 
@@ -203,7 +203,7 @@ def test_what_fills_a_micro_batch_does_not_wait() -> None:
     ("fixed_s", "longest_s"),
     [(0.0, 0.36), (0.1, 0.7), (0.4, 0.9), (0.45, 0.9), (0.6, 8 * 0.6 - 3 * 0.9), (0.9, 4.5), (1.5, 7.5)],
 )
-def test_a_full_one_takes_what_is_worth_its_start_and_more_where_the_target_is_missed_anyway(
+def test_a_full_micro_batch_grows_with_its_fixed_cost_and_more_when_the_target_cannot_be_kept(
     fixed_s: float, longest_s: float
 ) -> None:
     found = pacer(1.0, *many(fixed_s, 0.01, 1, 5, 20, 800))
@@ -218,20 +218,20 @@ def test_a_target_that_cannot_be_kept_does_not_slow_a_query_down() -> None:
 
 
 @pytest.mark.parametrize("nonsense", [(0, 1.0), (-1, 1.0), (5, -1.0), (5, math.nan), (5, math.inf)])
-def test_what_cannot_be_is_not_learned(nonsense: tuple[int, float]) -> None:
+def test_impossible_measurements_are_ignored(nonsense: tuple[int, float]) -> None:
     found = Pacer(1.0)
     found.done(*nonsense)
 
     assert found.fit is None
 
 
-def test_the_shortest_target_is_known_after_some_micro_batches() -> None:
+def test_the_shortest_possible_target_is_known_after_some_micro_batches() -> None:
     assert pacer(2.0, *line(0.3, 0.01, *range(1, ENOUGH))).least_s(0.06) is None
     assert pacer(2.0, *line(0.3, 0.01, 1, 5, 20, 40, 80)).least_s(0.06) == pytest.approx(0.41, rel=0.01)
     assert pacer(2.0, *[MicroBatch(MIB, 0.45 + n / 10) for n in range(5)]).least_s(0.0) == pytest.approx(0.5)
 
 
-def test_when_ever_more_waits_micro_batches_become_as_large_as_can_be_and_then_the_query_falls_behind() -> None:
+def test_a_growing_backlog_enlarges_micro_batches_before_the_query_counts_as_behind() -> None:
     found = pacer(2.0, *many(0.1, 0.01, 1, 5, 20, 200))
     worth = found.bytes_max
     sizes, behind = [], []
@@ -248,22 +248,22 @@ def test_when_ever_more_waits_micro_batches_become_as_large_as_can_be_and_then_t
     assert found.bytes_max == worth
 
 
-# --- how a question waits -----------------------------------------------------------------------------------
+# --- pauses before the next question ------------------------------------------------------------------------
 
 
-def test_a_query_that_asks_at_once_is_held_back_for_a_moment() -> None:
+def test_a_query_that_asks_again_at_once_is_held_back_for_a_moment() -> None:
     assert pause(1.0, 0.01) == Pause(HOLD_S, again=False)
     assert pause(HOLD_S + 0.005, 0.01) == Pause(HOLD_S + 0.005, again=True)
     assert pause(0.0, 0.01) is None
 
 
-def test_a_query_whose_trigger_comes_too_late_begins_now() -> None:
+def test_a_micro_batch_begins_now_when_the_next_trigger_would_be_too_late() -> None:
     assert pause(1.5, 1.0) == Pause(0.0, again=False)
     assert pause(0.9, 1.0) is None
     assert pause(1.2, 1.0, 0.3) is None
 
 
-def test_a_look_that_takes_long_is_begun_sooner() -> None:
+def test_a_slow_look_at_the_cluster_begins_sooner() -> None:
     found = pause(0.15, 0.01, 0.1)
 
     assert found is not None
@@ -272,17 +272,17 @@ def test_a_look_that_takes_long_is_begun_sooner() -> None:
     assert pause(0.1, 0.01, 0.1) is None
 
 
-# --- how old what waits is ----------------------------------------------------------------------------------
+# --- the age of a backlog -----------------------------------------------------------------------------------
 
 
-def test_what_is_there_at_the_first_look_may_be_of_any_age() -> None:
+def test_records_at_the_first_look_may_have_any_age() -> None:
     arrivals = Arrivals()
     arrivals.look({ENTRY: at(0)}, {ENTRY: at(9)}, 100.0)
 
     assert arrivals.oldest_s({ENTRY: at(0)}, 100.0) == math.inf
 
 
-def test_what_has_come_is_no_older_than_the_last_look_without_it() -> None:
+def test_a_record_is_no_older_than_the_last_look_without_it() -> None:
     arrivals = Arrivals()
     arrivals.look({}, {}, 100.0)
     arrivals.look({ENTRY: at(0)}, {ENTRY: at(9)}, 101.0)
@@ -293,7 +293,7 @@ def test_what_has_come_is_no_older_than_the_last_look_without_it() -> None:
     assert arrivals.oldest_s({ENTRY: at(9)}, 103.0) == 2.0
 
 
-def test_a_record_that_was_looked_at_is_as_old_as_it_says_and_others_as_much_older() -> None:
+def test_the_creation_time_of_one_record_corrects_the_age_of_the_others() -> None:
     arrivals = Arrivals()
     arrivals.look({}, {}, 100.0)
     starts = {ENTRY: at(0), OTHER: at(0)}
@@ -307,7 +307,7 @@ def test_a_record_that_was_looked_at_is_as_old_as_it_says_and_others_as_much_old
     assert arrivals.oldest_s({OTHER: at(0), ENTRY: at(9)}, 100.1) == pytest.approx(0.4)
 
 
-def test_a_record_from_the_future_is_as_old_as_it_was_seen() -> None:
+def test_a_record_from_the_future_is_aged_from_when_it_was_seen() -> None:
     arrivals = Arrivals()
     arrivals.look({}, {}, 100.0)
     arrivals.look({ENTRY: at(0)}, {ENTRY: at(9)}, 100.1)
@@ -317,7 +317,7 @@ def test_a_record_from_the_future_is_as_old_as_it_was_seen() -> None:
     assert arrivals.on_the_way_s == 0
 
 
-def test_a_record_that_was_made_long_before_it_came_is_as_old_as_it_can_be_there() -> None:
+def test_a_creation_time_long_before_the_arrival_is_not_used_as_age() -> None:
     arrivals = Arrivals()
     arrivals.look({}, {}, 100.0)
     starts = {ENTRY: at(0), OTHER: at(0)}
@@ -330,7 +330,7 @@ def test_a_record_that_was_made_long_before_it_came_is_as_old_as_it_can_be_there
     assert arrivals.oldest_s({ENTRY: at(0), OTHER: at(9)}, 100.6) == pytest.approx(1.6)
 
 
-def test_an_entry_that_goes_back_begins_anew() -> None:
+def test_an_entry_whose_head_goes_back_is_observed_anew() -> None:
     arrivals = Arrivals()
     arrivals.look({}, {}, 100.0)
     arrivals.look({ENTRY: at(0)}, {ENTRY: at(9)}, 101.0)
@@ -339,7 +339,7 @@ def test_an_entry_that_goes_back_begins_anew() -> None:
     assert arrivals.oldest_s({ENTRY: at(0)}, 102.0) == 1.0
 
 
-def test_many_looks_take_bounded_memory_and_nothing_seems_younger() -> None:
+def test_records_do_not_seem_younger_after_many_looks() -> None:
     arrivals = Arrivals()
     arrivals.look({}, {}, 0.0)
     for number in range(1, 10 * MARKS_MAX):
@@ -349,8 +349,8 @@ def test_many_looks_take_bounded_memory_and_nothing_seems_younger() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=2, max_size=100))
-def test_nothing_seems_younger_than_it_is(steps: list[tuple[int, int]]) -> None:
-    """Held against a model that remembers of each record when it has come."""
+def test_a_record_never_seems_younger_than_it_is(steps: list[tuple[int, int]]) -> None:
+    """A model remembers the arrival of each record."""
     arrivals, came, taken = Arrivals(), [], 0
     arrivals.look({}, {}, 0.0)
     for number, (more, fewer) in enumerate(steps, 1):
@@ -366,12 +366,12 @@ def test_nothing_seems_younger_than_it_is(steps: list[tuple[int, int]]) -> None:
         taken = min(taken + fewer, len(came))
 
 
-# --- the whole of it, simulated -----------------------------------------------------------------------------
+# --- simulated queries --------------------------------------------------------------------------------------
 
 
 @dataclass
 class Simulation:
-    """A query of one entry that Spark runs as soon as it can; `bytes_by` says how many bytes have come by when."""
+    """A query of one entry that Spark runs as soon as it can; `bytes_by` gives the bytes that arrived by a time."""
 
     bytes_by: Callable[[float], float]
     fixed_s: float
@@ -379,16 +379,16 @@ class Simulation:
     noise: float = 0.0
     target_s: float | None = None
     chunk_mib: float = 0.0
-    """A micro-batch has at least so much."""
+    """The least size of a micro-batch."""
     others: Callable[[float, random.Random], float] | None = None
-    """By how much others slow down what begins now."""
+    """The factor by which other load slows down a micro-batch that begins now."""
     trigger_s: float = 0.0
     seed: int = 0
     now_s: float = 0.0
     taken: float = 0.0
     durations_s: list[float] = field(default_factory=list)
     latest_s: list[float] = field(default_factory=list)
-    """Of each micro-batch: how old its oldest record was when it was done."""
+    """The age of the oldest record of each micro-batch at its end."""
     sizes: list[float] = field(default_factory=list)
     questions: int = 0
 
@@ -457,21 +457,21 @@ queries = {
 
 
 @given(**queries)
-def test_a_backlog_is_taken_in_micro_batches_within_the_target_and_nearly_as_fast(
+def test_a_backlog_is_read_within_the_target_and_nearly_as_fast_as_without(
     fixed_s: float, per_mib_s: float, noise: float, seed: int
 ) -> None:
-    # All of it would take a minute in one.
+    # A single micro-batch with the whole backlog would take a minute.
     backlog = 60 / per_mib_s
     paced = Simulation(rate(0.1, backlog), fixed_s, per_mib_s, noise, target_s=2.0, seed=seed).run(40)
 
     assert max(paced.durations_s[3:]) <= 2.0
-    # Of what one without a target takes, which is nearly all of the time; what is learned at first costs some of it.
+    # A query without a target is busy nearly all of the time; learning costs a share of it at first.
     least = 0.78 if fixed_s <= 0.1 else 0.7 if fixed_s <= 0.25 else 0.6
     assert paced.taken / MIB * per_mib_s >= least * paced.now_s
 
 
 @given(**queries, load=st.floats(0.001, 0.3))
-def test_at_a_low_rate_few_micro_batches_do_and_none_is_late(
+def test_a_low_rate_needs_few_micro_batches_and_none_is_late(
     fixed_s: float, per_mib_s: float, noise: float, seed: int, load: float
 ) -> None:
     come = rate(load / per_mib_s)
@@ -491,7 +491,7 @@ def test_after_a_backlog_the_target_holds_again(fixed_s: float, per_mib_s: float
 
 
 def heavy_tailed(_: float, drawn: random.Random) -> float:
-    """Most are as expected, one of twenty takes two and a half times as long or more."""
+    """Most durations are as expected; one of twenty is at least two and a half times as long."""
     return min(0.95 * drawn.paretovariate(3.2), 8.0)
 
 
@@ -501,22 +501,20 @@ def share_beyond(paced: Simulation, target_s: float) -> float:
 
 
 @given(fixed_s=st.floats(0.02, 0.2), per_mib_s=st.floats(0.002, 0.05), seed=st.integers(0, 99))
-def test_where_now_and_then_one_takes_much_longer_few_are_beyond_the_target(
+def test_few_micro_batches_miss_the_target_when_some_take_much_longer(
     fixed_s: float, per_mib_s: float, seed: int
 ) -> None:
     come = rate(0.1, 120 / per_mib_s)
     paced = Simulation(come, fixed_s, per_mib_s, target_s=2.0, others=heavy_tailed, seed=seed).run(120)
 
-    # One that knows what they cost and leaves nothing for what they may take longer has more than half of them beyond.
+    # Without a margin for longer ones, more than half of the micro-batches would miss the target.
     assert share_beyond(paced, 2.0) <= 0.3
     mean = sum(heavy_tailed(0, random.Random(seed)) for seed in range(1000)) / 1000
     assert paced.taken / MIB * per_mib_s * mean >= 0.5 * paced.now_s
 
 
 @given(fixed_s=st.floats(0.02, 0.12), per_mib_s=st.floats(0.002, 0.05), factor=st.floats(1.0, 2.0))
-def test_what_becomes_slower_while_a_backlog_is_read_stays_within_the_target(
-    fixed_s: float, per_mib_s: float, factor: float
-) -> None:
+def test_a_slowdown_during_a_backlog_stays_within_the_target(fixed_s: float, per_mib_s: float, factor: float) -> None:
     come = rate(0.1, 120 / per_mib_s)
     others = lambda now_s, _: factor if 20 < now_s < 40 else 1.0  # noqa: E731  # a step, and back
     paced = Simulation(come, fixed_s, per_mib_s, target_s=2.0, others=others).run(60)
@@ -524,17 +522,17 @@ def test_what_becomes_slower_while_a_backlog_is_read_stays_within_the_target(
     assert max(paced.durations_s[3:]) <= 2.0
 
 
-def test_a_query_gets_through_what_it_can_whatever_it_makes_of_its_micro_batches() -> None:
+def test_a_query_keeps_most_of_its_throughput_with_erratic_durations() -> None:
     def others(_: float, drawn: random.Random) -> float:
         return drawn.choice([0.7, 1.0, 3.0])
 
     paced = Simulation(rate(8.0), 0.6, 0.05, target_s=2.0, others=others).run(400)
 
-    # One that takes all at once has what has come but for what came meanwhile.
+    # A query that takes everything at once leaves only the records that arrive meanwhile.
     assert paced.taken >= 0.8 * 8.0 * MIB * paced.now_s
 
 
-def test_one_that_was_longer_than_planned_makes_the_next_one_smaller() -> None:
+def test_a_slowdown_makes_only_one_micro_batch_miss_the_target() -> None:
     come = rate(0.1, 10_000)
     others = lambda now_s, _: 3.0 if 20 < now_s < 40 else 1.0  # noqa: E731  # a step, and back
     paced = Simulation(come, 0.1, 0.02, target_s=2.0, others=others).run(60)
@@ -542,14 +540,14 @@ def test_one_that_was_longer_than_planned_makes_the_next_one_smaller() -> None:
     assert sum(each > 2.0 for each in paced.durations_s) == 1
 
 
-def test_a_trigger_of_a_second_is_reckoned_with() -> None:
+def test_the_target_holds_with_a_trigger_of_one_second() -> None:
     paced = Simulation(rate(1.0), 0.2, 0.01, target_s=3.0, trigger_s=1.0).run(40)
 
     assert max(paced.latest_s[5:]) <= 3.0
     assert len(paced.durations_s) <= 25
 
 
-def test_a_query_that_waits_is_not_asked_a_hundred_times_a_second() -> None:
+def test_a_held_back_query_is_asked_at_most_about_ten_times_a_second() -> None:
     paced = Simulation(rate(1.0), 0.2, 0.01, target_s=3.0).run(40)
 
     assert paced.questions <= 450

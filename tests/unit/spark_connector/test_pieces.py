@@ -1,4 +1,4 @@
-"""The columnar engine is told all that a task needs, and where it is best run."""
+"""Pieces for the columnar engine: everything that a task needs, and the hosts that suit it."""
 
 import asyncio
 import base64
@@ -30,7 +30,7 @@ async def documents(cluster: Any, found: list[Piece]) -> list[dict[str, Any]]:
     return await as_json(cluster, found, OPTIONS, hosts())
 
 
-async def test_a_piece_has_all_that_a_task_needs(cluster: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_piece_has_everything_that_a_task_needs(cluster: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERA_CONSUMER_CONSUMER_GROUP", "etl")
     monkeypatch.setenv("KERA_CLIENT_TRANSPORT", "tcp")
     cluster.chunks = {0: [[2, 3]], 1: [[]]}
@@ -77,7 +77,7 @@ async def test_a_piece_has_all_that_a_task_needs(cluster: FakeClient, monkeypatc
     }
 
 
-async def test_of_a_stream_that_has_gone_or_is_another_one_no_broker_is_known(cluster: FakeClient) -> None:
+async def test_a_piece_of_a_deleted_or_recreated_stream_has_no_broker(cluster: FakeClient) -> None:
     cluster.chunks = {0: [[2]], 1: [[]]}
     found = await planned(cluster)
 
@@ -92,7 +92,7 @@ async def test_of_a_stream_that_has_gone_or_is_another_one_no_broker_is_known(cl
 @pytest.mark.parametrize(
     "address", ["127.0.0.1:1", "localhost:1", "[::1]:1", "0.0.0.0:1", "[::]:1", "169.254.1.2:1", ""]
 )
-async def test_no_host_stands_for_this_one(address: str) -> None:
+async def test_local_and_missing_addresses_become_the_brokers_node(address: str) -> None:
     broker = broker_at(address)
 
     assert await hosts().of(broker) == ["here"]
@@ -102,7 +102,7 @@ def broker_at(address: str) -> BrokerDescription:
     return replace(BROKER, frames_address=address, grpc_address=address)
 
 
-async def test_a_host_that_is_unknown_is_looked_up_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unresolved_host_is_looked_up_again_only_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     async def getaddrinfo(host: str, *_: Any, **__: Any) -> list[Any]:

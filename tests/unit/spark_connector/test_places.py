@@ -1,4 +1,4 @@
-"""Places and times are read as Kafka's users write them, and what is none is refused with the way to write it."""
+"""Positions and times are parsed as Kafka's users write them; errors say how to write them."""
 
 import json
 
@@ -16,14 +16,14 @@ DAY_US = 86_400 * 10**6
 
 
 @pytest.mark.parametrize(("text", "place"), [("earliest", "earliest"), (" Latest ", "latest")])
-def test_a_word_is_for_everything(text: str, place: str) -> None:
+def test_earliest_and_latest_apply_to_all_streamlets(text: str, place: str) -> None:
     where = parse_where("startingOffsets", text)
 
     assert where == Where("startingOffsets", everywhere=place)  # type: ignore[arg-type]  # one of the two words
     assert not where.by_time
 
 
-def test_a_place_of_a_streamlet_is_for_all_its_entries_and_a_list_is_one_for_each() -> None:
+def test_a_position_applies_to_all_entries_of_a_streamlet_and_a_list_has_one_per_entry() -> None:
     text = '{"a": {"0": "earliest", "1": -1, "2": [[4, 2, 0], "latest", -2]}, "b": {"0": -2}}'
 
     assert parse_where("startingOffsets", text).streams == {
@@ -32,7 +32,7 @@ def test_a_place_of_a_streamlet_is_for_all_its_entries_and_a_list_is_one_for_eac
     }
 
 
-def test_what_progress_shows_can_be_given_with_the_ordinals_and_the_incarnation_it_has() -> None:
+def test_offsets_from_progress_are_accepted_with_their_ordinals_and_stream_ids() -> None:
     shown = Offsets(
         {"flights": StreamOffsets(7, {0: (EntryOffset(Position(1, 2, 64), 10),)})}, None, "spark-kera-source-1a2b3c4d"
     ).to_json()
@@ -43,14 +43,14 @@ def test_what_progress_shows_can_be_given_with_the_ordinals_and_the_incarnation_
     assert where.stream_ids == {"flights": 7}
 
 
-def test_what_progress_showed_in_version_1_can_be_given() -> None:
+def test_offsets_from_progress_of_version_1_are_accepted() -> None:
     where = parse_where("endingOffsets", '{"stream": "flights", "stream_id": 7, "streamlets": {"0": [[1, 2, 64, 10]]}}')
 
     assert where.streams == {"flights": {0: [EntryOffset(Position(1, 2, 64), 10)]}}
     assert where.stream_ids == {"flights": 7}
 
 
-def test_streams_may_be_called_like_words_of_the_checkpoint() -> None:
+def test_streams_may_be_named_like_fields_of_the_checkpoint() -> None:
     assert parse_where("startingOffsets", '{"streams": {"0": -2}, "version": {"0": -1}}').streams == {
         "streams": {0: "earliest"},
         "version": {0: "latest"},
@@ -80,7 +80,7 @@ def test_streams_may_be_called_like_words_of_the_checkpoint() -> None:
         ('{"version": 2, "streams": {"flights": {"streamlets": {"0": [[1, 2, 3, 4]]}}}}', "has no stream_id"),
     ],
 )
-def test_what_is_no_place_is_refused_with_the_option_the_text_and_what_to_write(text: str, words: str) -> None:
+def test_the_error_for_an_invalid_position_names_the_option_the_text_and_the_form(text: str, words: str) -> None:
     with pytest.raises(InvalidArgument, match=words) as caught:
         parse_where("startingOffsets", text)
 
@@ -106,26 +106,26 @@ def test_what_is_no_place_is_refused_with_the_option_the_text_and_what_to_write(
         ("-500ms", Time(ago_us=500_000)),
     ],
 )
-def test_times_are_milliseconds_iso_8601_or_before_now(text: str, time: Time) -> None:
+def test_times_are_milliseconds_iso_8601_or_relative_to_now(text: str, time: Time) -> None:
     assert parse_time("startingTimestamp", text) == time
 
 
 @pytest.mark.parametrize(
     "text", ["", "soon", "-5", "-5 parsecs", "1e3", "2025-13-01", "--1d", "-", str(EPOCH_MS_MAX + 1), "-999999999999w"]
 )
-def test_what_is_no_time_is_refused_with_what_to_write(text: str) -> None:
+def test_the_error_for_an_invalid_time_says_how_to_write_one(text: str) -> None:
     with pytest.raises(
         InvalidArgument, match=r"option startingTimestamp: .* is not a time: use milliseconds.*ISO-8601.*-15m"
     ):
         parse_time("startingTimestamp", text)
 
 
-def test_a_time_before_now_is_counted_from_now() -> None:
+def test_a_relative_time_counts_back_from_now() -> None:
     assert Time(ago_us=5).at(100) == 95
     assert Time(epoch_us=5).at(100) == 5
 
 
-def test_times_per_streamlet_are_numbers_or_text() -> None:
+def test_times_per_streamlet_are_numbers_or_strings() -> None:
     where = parse_times("startingOffsetsByTimestamp", '{"a": {"0": 1000, "1": "-15m"}, "b": {"0": "1970-01-01"}}')
 
     assert where.streams == {
@@ -146,13 +146,13 @@ def test_times_per_streamlet_are_numbers_or_text() -> None:
         ('{"a": {"0": null}}', "null is not a time"),
     ],
 )
-def test_what_has_no_time_per_streamlet_is_refused(text: str, words: str) -> None:
+def test_invalid_times_per_streamlet_are_refused(text: str, words: str) -> None:
     with pytest.raises(InvalidArgument, match=f"option endingOffsetsByTimestamp: .*{words}"):
         parse_times("endingOffsetsByTimestamp", text)
 
 
 @given(st.text())
-def test_any_text_is_a_time_or_an_error_that_says_so(text: str) -> None:
+def test_any_text_is_a_time_or_gives_the_documented_error(text: str) -> None:
     try:
         parsed = parse_time("startingTimestamp", text)
     except InvalidArgument as error:

@@ -1,4 +1,4 @@
-"""Synchronous code gets the client's answers and its errors, and leaves nothing running."""
+"""Synchronous code gets the client's answers and errors, and leaves no thread running."""
 
 import threading
 from collections.abc import AsyncGenerator, Iterator
@@ -19,7 +19,7 @@ def portal(cluster: FakeClient) -> Iterator[Portal]:  # noqa: ARG001  # it is wh
     portal.close()
 
 
-def test_the_client_connects_once_and_only_when_it_is_needed(portal: Portal, cluster: FakeClient) -> None:
+def test_the_client_connects_once_and_only_on_the_first_call(portal: Portal, cluster: FakeClient) -> None:
     assert cluster.connected == 0
 
     for _ in range(2):
@@ -28,14 +28,14 @@ def test_the_client_connects_once_and_only_when_it_is_needed(portal: Portal, clu
     assert cluster.connected == 1
 
 
-def test_an_error_comes_out_as_it_is_and_without_the_way_it_took(portal: Portal) -> None:
+def test_an_error_of_the_client_has_a_short_traceback(portal: Portal) -> None:
     with pytest.raises(UnknownStream, match="nothing") as caught:
         portal.call(lambda client: client.describe("nothing"))
 
     assert len(caught.traceback) == 3  # this test, `call`, and the line that raises
 
 
-def test_the_error_of_a_defect_keeps_its_traceback(portal: Portal) -> None:
+def test_an_internal_error_keeps_its_traceback(portal: Portal) -> None:
     async def fail(_: Client) -> None:
         raise InternalError("a defect")
 
@@ -45,7 +45,7 @@ def test_the_error_of_a_defect_keeps_its_traceback(portal: Portal) -> None:
     assert caught.traceback[-1].name == "fail"
 
 
-def test_what_is_iterated_comes_in_order_and_then_ends(portal: Portal) -> None:
+def test_an_iteration_keeps_the_order_and_ends(portal: Portal) -> None:
     async def numbers(_: Client) -> AsyncGenerator[int, None]:
         for number in range(100):
             yield number
@@ -53,7 +53,7 @@ def test_what_is_iterated_comes_in_order_and_then_ends(portal: Portal) -> None:
     assert list(portal.iterate(numbers, ahead=2)) == list(range(100))
 
 
-def test_no_more_is_fetched_ahead_than_allowed(portal: Portal) -> None:
+def test_an_iteration_fetches_no_further_ahead_than_allowed(portal: Portal) -> None:
     fetched: list[int] = []
 
     async def numbers(_: Client) -> AsyncGenerator[int, None]:
@@ -62,10 +62,10 @@ def test_no_more_is_fetched_ahead_than_allowed(portal: Portal) -> None:
             yield number
 
     for taken in portal.iterate(numbers, ahead=2):
-        assert len(fetched) <= taken + 1 + 2 + 1  # what was taken, what may wait, and the one in hand
+        assert len(fetched) <= taken + 1 + 2 + 1  # taken, waiting, and in hand
 
 
-def test_an_error_comes_after_what_was_there_before_it(portal: Portal) -> None:
+def test_an_error_comes_after_the_items_before_it(portal: Portal) -> None:
     async def numbers(_: Client) -> AsyncGenerator[int, None]:
         yield 1
         raise Unavailable("gone")
@@ -76,7 +76,7 @@ def test_an_error_comes_after_what_was_there_before_it(portal: Portal) -> None:
     assert taken == [1]
 
 
-def test_an_iteration_that_ends_early_closes_what_it_iterates(portal: Portal) -> None:
+def test_an_iteration_that_ends_early_closes_its_generator(portal: Portal) -> None:
     closed = threading.Event()
 
     async def numbers(_: Client) -> AsyncGenerator[int, None]:
@@ -93,9 +93,9 @@ def test_an_iteration_that_ends_early_closes_what_it_iterates(portal: Portal) ->
     assert closed.wait(10)
 
 
-def test_closing_closes_the_client_and_ends_the_thread_also_twice(portal: Portal, cluster: FakeClient) -> None:
+def test_closing_twice_closes_the_client_and_ends_the_thread(portal: Portal, cluster: FakeClient) -> None:
     portal.call(lambda client: client.describe("numbers"))
-    before = portal_threads()  # shared ones live as long as the process, and so may those of other tests
+    before = portal_threads()  # shared portals live as long as the process, and those of other tests may do so
 
     portal.close()
     portal.close()
@@ -115,7 +115,7 @@ def test_a_process_shares_one_portal_per_address() -> None:
         assert first is not other
 
 
-def test_a_portal_that_somebody_has_is_not_closed_for_others(cluster: FakeClient) -> None:
+def test_a_portal_in_use_is_not_evicted_by_others(cluster: FakeClient) -> None:
     with shared(Connection("h:1")) as portal:
         for number in range(SHARED_IDLE_MAX + 2):
             with shared(Connection(f"other:{number}")) as other:

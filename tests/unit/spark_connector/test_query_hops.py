@@ -1,4 +1,4 @@
-"""What a query tells of its micro-batches, of streams with a latency constraint."""
+"""A query's reports about its micro-batches of streams with a latency constraint."""
 
 from collections.abc import Iterator
 
@@ -30,7 +30,7 @@ def micro_batch(reader: KeraStreamReader, start: dict[str, object]) -> dict[str,
 
 
 def finish(reader: KeraStreamReader) -> None:
-    """What was begun meanwhile has ended."""
+    """Wait until the work begun before has ended."""
 
     async def nothing(_: object) -> None:
         pass
@@ -38,7 +38,7 @@ def finish(reader: KeraStreamReader) -> None:
     reader.portal.call(nothing)
 
 
-def test_without_a_constraint_only_whether_there_is_one_is_asked(reader: KeraStreamReader, cluster: FakeClient) -> None:
+def test_without_a_latency_constraint_no_record_is_read(reader: KeraStreamReader, cluster: FakeClient) -> None:
     cluster.chunks[0][0] += [3]
     end = micro_batch(reader, reader.initialOffset())
     reader.commit(end)
@@ -50,7 +50,7 @@ def test_without_a_constraint_only_whether_there_is_one_is_asked(reader: KeraStr
     assert not cluster.shared_memory, "nothing was looked at"
 
 
-def test_of_each_micro_batch_that_is_done_it_is_told_once_what_was_in_it(
+def test_each_finished_micro_batch_is_reported_once_with_its_entries(
     reader: KeraStreamReader, cluster: FakeClient
 ) -> None:
     cluster.latency.watched, cluster.created_us = {cluster.stream_id}, 77
@@ -70,7 +70,7 @@ def test_of_each_micro_batch_that_is_done_it_is_told_once_what_was_in_it(
     assert took_s >= 0
 
 
-def test_few_entries_are_looked_at(reader: KeraStreamReader, cluster: FakeClient) -> None:
+def test_a_report_covers_only_a_few_entries(reader: KeraStreamReader, cluster: FakeClient) -> None:
     cluster.latency.watched = {cluster.stream_id}
     cluster.chunks = {streamlet: [[1]] for streamlet in range(3 * ENTRIES_MAX)}
     reader.commit(micro_batch(reader, reader.initialOffset()))

@@ -1,4 +1,4 @@
-"""In real-time mode a micro-batch ends where its tasks are: no record is given twice or left out, whatever follows."""
+"""In real-time mode a micro-batch ends where its tasks are, and no record is read twice or left out."""
 
 import pytest
 from hypothesis import given
@@ -48,7 +48,7 @@ def advance_of(*rows: tuple[EntryOffset, ...]) -> Advance:
     return Advance(offsets(*rows), offsets(*rows))
 
 
-def test_each_entry_there_is_becomes_a_task() -> None:
+def test_each_entry_becomes_a_task() -> None:
     now = now_of(stream_now({0: [entry(9)], 1: [entry(3, first=2), entry(0)]}))
     advance = next_ends(offsets((at(4),)), now, fail_on_data_loss=True)
 
@@ -59,7 +59,7 @@ def test_each_entry_there_is_becomes_a_task() -> None:
     ]
 
 
-def test_the_micro_batch_ends_where_its_tasks_are() -> None:
+def test_a_micro_batch_ends_where_its_tasks_are() -> None:
     advance = advance_of((at(4),), (at(2),))
 
     end = moved(advance, [(named(0), within(at(4), 6))])
@@ -67,7 +67,7 @@ def test_the_micro_batch_ends_where_its_tasks_are() -> None:
     assert end == offsets((within(at(4), 6),), (at(2),))
 
 
-def test_it_never_ends_before_its_start() -> None:
+def test_a_micro_batch_never_ends_before_its_start() -> None:
     advance = advance_of((within(at(4), 6),))
 
     assert moved(advance, [(named(0), at(3))]) == advance.start
@@ -75,12 +75,12 @@ def test_it_never_ends_before_its_start() -> None:
     assert moved(advance, [(named(0), within(at(4), 5))]) == advance.start
 
 
-def test_a_place_in_an_entry_that_is_not_read_is_refused() -> None:
+def test_a_position_in_an_entry_that_is_not_read_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="stream 'flights', streamlet 5, entry 0 is not read"):
         moved(advance_of((at(4),)), [(named(5), at(5))])
 
 
-def test_the_end_keeps_the_group_and_the_start_stays_the_same_object_where_nothing_came() -> None:
+def test_an_end_keeps_its_consumer_group_and_is_the_start_when_no_record_came() -> None:
     given_ = Offsets(offsets((at(4),)).streams, group="etl")
     advance = Advance(Offsets(given_.streams), Offsets(given_.streams))
 
@@ -90,10 +90,10 @@ def test_the_end_keeps_the_group_and_the_start_stays_the_same_object_where_nothi
     assert conclude(given_, advance, moved(advance, [(named(0), at(5))]), first=True).since == given_.streams
 
 
-# -- a micro-batch behind one of real-time mode ----------------------------------------------------------------
+# -- a micro-batch after one of real-time mode -----------------------------------------------------------------
 
 
-def test_what_has_been_given_of_a_chunk_is_left_out_behind_it() -> None:
+def test_the_next_micro_batch_leaves_out_the_records_already_read_from_a_chunk() -> None:
     log = Log([(1, 1, [5, 2, 5])])
     now = now_of(stream_now({0: [log.bounds]}))
     start = within(log.boundaries[1], 6)
@@ -105,9 +105,9 @@ def test_what_has_been_given_of_a_chunk_is_left_out_behind_it() -> None:
     assert (piece.start, piece.first_record, piece.records) == (start.position, 6, 6)
 
 
-def test_nothing_goes_back_to_the_begin_of_a_chunk() -> None:
+def test_an_offset_within_a_chunk_never_goes_back_to_its_beginning() -> None:
     now = now_of(stream_now({0: [entry(4)]}))
-    start = offsets((within(at(4), 6),))  # as after a restart of a broker that had not told its backups
+    start = offsets((within(at(4), 6),))  # as after a restart of a broker that had not replicated the records
 
     advance = next_ends(start, now, fail_on_data_loss=True)
 
@@ -134,7 +134,7 @@ def test_a_micro_batch_cannot_end_within_the_chunk_that_it_begins_in() -> None:
     ),
     data=st.data(),
 )
-def test_from_any_record_on_partitions_cover_the_rest_exactly_once(
+def test_partitions_from_any_record_on_cover_the_rest_exactly_once(
     groups: list[list[list[int]]], data: st.DataObject
 ) -> None:
     log = Log([(number, 1 + number % 2, chunks) for number, group in enumerate(groups, 1) for chunks in group])
@@ -160,16 +160,16 @@ def test_from_any_record_on_partitions_cover_the_rest_exactly_once(
 
 
 def records_of(log: Log, piece: Piece) -> int:
-    """How many a task gives, which leaves out what comes before the first one in the chunk at its start."""
+    """The number of records of a task, which leaves out those before its first record in the first chunk."""
     begun = {place.position: place.record for place in log.boundaries}.get(piece.start, piece.first_record)
     assert begun <= piece.first_record
     return len([each for each in log.records_of(piece.start, piece.end) if each >= piece.first_record])
 
 
-# -- how far it is behind --------------------------------------------------------------------------------------
+# -- lag -------------------------------------------------------------------------------------------------------
 
 
-def test_the_lag_is_that_of_the_entries_that_are_known() -> None:
+def test_the_lag_counts_only_entries_with_a_known_offset() -> None:
     assert behind_latest(offsets((at(4),), (at(2),)), offsets((at(9),), (at(2),), (at(7),))) == {
         "minOffsetsBehindLatest": "0",
         "maxOffsetsBehindLatest": "5",
@@ -178,7 +178,7 @@ def test_the_lag_is_that_of_the_entries_that_are_known() -> None:
     assert behind_latest(offsets((at(4),)), offsets((at(3),)))["maxOffsetsBehindLatest"] == "0"
 
 
-def test_there_is_no_lag_where_nothing_is_known() -> None:
+def test_without_known_offsets_there_is_no_lag() -> None:
     assert behind_latest(None, offsets((at(4),))) == {}
     assert behind_latest(offsets((at(4),)), None) == {}
     assert behind_latest(offsets((at(4),), stream_id=8), offsets((at(4),))) == {}
@@ -187,7 +187,7 @@ def test_there_is_no_lag_where_nothing_is_known() -> None:
 # -- repeated with another trigger -----------------------------------------------------------------------------------
 
 
-def test_a_micro_batch_that_ends_within_a_chunk_is_read_up_to_there() -> None:
+def test_a_repeated_micro_batch_stops_within_its_last_chunk() -> None:
     now = now_of(stream_now({0: [entry(9)], 1: [entry(9)]}))
     start, end = offsets((at(2),), (at(1),)), offsets((within(at(4), 5),), (at(3),))
     chunk = EntryOffset(at(4).position, 4), EntryOffset(at(6).position, 6)
@@ -204,7 +204,7 @@ def test_a_micro_batch_that_ends_within_a_chunk_is_read_up_to_there() -> None:
     ]
 
 
-def test_a_micro_batch_within_one_chunk_is_read_from_place_to_place() -> None:
+def test_a_repeated_micro_batch_within_one_chunk_has_only_its_own_records() -> None:
     now = now_of(stream_now({0: [entry(9)]}))
     start, end = offsets((within(at(4), 5),)), offsets((within(at(4), 7),))
 

@@ -1,4 +1,4 @@
-"""What users say about places means what they expect in the streams as they are."""
+"""Resolution of users' positions and times against the current streams."""
 
 from dataclasses import replace
 
@@ -27,13 +27,13 @@ def resolved(
     return resolve(where, now, found or {}, now_us=NOW_US, fail_on_data_loss=not loss)
 
 
-def test_earliest_and_latest_are_the_bounds() -> None:
+def test_earliest_and_latest_are_the_bounds_of_each_entry() -> None:
     assert resolved(Where("startingOffsets", "earliest")) == offsets((at(0), at(0)), (at(3), at(0)))
     assert resolved(Where("startingOffsets", "latest")) == heads(NOW) == offsets((at(10), at(0)), (at(8), at(7)))
 
 
 @pytest.mark.parametrize("place", ["earliest", Position(0, 0, 0)])
-def test_the_earliest_record_of_an_entry_that_begins_with_a_loss_is_lost_or_what_is_there(place: Place) -> None:
+def test_the_earliest_record_of_an_entry_that_begins_with_a_loss_is_lost_or_skipped(place: Place) -> None:
     bounds = replace(entry(10, group=2), lost=(EARLIEST, Position(2, 1, 0)))
     now = now_of(stream_now({0: [bounds]}))
     where = where_of({0: [place]})
@@ -46,14 +46,14 @@ def test_the_earliest_record_of_an_entry_that_begins_with_a_loss_is_lost_or_what
     assert resolved(where_of({0: "latest"}), now) == offsets((at(10, group=2),))
 
 
-def test_a_place_for_a_streamlet_is_for_all_its_entries_and_a_list_is_one_for_each() -> None:
+def test_a_position_applies_to_all_entries_of_a_streamlet_and_a_list_has_one_per_entry() -> None:
     where = where_of({0: "latest", 1: ["earliest", at(2).position]})
     found = {Question(named(1, 1), at(2).position, at(2).position, None): at(2)}
 
     assert resolved(where, found=found) == offsets((at(10), at(0)), (at(3), at(2)))
 
 
-def test_places_at_the_bounds_need_no_question() -> None:
+def test_positions_at_the_bounds_need_no_request() -> None:
     where = where_of({0: [at(10).position, at(0).position], 1: [at(3), Position(0, 0, 0)]})
 
     assert resolved(where) == offsets((at(10), at(0)), (at(3), at(0)))
@@ -68,15 +68,13 @@ def test_places_at_the_bounds_need_no_question() -> None:
         ({0: ["latest"] * 3, 1: "latest"}, "has 2 entries, 3 places are given"),
     ],
 )
-def test_each_streamlet_and_each_entry_must_have_its_place(
-    streamlets: dict[int, Place | list[Place]], words: str
-) -> None:
+def test_each_streamlet_and_each_entry_needs_a_position(streamlets: dict[int, Place | list[Place]], words: str) -> None:
     for ask in (resolved, lambda where: questions(where, NOW, now_us=0)):
         with pytest.raises(InvalidArgument, match=f"option startingOffsets: .*{words}"):
             ask(where_of(streamlets))
 
 
-def test_streams_that_are_not_named_have_the_place_for_them_or_are_asked_for() -> None:
+def test_an_unnamed_stream_gets_the_default_position_or_is_an_error() -> None:
     now = {**NOW, **now_of(stream_now({0: [entry(4)]}, "trains", 8))}
 
     settled_now = resolved(where_of({0: "latest", 1: "latest"}, unnamed="earliest"), now)
@@ -85,12 +83,12 @@ def test_streams_that_are_not_named_have_the_place_for_them_or_are_asked_for() -
         resolved(where_of({0: "latest", 1: "latest"}), now)
 
 
-def test_a_stream_that_is_not_there_cannot_be_named() -> None:
+def test_naming_a_missing_stream_is_an_error() -> None:
     with pytest.raises(InvalidArgument, match="option startingOffsets: names stream 'flights', which does not exist"):
         resolved(where_of({0: "latest"}), {})
 
 
-def test_offsets_of_an_earlier_stream_of_the_name_are_refused() -> None:
+def test_offsets_of_a_deleted_stream_of_the_same_name_are_refused() -> None:
     where = where_of({0: "latest", 1: "latest"}, stream_ids={"flights": 6})
 
     with pytest.raises(
@@ -99,10 +97,10 @@ def test_offsets_of_an_earlier_stream_of_the_name_are_refused() -> None:
         resolved(where)
 
 
-# --- places that are not there ------------------------------------------------------------------------------
+# --- missing positions --------------------------------------------------------------------------------------
 
 
-def test_a_place_before_all_that_is_there_is_lost_or_what_is_there() -> None:
+def test_a_position_of_removed_records_is_lost_or_the_first_remaining_one() -> None:
     where = where_of({0: "latest", 1: [at(2).position, "latest"]})
 
     with pytest.raises(
@@ -120,8 +118,8 @@ def test_a_place_before_all_that_is_there_is_lost_or_what_is_there() -> None:
     assert resolved(where, loss=True) == offsets((at(10), at(0)), (at(3), at(7)))
 
 
-def test_a_place_behind_which_nothing_is_gone_is_what_is_there() -> None:
-    """Progress has the ordinal: the end of a group that has been read and let go since."""
+def test_a_position_in_a_removed_group_without_lost_records_is_the_first_remaining_one() -> None:
+    """Progress has the ordinal: the end of a group that was read completely and removed since."""
     now = now_of(stream_now({0: [entry(5, first=3, group=2)]}))
 
     assert resolved(where_of({0: [at(3)]}), now) == offsets((at(3, group=2),))
@@ -129,7 +127,7 @@ def test_a_place_behind_which_nothing_is_gone_is_what_is_there() -> None:
         resolved(where_of({0: [at(2)]}), now)
 
 
-def test_a_place_behind_the_head_is_refused_or_the_head() -> None:
+def test_a_position_behind_the_head_is_refused_or_becomes_the_head() -> None:
     where = where_of({0: [at(11).position, "latest"], 1: "latest"})
 
     with pytest.raises(
@@ -150,7 +148,7 @@ def asked_for(timestamp_us: int) -> list[Question]:
     ]
 
 
-def test_a_time_is_looked_up_in_each_entry_that_has_something() -> None:
+def test_a_time_is_looked_up_in_each_entry_with_records() -> None:
     found = dict(zip(asked_for(NOW_US - 60), (at(4), at(3), at(6)), strict=True))
 
     where = Where("startingTimestamp", Time(ago_us=60), behind="error")
@@ -158,7 +156,7 @@ def test_a_time_is_looked_up_in_each_entry_that_has_something() -> None:
     assert resolved(where, found=found) == offsets((at(4), at(0)), (at(3), at(6)))
 
 
-def test_a_time_behind_some_entries_of_a_streamlet_begins_at_their_ends() -> None:
+def test_a_time_behind_some_entries_of_a_streamlet_means_their_ends() -> None:
     found = dict(zip(asked_for(50), (at(4), at(8), at(6)), strict=True))
 
     assert resolved(Where("startingTimestamp", Time(50), behind="error"), found=found) == offsets(
@@ -166,7 +164,7 @@ def test_a_time_behind_some_entries_of_a_streamlet_begins_at_their_ends() -> Non
     )
 
 
-def test_a_time_behind_a_streamlet_is_an_error_or_its_end() -> None:
+def test_a_time_behind_a_streamlet_is_an_error_or_means_its_end() -> None:
     found = dict(zip(asked_for(50), (at(4), at(8), at(7)), strict=True))
 
     words = "option startingTimestamp: no record of streamlet 1 of stream 'flights' .*ByTimestampStrategy to latest"
@@ -177,7 +175,7 @@ def test_a_time_behind_a_streamlet_is_an_error_or_its_end() -> None:
     assert latest == offsets((at(4), at(0)), (at(8), at(7)))
 
 
-def test_a_time_in_a_stream_without_a_record_is_behind_it() -> None:
+def test_a_time_is_behind_the_end_of_an_empty_stream() -> None:
     now = now_of(stream_now({0: [entry(0)]}))
 
     assert resolved(Where("endingTimestamp", Time(50)), now) == offsets((at(0),))
@@ -185,7 +183,7 @@ def test_a_time_in_a_stream_without_a_record_is_behind_it() -> None:
         resolved(Where("startingTimestamp", Time(50), behind="error"), now)
 
 
-def test_times_per_streamlet_are_looked_up_each() -> None:
+def test_each_time_of_a_streamlet_is_looked_up() -> None:
     first, second, third = (question for question in asked_for(0))
     found = {
         first._replace(timestamp_us=50): at(4),

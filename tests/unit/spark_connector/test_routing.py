@@ -1,4 +1,4 @@
-"""A task of the columnar engine is sent where the client would go, after as long a wait, and told when it is over."""
+"""Routing of the columnar engine's tasks: to the client's broker after the client's pauses, or to an end."""
 
 import asyncio
 from dataclasses import replace
@@ -35,7 +35,7 @@ LOST = DataLost("it is gone", lost_from=[1, 1, 64], available_from=list(at(2)))
 
 
 def params(error: KeraError | None = None, **more: Any) -> dict[str, Any]:
-    """What a task says that reads the second and the third chunk of streamlet 0."""
+    """The request of a task that reads the second and the third chunk of streamlet 0."""
     failed = None
     if error is not None:
         document = {"code": error.code, "message": error.message, "retriable": error.retriable}
@@ -61,7 +61,7 @@ def patience() -> RetryTime:
 
 
 class Impatient(Router):
-    """Does not wait, and remembers how long it would have."""
+    """Does not wait, and remembers its pauses."""
 
     def __init__(self, **limits: int) -> None:
         self.pauses: list[float] = []
@@ -77,10 +77,10 @@ def router() -> Impatient:
     return Impatient()
 
 
-# -- what follows from an error --------------------------------------------------------------------------------
+# -- decisions after errors ------------------------------------------------------------------------------------
 
 
-def test_what_may_pass_is_waited_for_until_time_runs_out() -> None:
+def test_a_transient_error_is_retried_until_the_timeout() -> None:
     waiting = patience()
 
     first = decide(ASKED, NotOwner("it has moved"), waiting, 100.0)
@@ -90,7 +90,7 @@ def test_what_may_pass_is_waited_for_until_time_runs_out() -> None:
         decide(ASKED, Unavailable("it is away"), waiting, 110.0)
 
 
-def test_recovery_takes_as_long_as_it_takes() -> None:
+def test_recovery_is_retried_until_its_longer_timeout() -> None:
     waiting = patience()
 
     for now_s in range(100, 160, 9):
@@ -100,12 +100,12 @@ def test_recovery_takes_as_long_as_it_takes() -> None:
 
 
 @pytest.mark.parametrize("error", [LOST, InvalidCursor("no chunk is there"), CorruptChunk("noise")])
-def test_what_no_wait_helps_against_ends_the_task(error: KeraError) -> None:
+def test_a_permanent_error_ends_the_task(error: KeraError) -> None:
     with pytest.raises(type(error)):
         decide(ASKED, error, patience(), 100.0)
 
 
-def test_what_is_gone_is_skipped_when_a_loss_may_be() -> None:
+def test_a_tolerated_loss_is_skipped() -> None:
     lenient = replace(ASKED, fail_on_data_loss=False)
 
     assert decide(lenient, LOST, patience(), 100.0) == Skip(at(2), "it is gone")
@@ -113,11 +113,11 @@ def test_what_is_gone_is_skipped_when_a_loss_may_be() -> None:
     assert decide(lenient, InvalidCursor("no chunk"), patience(), 100.0) == End("no chunk")
     assert decide(replace(lenient, position=at(2)), LOST, patience(), 100.0) == End("it is gone")
     assert decide(replace(lenient, end=at(2)), LOST, patience(), 100.0) == End("it is gone")
-    with pytest.raises(CorruptChunk):  # it is there
+    with pytest.raises(CorruptChunk):  # the chunk exists
         decide(lenient, CorruptChunk("noise"), patience(), 100.0)
 
 
-def test_an_error_comes_as_brokers_say_it() -> None:
+def test_the_error_of_a_broker_keeps_its_type_and_attributes() -> None:
     asked = Asked.of(params(LOST))
 
     assert isinstance(asked.error, DataLost)
@@ -130,17 +130,17 @@ async def route(router: Router, cluster: Any, asked: Asked) -> dict[str, Any]:
     return await router.route(cluster, asked)
 
 
-# -- where to ----------------------------------------------------------------------------------------------------
+# -- answers -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_task_that_knows_no_broker_is_told_without_a_wait(cluster: FakeClient, router: Impatient) -> None:
+async def test_a_task_without_a_broker_gets_one_without_a_pause(cluster: FakeClient, router: Impatient) -> None:
     answer = await route(router, cluster, Asked.of(params()))
 
     assert answer == {"broker": ADDRESSES, "position": list(at(1))}
     assert router.pauses == []
 
 
-async def test_after_a_failure_it_is_sent_where_the_stream_is_now(cluster: FakeClient, router: Impatient) -> None:
+async def test_a_task_is_sent_to_the_new_owner_after_a_failure(cluster: FakeClient, router: Impatient) -> None:
     cluster.streams["numbers"].broker = replace(BROKER, broker_id=2, frames_address="broker-2.invalid:7501")
 
     answer = await route(router, cluster, Asked.of(params(NotOwner("it has moved"))))
@@ -149,7 +149,7 @@ async def test_after_a_failure_it_is_sent_where_the_stream_is_now(cluster: FakeC
     assert router.pauses == [0.005]
 
 
-async def test_pauses_grow_until_something_came(cluster: FakeClient, router: Impatient) -> None:
+async def test_pauses_grow_until_the_task_makes_progress(cluster: FakeClient, router: Impatient) -> None:
     asked = Asked.of(params(NotOwner("it has moved")))
 
     for _ in range(3):
@@ -161,7 +161,9 @@ async def test_pauses_grow_until_something_came(cluster: FakeClient, router: Imp
     assert [pause > 0.005 for pause in router.pauses] == [False, True, True, False, False, True]
 
 
-async def test_a_stream_that_a_broker_does_not_know_is_elsewhere(cluster: FakeClient, router: Impatient) -> None:
+async def test_a_stream_unknown_to_a_broker_is_looked_up_at_the_coordinator(
+    cluster: FakeClient, router: Impatient
+) -> None:
     error = UnknownStream("no such stream here")
 
     assert (await route(router, cluster, Asked.of(params(error))))["broker"] == ADDRESSES
@@ -177,7 +179,7 @@ async def test_a_stream_that_a_broker_does_not_know_is_elsewhere(cluster: FakeCl
     }
 
 
-async def test_another_incarnation_is_not_read(cluster: FakeClient) -> None:
+async def test_a_recreated_stream_is_not_read(cluster: FakeClient) -> None:
     cluster.stream_id = 8
 
     with pytest.raises(StreamRecreated, match="it was incarnation 7, now it is 8"):
@@ -186,7 +188,7 @@ async def test_another_incarnation_is_not_read(cluster: FakeClient) -> None:
     assert answer["end"] is True
 
 
-async def test_what_was_skipped_is_said_with_where_to_go_on(cluster: FakeClient) -> None:
+async def test_the_answer_after_a_skip_has_the_loss_and_the_next_position(cluster: FakeClient) -> None:
     asked = Asked.of(params(LOST, fail_on_data_loss=False))
 
     answer = await route(Impatient(), cluster, asked)
@@ -194,7 +196,7 @@ async def test_what_was_skipped_is_said_with_where_to_go_on(cluster: FakeClient)
     assert answer == {"broker": ADDRESSES, "position": list(at(2)), "lost": "it is gone"}
 
 
-async def test_a_coordinator_that_is_away_leaves_what_was_known(
+async def test_the_last_known_broker_is_used_while_the_coordinator_is_away(
     cluster: FakeClient, router: Impatient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await route(router, cluster, Asked.of(params()))
@@ -208,7 +210,9 @@ async def test_a_coordinator_that_is_away_leaves_what_was_known(
         await route(Impatient(), cluster, Asked.of(params()))
 
 
-async def test_a_broker_that_is_not_reached_is_looked_for(cluster: FakeClient, router: Impatient) -> None:
+async def test_the_position_is_located_again_when_a_broker_is_unreachable(
+    cluster: FakeClient, router: Impatient
+) -> None:
     for error in (NotOwner("it has moved"), Unavailable("it is away"), Unavailable("it is away")):
         await route(router, cluster, Asked.of(params(error, progressed=True)))
 
@@ -216,7 +220,7 @@ async def test_a_broker_that_is_not_reached_is_looked_for(cluster: FakeClient, r
     assert len(router.pauses) == 3
 
 
-async def test_only_so_many_readers_are_remembered(cluster: FakeClient) -> None:
+async def test_the_number_of_remembered_readers_is_bounded(cluster: FakeClient) -> None:
     router = Impatient(readers_max=2)
     asked = Asked.of(params(NotOwner("it has moved")))
 

@@ -1,4 +1,4 @@
-"""Each request of the columnar engine gets one answer, whatever it is; the process itself: tests/integration."""
+"""The columnar engine's service: each request gets one answer; tests/integration tests the process itself."""
 
 import io
 import json
@@ -42,7 +42,7 @@ class Only:
 
 
 def answers_to(*lines: bytes, service: Answering | None = None, **limits: int) -> list[dict[str, Any]]:
-    """What is said until the input has ended and all is answered."""
+    """The answers until the input has ended and each line is answered."""
 
     class Answers(io.BytesIO):
         def flush(self) -> None:
@@ -77,21 +77,21 @@ def test_every_line_is_answered_under_its_number() -> None:
 
 
 @pytest.mark.parametrize("line", [b"{", b"7", b"\xff\xff", b"", b"[" * 200_000, b'{"id": 1, "method": '])
-def test_what_is_no_request_is_answered_and_the_next_one_is_taken(line: bytes) -> None:
+def test_an_invalid_request_is_answered_and_the_next_one_is_served(line: bytes) -> None:
     bad, good = answers_to(line, request(1, "hello"))
 
     assert (bad["id"], bad["error"]["type"], bad["error"]["retriable"]) == (None, "ProtocolError", False)
     assert good["id"] == 1
 
 
-def test_a_line_that_is_too_long_is_refused_and_passed_over() -> None:
+def test_a_line_that_is_too_long_is_refused_and_skipped() -> None:
     bad, good = answers_to(request(1, "x" * 5000), request(2, "hello"), line_bytes_max=100)
 
     assert "more than 100 bytes" in bad["error"]["message"]
     assert good["id"] == 2
 
 
-def test_too_many_requests_are_refused_and_what_ends_something_is_not() -> None:
+def test_too_many_requests_are_refused_but_close_is_accepted() -> None:
     go_on = threading.Event()
 
     def wait(method: str, _: Any) -> dict[str, Any]:
@@ -110,14 +110,14 @@ def test_too_many_requests_are_refused_and_what_ends_something_is_not() -> None:
 
 
 @pytest.mark.parametrize("params", [None, 7, [], {"stream": [1]}, {"stream": {}}])
-def test_params_of_another_kind_are_an_error_of_that_request(params: Any) -> None:
+def test_params_of_a_wrong_type_are_an_error_of_that_request(params: Any) -> None:
     for method in ("plan", "schema", "route", "merge"):
         line = json.dumps({"id": 1, "method": method, "params": params}).encode()
         (answer,) = answers_to(line)
         assert answer["error"]["type"] in {"TypeError", "KeyError", "InvalidArgument", "AttributeError"}
 
 
-def test_errors_of_the_project_say_what_they_are_and_others_leave_a_traceback(
+def test_expected_errors_keep_their_type_and_unexpected_ones_print_a_traceback(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def fail(_: str, params: Any) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def test_errors_of_the_project_say_what_they_are_and_others_leave_a_traceback(
 # -- methods -----------------------------------------------------------------------------------------------------
 
 
-def test_columns_that_are_not_there_are_found_when_a_query_is_planned(service: Service, cluster: FakeClient) -> None:
+def test_planning_a_query_with_missing_columns_is_an_error(service: Service, cluster: FakeClient) -> None:
     others = {"options": OPTIONS, "schema": COLUMNS.replace('"n"', '"m"')}
     with pytest.raises(SchemaMismatch, match="has no column 'm': it has n"):
         service.call("plan_batch", others)
@@ -146,7 +146,7 @@ def test_columns_that_are_not_there_are_found_when_a_query_is_planned(service: S
         service.call("plan_batch", both)
 
 
-def test_options_are_checked_for_what_they_are_for(service: Service) -> None:
+def test_batch_options_are_refused_for_streams_and_the_reverse(service: Service) -> None:
     of_stream = {"options": OPTIONS | {"maxOffsetsPerTrigger": "7"}, "schema": COLUMNS}
     of_batch = {"options": OPTIONS | {"endingOffsets": "latest"}, "schema": COLUMNS}
 
@@ -158,7 +158,7 @@ def test_options_are_checked_for_what_they_are_for(service: Service) -> None:
 
 
 @pytest.mark.parametrize("engine", ["columnar", "auto"])
-def test_whichever_engine_is_wanted_it_plans(service: Service, cluster: FakeClient, engine: str) -> None:
+def test_the_service_plans_for_engine_columnar_and_auto(service: Service, cluster: FakeClient, engine: str) -> None:
     cluster.chunks[0][0] += [4]
     given = {"options": OPTIONS | {"engine": engine}, "schema": COLUMNS}
 
@@ -177,7 +177,7 @@ def test_whichever_engine_is_wanted_it_plans(service: Service, cluster: FakeClie
         ({"minOffsetsPerTrigger": "7"}, {"type": "min_rows", "value": 7}),
     ],
 )
-def test_limits_go_and_come_back(
+def test_a_read_limit_comes_from_the_options_and_bounds_the_offset(
     service: Service, cluster: FakeClient, options: dict[str, str], limit: dict[str, Any]
 ) -> None:
     cluster.chunks[0][0] += [4, 4]
@@ -193,7 +193,7 @@ def test_limits_go_and_come_back(
         service.call("latest_offset", stream | {"start": start, "limit": {"type": "max_files", "value": 1}})
 
 
-def test_the_start_comes_back_as_it_was_written(service: Service, handle: int, cluster: FakeClient) -> None:
+def test_an_unchanged_offset_keeps_the_text_of_the_start(service: Service, handle: int, cluster: FakeClient) -> None:
     cluster.chunks[0][0] += [4]
     initial = service.call("initial_offset", {"stream": handle})["offset"]
     end = service.call("latest_offset", {"stream": handle, "start": initial, "limit": ALL})["offset"]
@@ -204,7 +204,7 @@ def test_the_start_comes_back_as_it_was_written(service: Service, handle: int, c
     assert service.call("merge", {"stream": handle, "start": odd, "places": []})["offset"] == odd
 
 
-def test_what_a_query_does_reaches_its_reader(service: Service, handle: int, cluster: FakeClient) -> None:
+def test_the_calls_of_a_query_reach_its_reader(service: Service, handle: int, cluster: FakeClient) -> None:
     cluster.chunks[0][0] += [4]
     of = {"stream": handle}
     assert service.call("report_latest_offset", of) == {"offset": None}
@@ -249,7 +249,7 @@ def test_real_time_mode_goes_on_within_a_chunk(service: Service, handle: int, cl
     assert json.loads(later)["streams"]["numbers"]["streamlets"]["0"] == [[*at(1), 4]]
 
 
-def test_a_stream_that_is_closed_or_was_never_open_is_named(service: Service, handle: int) -> None:
+def test_the_error_for_a_stream_that_is_not_open_names_it(service: Service, handle: int) -> None:
     service.call("close", {"stream": handle})
 
     for stream in (handle, 99):

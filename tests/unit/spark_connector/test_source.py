@@ -1,4 +1,4 @@
-"""Without the columnar engine Python reads, and says so once; who insists on the engine is told how to get it."""
+"""Without the columnar engine Python reads and warns once; `engine=columnar` is refused with a way to get it."""
 
 import logging
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ def nothing_was_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureF
         yield
 
 
-def test_it_is_said_once_per_process_how_to_load_the_engine(caplog: pytest.LogCaptureFixture) -> None:
+def test_reading_with_python_warns_once_per_process_how_to_load_the_engine(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         KeraDataSource(NEEDED).reader(COLUMNS)
         KeraDataSource(NEEDED).streamReader(COLUMNS)
@@ -32,7 +32,7 @@ def test_it_is_said_once_per_process_how_to_load_the_engine(caplog: pytest.LogCa
     assert "option('engine', 'python')" in record.getMessage()
 
 
-def test_nothing_is_said_to_who_wants_python_or_only_metadata(caplog: pytest.LogCaptureFixture) -> None:
+def test_there_is_no_warning_with_engine_python_or_for_metadata(caplog: pytest.LogCaptureFixture) -> None:
     KeraDataSource({**NEEDED, "engine": "python"}).reader(COLUMNS)
     KeraDataSource({**NEEDED, "engine": "python"}).streamReader(COLUMNS)
     KeraDataSource({**NEEDED, "metadata": "streams", "engine": "columnar"}).schema()
@@ -41,7 +41,7 @@ def test_nothing_is_said_to_who_wants_python_or_only_metadata(caplog: pytest.Log
 
 
 @pytest.mark.usefixtures("cluster")
-def test_who_insists_on_the_engine_is_refused_wherever_spark_shows_it() -> None:
+def test_engine_columnar_is_refused_in_each_call_of_spark() -> None:
     insisting = KeraDataSource({**NEEDED, "engine": "columnar"})
 
     for ask in (
@@ -53,6 +53,6 @@ def test_who_insists_on_the_engine_is_refused_wherever_spark_shows_it() -> None:
             ask()
 
 
-def test_python_gives_the_columns_when_it_is_wanted(cluster: FakeClient) -> None:
+def test_engine_python_gives_the_columns_and_closes_its_client(cluster: FakeClient) -> None:
     assert KeraDataSource({**NEEDED, "engine": "python"}).schema() == COLUMNS
     assert cluster.closed

@@ -1,4 +1,4 @@
-"""The streaming reader under the calls that Spark makes, in the order in which it makes them.
+"""The streaming reader under Spark's calls, in Spark's order.
 
 Spark's offsets travel as JSON and its readers as pickles; the helpers here do the same to them.
 """
@@ -32,7 +32,7 @@ Launch = Callable[..., KeraStreamReader]
 
 @pytest.fixture
 def launch(cluster: FakeClient) -> Iterator[Launch]:  # noqa: ARG001  # it is what the readers find
-    """Makes a reader as a launch of the query does."""
+    """Make a reader as a launch of the query does."""
     readers = []
 
     def launch(
@@ -54,7 +54,7 @@ def launch(cluster: FakeClient) -> Iterator[Launch]:  # noqa: ARG001  # it is wh
 
 
 def stored(offset: dict[str, Any]) -> dict[str, Any]:
-    """As it comes back from the checkpoint."""
+    """The offset as it comes back from the checkpoint."""
     document: dict[str, Any] = json.loads(json.dumps(offset))
     return document
 
@@ -70,7 +70,7 @@ def read(reader: KeraStreamReader, start: dict[str, Any], end: dict[str, Any]) -
     return found
 
 
-def test_a_reader_connects_to_nothing_until_it_is_asked(launch: Launch, cluster: FakeClient) -> None:
+def test_a_reader_does_not_connect_before_its_first_call(launch: Launch, cluster: FakeClient) -> None:
     reader = launch()
 
     pickle.loads(pickle.dumps(reader)).stop()
@@ -90,7 +90,7 @@ def test_micro_batches_follow_each_other(launch: Launch, cluster: FakeClient) ->
     assert found == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (1, 3), (1, 4), (1, 5)]
 
 
-def test_nothing_new_gives_the_same_text(launch: Launch, cluster: FakeClient) -> None:
+def test_the_offset_is_unchanged_without_new_records(launch: Launch, cluster: FakeClient) -> None:
     reader = launch(startingOffsets="earliest")
     cluster.chunks[0][0] += [3]
     first = stored(reader.latestOffset(reader.initialOffset(), ALL))
@@ -154,7 +154,7 @@ def test_spark_may_ask_for_everything_in_spite_of_the_option(launch: Launch, clu
     assert len(read(reader, reader.initialOffset(), reader.latestOffset(reader.initialOffset(), ALL))) == 8
 
 
-def test_the_reported_latest_offset_is_not_limited(launch: Launch, cluster: FakeClient) -> None:
+def test_the_reported_latest_offset_ignores_the_limit(launch: Launch, cluster: FakeClient) -> None:
     cluster.chunks[0][0] += [4, 4]
     reader = launch(startingOffsets="earliest")
     assert reader.reportLatestOffset() is None
@@ -166,7 +166,7 @@ def test_the_reported_latest_offset_is_not_limited(launch: Launch, cluster: Fake
     assert reported["streams"]["numbers"]["streamlets"]["0"][0][3] == 8
 
 
-def test_available_now_stops_at_what_was_there(launch: Launch, cluster: FakeClient) -> None:
+def test_available_now_stops_at_the_records_present_at_its_start(launch: Launch, cluster: FakeClient) -> None:
     cluster.chunks[0][0] += [4]
     reader = launch(startingOffsets="earliest")
     reader.prepareForTriggerAvailableNow()
@@ -178,9 +178,7 @@ def test_available_now_stops_at_what_was_there(launch: Launch, cluster: FakeClie
     assert reader.latestOffset(end, ALL) == end
 
 
-def test_a_checkpoint_of_an_earlier_incarnation_is_refused_wherever_it_appears(
-    launch: Launch, cluster: FakeClient
-) -> None:
+def test_a_checkpoint_of_a_deleted_stream_is_refused_in_each_call(launch: Launch, cluster: FakeClient) -> None:
     cluster.chunks[0][0] += [4]
     reader = launch(startingOffsets="earliest")
     start = reader.initialOffset()
@@ -193,7 +191,7 @@ def test_a_checkpoint_of_an_earlier_incarnation_is_refused_wherever_it_appears(
         launch().partitions(start, end)
 
 
-def test_what_is_wrong_shows_at_the_first_call_and_not_when_the_reader_is_made(launch: Launch) -> None:
+def test_wrong_options_and_columns_fail_in_the_first_call(launch: Launch) -> None:
     reader = launch(endingOffsets="latest")
     with pytest.raises(InvalidArgument, match="endingOffsets"):
         reader.getDefaultReadLimit()
@@ -206,7 +204,7 @@ def test_what_is_wrong_shows_at_the_first_call_and_not_when_the_reader_is_made(l
 # -- limits ------------------------------------------------------------------------------------------------------
 
 
-def test_spark_is_told_of_one_limit_and_all_of_them_hold(launch: Launch, cluster: FakeClient) -> None:
+def test_spark_gets_one_read_limit_but_all_of_them_hold(launch: Launch, cluster: FakeClient) -> None:
     cluster.chunks[0][0] += [4, 4, 4, 4]
     assert launch(maxBytesPerTrigger="128").getDefaultReadLimit() == ReadMaxBytes(128)
     assert launch(minOffsetsPerTrigger="9").getDefaultReadLimit() == ReadMinRows(9)
@@ -245,10 +243,10 @@ def test_available_now_does_not_wait_for_enough_records(launch: Launch, cluster:
     assert len(read(reader, start, reader.latestOffset(start, limit))) == 9
 
 
-# -- streams that come and go --------------------------------------------------------------------------------------
+# -- new and removed streams ---------------------------------------------------------------------------------------
 
 
-def test_a_stream_that_begins_to_match_is_read_from_its_first_record_also_after_a_restart(
+def test_a_new_matching_stream_is_read_from_its_first_record_even_after_a_restart(
     launch: Launch, cluster: FakeClient
 ) -> None:
     cluster.chunks[0][0] += [1]
@@ -278,7 +276,7 @@ def test_available_now_leaves_out_streams_that_come_later(launch: Launch, cluste
     assert read(reader, reader.initialOffset(), end) == [(0, 0)]
 
 
-def test_what_is_gone_ends_a_query_or_is_left_out_with_one_warning(
+def test_a_loss_ends_a_query_or_is_skipped_with_a_warning(
     launch: Launch, cluster: FakeClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.chunks[0][0] += [2, 2, 2]
@@ -301,7 +299,7 @@ def test_what_is_gone_ends_a_query_or_is_left_out_with_one_warning(
     assert lenient.partitions(second, stored(gone)) == []
 
 
-def test_a_stream_that_was_made_again_is_read_anew_when_a_loss_may_be(launch: Launch, cluster: FakeClient) -> None:
+def test_a_recreated_stream_is_read_anew_when_losses_are_tolerated(launch: Launch, cluster: FakeClient) -> None:
     cluster.chunks[0][0] += [4]
     reader = launch(startingOffsets="earliest", failOnDataLoss="false")
     first = stored(reader.latestOffset(reader.initialOffset(), ALL))
@@ -315,7 +313,7 @@ def test_a_stream_that_was_made_again_is_read_anew_when_a_loss_may_be(launch: La
 # -- the named cursor ----------------------------------------------------------------------------------------------
 
 
-def test_what_is_done_is_stored_under_a_name_that_stays(launch: Launch, cluster: FakeClient) -> None:
+def test_finished_micro_batches_are_committed_under_a_stable_name(launch: Launch, cluster: FakeClient) -> None:
     cluster.chunks[0][0] += [4]
     reader = launch(startingOffsets="earliest", groupIdPrefix="etl")
     end = stored(reader.latestOffset(reader.initialOffset(), ALL))
@@ -334,7 +332,7 @@ def test_what_is_done_is_stored_under_a_name_that_stays(launch: Launch, cluster:
     assert {name for name, _ in cluster.committed} == {group}
 
 
-def test_a_given_name_is_used_as_it_is(launch: Launch, cluster: FakeClient) -> None:
+def test_a_given_group_id_is_used_unchanged(launch: Launch, cluster: FakeClient) -> None:
     cluster.chunks[0][0] += [4]
     reader = launch(startingOffsets="earliest", **{"kera.group.id": "etl"})
 
@@ -345,7 +343,7 @@ def test_a_given_name_is_used_as_it_is(launch: Launch, cluster: FakeClient) -> N
     assert cluster.unnamed == {"etl": False}
 
 
-def test_a_query_that_nobody_has_named_says_so(launch: Launch, cluster: FakeClient) -> None:
+def test_the_cursor_of_a_query_without_a_group_id_is_marked_as_unnamed(launch: Launch, cluster: FakeClient) -> None:
     cluster.chunks[0][0] += [4]
     reader = launch(startingOffsets="earliest", groupIdPrefix="etl")
 
@@ -355,7 +353,7 @@ def test_a_query_that_nobody_has_named_says_so(launch: Launch, cluster: FakeClie
     assert list(cluster.unnamed.values()) == [True]
 
 
-def test_a_query_to_which_nothing_comes_gives_a_sign_of_life(launch: Launch, cluster: FakeClient) -> None:
+def test_an_idle_query_commits_its_cursor_again_as_a_sign_of_life(launch: Launch, cluster: FakeClient) -> None:
     now_s = 1000.0
     cluster.chunks[0][0] += [4]
     reader = launch(now_s=lambda: now_s, startingOffsets="earliest")
@@ -371,7 +369,7 @@ def test_a_query_to_which_nothing_comes_gives_a_sign_of_life(launch: Launch, clu
     assert cluster.commits == 2
 
 
-def test_the_last_micro_batch_is_stored_though_spark_never_commits_it(launch: Launch, cluster: FakeClient) -> None:
+def test_the_last_micro_batch_is_committed_though_spark_never_does_it(launch: Launch, cluster: FakeClient) -> None:
     cluster.chunks[0][0] += [4]
     reader = launch(startingOffsets="earliest", **{"kera.group.id": "etl"})
     reader.prepareForTriggerAvailableNow()
@@ -384,7 +382,7 @@ def test_the_last_micro_batch_is_stored_though_spark_never_commits_it(launch: La
     assert cluster.commits == 1
 
 
-def test_a_cursor_that_cannot_be_stored_is_a_warning(
+def test_a_cursor_that_cannot_be_committed_is_one_warning_and_is_retried(
     launch: Launch, cluster: FakeClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     now_s = 1000.0
@@ -406,7 +404,7 @@ def test_a_cursor_that_cannot_be_stored_is_a_warning(
     assert cluster.committed["etl", "numbers"][EntryId(7, 0, 0)] == at(1)
 
 
-def test_epochs_are_not_for_real_time_mode(launch: Launch) -> None:
+def test_real_time_mode_refuses_epochs(launch: Launch) -> None:
     reader = launch(epoch="1s")
 
     with pytest.raises(InvalidArgument, match="option epoch: in real-time mode records are given out as they come"):

@@ -1,4 +1,4 @@
-"""The streaming reader for versions of Spark that do not say where a micro-batch starts."""
+"""The streaming reader for versions of Spark that do not pass the start of a micro-batch."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def test_micro_batches_follow_each_other(reader: UntoldStreamReader, cluster: Fa
     assert found == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (1, 3), (1, 4), (1, 5)]
 
 
-def test_after_a_restart_it_goes_on_with_the_same_cursor(reader: UntoldStreamReader, cluster: FakeClient) -> None:
+def test_a_restarted_query_goes_on_with_the_same_cursor(reader: UntoldStreamReader, cluster: FakeClient) -> None:
     start = stored(reader.initialOffset())
     cluster.chunks[0][0] += [3]
     end = stored(reader.latestOffset())
@@ -45,7 +45,7 @@ def test_after_a_restart_it_goes_on_with_the_same_cursor(reader: UntoldStreamRea
     assert Offsets.from_json(third).group == Offsets.from_json(end).group != ""
 
 
-def test_after_a_restart_what_is_gone_is_told(cluster: FakeClient) -> None:
+def test_a_restarted_query_reports_losses(cluster: FakeClient) -> None:
     cluster.streams["others"] = FakeStream(8, {0: [[1]]})
     both = {"subscribe": "numbers,others", "startingOffsets": "earliest"}
     first = UntoldStreamReader({**NEEDED, **both}, COLUMNS)
@@ -66,7 +66,7 @@ def test_after_a_restart_what_is_gone_is_told(cluster: FakeClient) -> None:
         again.partitions(end, stored(again.latestOffset()))
 
 
-def test_after_a_restart_an_end_that_has_gone_back_is_an_error(reader: UntoldStreamReader, cluster: FakeClient) -> None:
+def test_a_restarted_query_refuses_an_end_that_has_gone_back(reader: UntoldStreamReader, cluster: FakeClient) -> None:
     start = stored(reader.initialOffset())
     cluster.chunks[0][0] += [3, 3]
     end = stored(reader.latestOffset())

@@ -1,4 +1,4 @@
-"""Compare-and-append, with a log in memory and attempts that are interleaved, repeated and given up at any point."""
+"""Compare-and-append against a log in memory, with interleaved, repeated and abandoned attempts."""
 
 from collections import Counter
 from collections.abc import Coroutine, Generator
@@ -25,7 +25,7 @@ def values(rows: pa.RecordBatch) -> list[int]:
 
 
 class Pause:
-    """Where an attempt waits for an answer: whoever runs the attempts decides who goes on, and who never does."""
+    """An attempt's wait for an answer; the test decides which attempts go on."""
 
     def __await__(self) -> Generator[None]:
         yield
@@ -37,7 +37,7 @@ class FakeLog:
     def __init__(self) -> None:
         self.chunks: list[pa.RecordBatch] = []
         self.removed = 0
-        """So many of the oldest are gone."""
+        """The number of removed chunks, from the oldest on."""
         self.writes = 0
 
 
@@ -75,7 +75,7 @@ class View:
 
 
 async def attempt(writer: StreamletWriter, batches: list[pa.RecordBatch]) -> None:
-    """What a task does: rows come while others are on their way."""
+    """Write as a task does: rows arrive while others are in flight."""
     for rows in batches:
         writer.add(rows)
         await Pause()
@@ -83,7 +83,7 @@ async def attempt(writer: StreamletWriter, batches: list[pa.RecordBatch]) -> Non
 
 
 class Attempt:
-    """One run of a task, which can be stepped."""
+    """One run of a task, step by step."""
 
     def __init__(self, log: FakeLog, rows: list[int], sizes: list[int], **how: Any) -> None:
         self.at = how.pop("at", 0)
@@ -145,7 +145,7 @@ def attempts_of(draw: st.DrawFn, rows: list[int], log: FakeLog) -> list[Attempt]
 
 @settings(max_examples=examples(800, quick=100), deadline=None)
 @given(st.data())
-def test_when_an_attempt_has_ended_every_row_is_stored_once_whatever_the_others_did_or_do(data: st.DataObject) -> None:
+def test_every_row_is_stored_once_when_one_of_several_attempts_has_ended(data: st.DataObject) -> None:
     rows = data.draw(st.lists(st.integers(0, 5), max_size=24), label="rows")
     log = FakeLog()
     attempts = data.draw(attempts_of(rows, log))
@@ -165,7 +165,7 @@ def test_when_an_attempt_has_ended_every_row_is_stored_once_whatever_the_others_
     assert {each.writer.appended + each.writer.found for each in attempts} == {len(rows)}
 
 
-def test_a_repeat_in_the_same_order_looks_at_no_row_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repeat_in_the_same_order_compares_no_single_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     log = FakeLog()
     run(log, list(range(20)))
     monkeypatch.setattr(RowCounts, "_digests", None)
@@ -176,7 +176,7 @@ def test_a_repeat_in_the_same_order_looks_at_no_row_by_itself(monkeypatch: pytes
     assert stored(log) == list(range(20))
 
 
-def test_a_repeat_that_cuts_larger_chunks_finds_its_rows_in_the_smaller_ones() -> None:
+def test_a_repeat_with_larger_chunks_finds_its_rows_in_the_smaller_ones() -> None:
     log = FakeLog()
     run(log, list(range(10)), chunk_rows=2)
 
@@ -186,7 +186,7 @@ def test_a_repeat_that_cuts_larger_chunks_finds_its_rows_in_the_smaller_ones() -
     assert stored(log) == list(range(14))
 
 
-def test_an_attempt_goes_on_where_one_was_lost() -> None:
+def test_an_attempt_goes_on_after_a_lost_one() -> None:
     log = FakeLog()
     first = Attempt(log, list(range(20)), [20], chunk_rows=3)
     while len(log.chunks) < 4:
@@ -199,7 +199,7 @@ def test_an_attempt_goes_on_where_one_was_lost() -> None:
     assert sorted(stored(log)) == list(range(20))
 
 
-def test_rows_that_differ_only_in_an_ignored_column_are_the_same_rows() -> None:
+def test_rows_that_differ_only_in_an_ignored_column_are_equal() -> None:
     log = FakeLog()
     run(log, [1, 2, 3, 4], at=100, ignored=("at",))
 
@@ -208,7 +208,7 @@ def test_rows_that_differ_only_in_an_ignored_column_are_the_same_rows() -> None:
     assert (again.found, again.appended) == (4, 0)
 
 
-def test_rows_that_differ_in_a_column_that_counts_are_others() -> None:
+def test_rows_that_differ_in_a_compared_column_are_not_equal() -> None:
     log = FakeLog()
     run(log, [1, 2], at=100)
 
@@ -217,7 +217,7 @@ def test_rows_that_differ_in_a_column_that_counts_are_others() -> None:
     assert (again.found, again.appended, again.surplus) == (0, 2, 2)
 
 
-def test_of_a_query_that_gives_other_rows_no_row_is_missing_and_the_surplus_is_told() -> None:
+def test_a_repeat_with_other_rows_stores_all_of_them_and_counts_the_surplus() -> None:
     log = FakeLog()
     run(log, [1, 2, 3, 4, 5])
 
@@ -237,7 +237,7 @@ def test_a_chunk_that_retention_has_removed_counts_as_stored() -> None:
     assert (again.found, again.appended) == (9, 0)
 
 
-def test_more_rows_than_can_be_kept_in_mind_are_an_error() -> None:
+def test_a_surplus_beyond_the_limit_is_an_error() -> None:
     log = FakeLog()
     run(log, list(range(30)), chunk_rows=10)
 
@@ -245,7 +245,7 @@ def test_more_rows_than_can_be_kept_in_mind_are_an_error() -> None:
         run(log, list(range(29, -1, -1)), [1], surplus_max=12)
 
 
-def test_rows_that_wait_are_counted_and_progress_is_told() -> None:
+def test_waiting_rows_are_counted_and_each_append_reports_progress() -> None:
     log, told = FakeLog(), list[int]()
     made: Attempt = Attempt(log, [1, 2, 3], [3], chunk_rows=1, progressed=lambda: told.append(made.writer.queued_bytes))
     made.step()
@@ -260,7 +260,7 @@ def test_rows_that_wait_are_counted_and_progress_is_told() -> None:
 # --- rows as a multiset ------------------------------------------------------------------------------------
 
 
-def test_a_row_is_taken_as_often_as_it_was_put_in() -> None:
+def test_a_row_can_be_taken_as_often_as_it_was_added() -> None:
     counts = RowCounts()
     counts.add(batch([1, 1, 2]))
 
@@ -281,7 +281,7 @@ def test_a_row_is_taken_as_often_as_it_was_put_in() -> None:
     ],
     ids=lambda column: str(column.type),
 )
-def test_rows_of_all_kinds_are_told_apart_and_found_again(column: pa.Array) -> None:
+def test_rows_of_all_types_are_distinguished_and_found_again(column: pa.Array) -> None:
     rows = pa.RecordBatch.from_arrays([column], names=["value"])
     counts = RowCounts()
     counts.add(rows)

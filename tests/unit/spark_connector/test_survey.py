@@ -1,4 +1,4 @@
-"""The driver asks each question once, many side by side but not all, and says in the user's words what is wrong."""
+"""The driver's survey of the streams: one request each, a bounded concurrency, and errors in the user's terms."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ def options(**given: str) -> ReadOptions:
 
 
 class CountingClient(FakeClient):
-    """Knows how many questions there were, and how many at the same time."""
+    """Counts the requests, and how many of them run at the same time."""
 
     def __init__(self) -> None:
         super().__init__({0: [[1]]})
@@ -56,7 +56,7 @@ class CountingClient(FakeClient):
         return await super().locate(stream, queries)
 
 
-async def test_streams_are_looked_at_side_by_side_but_not_all_at_once() -> None:
+async def test_streams_are_surveyed_concurrently_up_to_a_limit() -> None:
     client = CountingClient()
     client.streams = {f"s{number}": FakeStream(number, {0: [[1]]}) for number in range(3 * SIDE_BY_SIDE_MAX)}
 
@@ -79,7 +79,7 @@ async def test_named_streams_are_not_listed_unless_one_is_missing() -> None:
         await survey(client, named, begins=True)  # type: ignore[arg-type]
 
 
-async def test_only_assigned_streamlets_are_looked_at() -> None:
+async def test_only_assigned_streamlets_are_surveyed() -> None:
     client = FakeClient({0: [[1]], 1: [[2]], 2: [[3]]})
 
     now = await survey(client, options(assign='{"numbers": [2, 0]}').subscription)  # type: ignore[arg-type]
@@ -87,7 +87,7 @@ async def test_only_assigned_streamlets_are_looked_at() -> None:
     assert {streamlet: entries[0].next_record for streamlet, entries in now["numbers"].bounds.items()} == {0: 1, 2: 3}
 
 
-async def test_all_boundaries_of_a_stream_are_one_question_and_the_nearest_counts() -> None:
+async def test_all_boundaries_of_a_stream_are_one_request_and_the_smaller_share_applies() -> None:
     client = CountingClient()
     client.chunks = {0: [[2] * 10], 1: [[2] * 10]}
     subscription = options(subscribe="numbers").subscription
@@ -106,7 +106,7 @@ async def test_all_boundaries_of_a_stream_are_one_question_and_the_nearest_count
     assert client.asked == ["locate in numbers"]
 
 
-async def test_a_place_that_is_none_is_refused_in_the_name_of_its_option() -> None:
+async def test_the_error_for_an_invalid_position_names_its_option() -> None:
     class Strict(FakeClient):
         async def locate(self, stream: str, queries: Any) -> list[ChunkPlace]:  # noqa: ARG002
             query: ChunkQuery
@@ -122,7 +122,7 @@ async def test_a_place_that_is_none_is_refused_in_the_name_of_its_option() -> No
         await resolve_places(client, given.batch_starting, now, now_us=0, fail_on_data_loss=True)  # type: ignore[arg-type]
 
 
-async def test_streams_without_the_columns_are_an_error_or_skipped_or_read_whole(
+async def test_streams_without_the_columns_are_an_error_or_skipped_or_read_as_bytes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     client = FakeClient({0: [[1]]})

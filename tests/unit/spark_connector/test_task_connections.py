@@ -1,4 +1,4 @@
-"""How tasks connect: with a token of the driver's where that shows who it is, and as ever where it does not."""
+"""How tasks connect: with a token from a driver that authenticates, and like the driver otherwise."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TOKEN = "kera_1_x5ecret"
 
 
 class Keeper:
-    """Gives a token for all that is asked, and remembers that."""
+    """Answers each request with a token, and remembers the requests."""
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
@@ -84,7 +84,7 @@ def test_a_batch_is_read_with_a_token_for_its_streams(cluster: FakeClient, keepe
     assert TOKEN not in repr(partitions)
 
 
-def test_a_batch_is_read_as_ever_where_nothing_shows_who_it_is(cluster: FakeClient, keeper: Keeper) -> None:
+def test_a_batch_with_a_certificate_is_read_without_a_token(cluster: FakeClient, keeper: Keeper) -> None:
     reader = KeraDataSource({**PLAIN, "tls.ca": "/ca", "tls.cert": "/c", "tls.key": "/k"}).reader(COLUMNS)
     for partition in reader.partitions():
         assert list(in_worker(reader).read(in_worker(partition)))
@@ -93,7 +93,7 @@ def test_a_batch_is_read_as_ever_where_nothing_shows_who_it_is(cluster: FakeClie
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_certificate_is_replaced_by_a_token_where_that_is_asked_for(keeper: Keeper) -> None:
+def test_token_lifetime_replaces_a_certificate_by_a_token(keeper: Keeper) -> None:
     options = {**PLAIN, "tls.ca": "/ca", "tls.cert": "/c", "tls.key": "/k", "token.lifetime": "1h"}
     (first, *_) = KeraDataSource(options).reader(COLUMNS).partitions()
     assert cast("KeraPartition", first).connection is not None
@@ -101,7 +101,7 @@ def test_a_certificate_is_replaced_by_a_token_where_that_is_asked_for(keeper: Ke
 
 
 @pytest.mark.usefixtures("cluster")
-def test_each_micro_batch_has_the_token_that_is_good_then_until_the_query_stops(keeper: Keeper) -> None:
+def test_each_micro_batch_gets_the_current_token_until_the_query_stops(keeper: Keeper) -> None:
     reader = KeraDataSource({**SECURED, "startingOffsets": "earliest"}).streamReader(COLUMNS)
     assert isinstance(reader, KeraStreamReader)
     start = reader.initialOffset()
@@ -122,7 +122,7 @@ def test_each_micro_batch_has_the_token_that_is_good_then_until_the_query_stops(
     assert keeper.ended == 1
 
 
-def test_rows_are_written_with_a_token_for_their_stream_or_for_any(cluster: FakeClient, keeper: Keeper) -> None:
+def test_rows_are_written_with_a_token_for_their_stream_or_for_all_streams(cluster: FakeClient, keeper: Keeper) -> None:
     cluster.streams["plain"] = FakeStream(8, {0: [[]]}, typed=False)
     named = {name: value for name, value in SECURED.items() if name != "path"} | {"stream": "plain"}
     by_rows = {name: value for name, value in named.items() if name != "stream"}
@@ -139,7 +139,7 @@ def test_rows_are_written_with_a_token_for_their_stream_or_for_any(cluster: Fake
         assert connection.credentials == {}
 
 
-def test_the_columnar_engine_gets_a_token_beside_its_pieces_and_shows_it_to_its_service(
+def test_the_columnar_engine_gets_a_token_beside_its_pieces_and_routes_with_it(
     cluster: FakeClient, keeper: Keeper
 ) -> None:
     service = Service()
@@ -155,7 +155,7 @@ def test_the_columnar_engine_gets_a_token_beside_its_pieces_and_shows_it_to_its_
     limit = {"type": "all"}
     end = service.call("latest_offset", {"stream": handle, "start": start, "limit": limit})["offset"]
     assert service.call("plan", {"stream": handle, "start": start, "end": end})["token"] == TOKEN
-    assert keeper.ended == 1  # that of the batch
+    assert keeper.ended == 1  # the token of the batch
     service.call("close", {"stream": handle})
     assert keeper.ended == 2
 

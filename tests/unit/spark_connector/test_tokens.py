@@ -1,4 +1,4 @@
-"""Tokens of a driver: got once, renewed in time, replaced, and revoked when nobody needs them any more."""
+"""Tokens of a driver: issued once, renewed in time, replaced, and revoked when the last user ends."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SETTINGS = ClientSettings(user="alice", password_file=Path("/password"))
 
 
 class World:
-    """A cluster that issues tokens, and a clock that goes on when nobody has anything left to do."""
+    """A cluster that issues tokens, and a clock that the test moves."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
         self.good: dict[str, tuple[float, float, int]] = {}
-        """By id: until when, up to when it can be renewed, and for how long each time."""
+        """By id: the expiry, the end of renewals, and the lifetime of each renewal."""
         self.resources: dict[str, tuple[str, ...]] = {}
         self.issued = 0
         self.renewed: list[float] = []
@@ -96,7 +96,7 @@ class World:
             self._sleeping.remove(entry)
 
     async def passes(self, seconds: float) -> None:
-        """Time goes by, and whoever sleeps is woken when it is time."""
+        """Let time pass, and wake each sleeper in time."""
         end_s = self.now_s + seconds
         while True:
             await settled()
@@ -131,14 +131,14 @@ def need(*streams: str, settings: ClientSettings = SETTINGS, lifetime_ms: int = 
     return Need(Owner("h:1", settings), tuple(f"stream:{name}" for name in streams), lifetime_ms)
 
 
-async def test_one_token_serves_all_that_need_the_same(world: World, tokens: Tokens) -> None:
+async def test_equal_needs_share_one_token(world: World, tokens: Tokens) -> None:
     first = await tokens.token(need("a"), "query")
     assert await tokens.token(need("a"), "another") == first
     assert await tokens.token(need("a", "b"), "another") != first
     assert world.resources == {"t1": ("stream:a",), "t2": ("stream:a", "stream:b")}
 
 
-async def test_it_is_renewed_at_half_of_its_life_and_keeps_its_text(world: World, tokens: Tokens) -> None:
+async def test_a_token_is_renewed_at_half_of_its_lifetime_and_keeps_its_text(world: World, tokens: Tokens) -> None:
     text = await tokens.token(need("a"), "query")
     await world.passes(6 * 3600)
 
@@ -148,7 +148,7 @@ async def test_it_is_renewed_at_half_of_its_life_and_keeps_its_text(world: World
     assert {later - earlier for earlier, later in zip(world.renewed, world.renewed[1:], strict=False)} == {1800.0}
 
 
-async def test_it_is_replaced_before_it_cannot_be_renewed_any_more_and_the_old_one_stays_good_meanwhile(
+async def test_a_token_is_replaced_before_it_becomes_unrenewable_and_stays_valid(
     world: World, tokens: Tokens
 ) -> None:
     texts = [await tokens.token(need("a"), "query")]
@@ -163,7 +163,7 @@ async def test_it_is_replaced_before_it_cannot_be_renewed_any_more_and_the_old_o
     assert sorted(world.revoked) == ["t1", "t2"]
 
 
-async def test_nothing_that_was_issued_is_left_when_nobody_needs_it(world: World, tokens: Tokens) -> None:
+async def test_every_issued_token_is_revoked_when_its_last_user_ends(world: World, tokens: Tokens) -> None:
     for query in ("one", "other"):
         await tokens.token(need("a"), query)
     await tokens.token(need("b"), "batch")
@@ -179,7 +179,7 @@ async def test_nothing_that_was_issued_is_left_when_nobody_needs_it(world: World
     assert world.renewed == []
 
 
-async def test_a_renewal_that_fails_is_tried_again_while_it_is_good(world: World, tokens: Tokens) -> None:
+async def test_a_failed_renewal_is_retried_while_the_token_is_valid(world: World, tokens: Tokens) -> None:
     text = await tokens.token(need("a"), "query")
     world.error = Unavailable("the coordinator is away")
     await world.passes(3000)
@@ -191,7 +191,7 @@ async def test_a_renewal_that_fails_is_tried_again_while_it_is_good(world: World
     assert await tokens.token(need("a"), "query") == text
 
 
-async def test_a_defect_does_not_end_the_renewals(world: World, tokens: Tokens) -> None:
+async def test_an_unexpected_error_does_not_end_the_renewals(world: World, tokens: Tokens) -> None:
     text = await tokens.token(need("a"), "query")
     world.error = ValueError("a defect")
     await world.passes(3000)
@@ -202,7 +202,7 @@ async def test_a_defect_does_not_end_the_renewals(world: World, tokens: Tokens) 
     assert await tokens.token(need("a"), "query") == text
 
 
-async def test_one_that_is_issued_while_its_holder_ends_is_revoked(
+async def test_a_token_issued_while_its_user_ends_is_revoked(
     world: World, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = asyncio.Event()
@@ -227,9 +227,7 @@ async def test_one_that_is_issued_while_its_holder_ends_is_revoked(
     assert world.issued == 2
 
 
-async def test_one_that_could_not_be_renewed_at_all_is_replaced_when_somebody_asks(
-    world: World, tokens: Tokens
-) -> None:
+async def test_an_expired_token_is_replaced_on_the_next_request(world: World, tokens: Tokens) -> None:
     text = await tokens.token(need("a"), "query")
     world.error = Unavailable("the coordinator is away")
     await world.passes(2 * 3600)
@@ -240,7 +238,7 @@ async def test_one_that_could_not_be_renewed_at_all_is_replaced_when_somebody_as
     assert await tokens.token(need("a"), "query") != text
 
 
-async def test_one_that_somebody_has_revoked_is_given_to_no_further_query(world: World, tokens: Tokens) -> None:
+async def test_a_revoked_token_is_not_given_to_another_query(world: World, tokens: Tokens) -> None:
     text = await tokens.token(need("a"), "query")
     assert await tokens.token(need("a"), "soon") == text
     assert world.looked == 0
@@ -250,8 +248,8 @@ async def test_one_that_somebody_has_revoked_is_given_to_no_further_query(world:
     assert await tokens.token(need("a"), "another") != text
 
 
-async def test_each_batch_asks_whether_it_was_revoked(world: World, tokens: Tokens) -> None:
-    for batches in (need("a"), need("b")):  # they outlast each batch, so there is none that would begin to hold them
+async def test_each_batch_checks_whether_its_token_was_revoked(world: World, tokens: Tokens) -> None:
+    for batches in (need("a"), need("b")):  # as holders these outlast each batch, so no holder is new
         text = await tokens.token(batches, batches)
         await world.revoke_token(text.split("_")[1])
         await world.passes(10)
@@ -260,9 +258,7 @@ async def test_each_batch_asks_whether_it_was_revoked(world: World, tokens: Toke
         assert world.good_now(other)
 
 
-async def test_what_a_query_does_not_ask_for_any_more_is_not_renewed_but_good_for_tasks_that_run(
-    world: World, tokens: Tokens
-) -> None:
+async def test_a_token_that_a_query_no_longer_requests_expires_without_renewal(world: World, tokens: Tokens) -> None:
     before = await tokens.token(need("a"), "query")
     await tokens.token(need("a", "b"), "query")
     await world.passes(50 * 60)
@@ -272,7 +268,7 @@ async def test_what_a_query_does_not_ask_for_any_more_is_not_renewed_but_good_fo
     assert world.good_now(await tokens.token(need("a", "b"), "query"))
 
 
-async def test_a_cluster_that_could_not_be_reached_for_any_reason_is_tried_again(world: World) -> None:
+async def test_connecting_to_the_cluster_is_retried_after_any_error(world: World) -> None:
     errors: list[Exception] = [OSError("no such file"), Unavailable("away")]
 
     async def connect(owner: Owner) -> Client:
@@ -287,7 +283,7 @@ async def test_a_cluster_that_could_not_be_reached_for_any_reason_is_tried_again
     assert await tokens.token(need("a"), "query")
 
 
-async def test_what_the_cluster_says_against_it_comes_out(world: World, tokens: Tokens) -> None:
+async def test_a_refusal_of_the_cluster_is_raised(world: World, tokens: Tokens) -> None:
     world.error = NotAllowed("user:alice may not")
     with pytest.raises(NotAllowed, match="user:alice may not"):
         await tokens.token(need("a"), "query")
@@ -296,7 +292,7 @@ async def test_what_the_cluster_says_against_it_comes_out(world: World, tokens: 
     assert await tokens.token(need("a"), "query")
 
 
-async def test_who_has_only_a_delegation_token_hands_it_on_renews_it_and_leaves_it(
+async def test_the_drivers_own_delegation_token_is_handed_on_renewed_and_not_revoked(
     world: World, tokens: Tokens, tmp_path: Path
 ) -> None:
     file = tmp_path / "token"
@@ -324,9 +320,7 @@ async def test_a_token_of_another_issuer_is_not_handed_on(world: World, tokens: 
     assert world.issued == 1
 
 
-async def test_a_token_of_the_drivers_that_is_good_no_more_is_an_error_that_says_so(
-    tokens: Tokens, tmp_path: Path
-) -> None:
+async def test_the_error_for_an_expired_token_of_the_driver_says_so(tokens: Tokens, tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("kera_gone_secret")
     with pytest.raises(AuthenticationFailed, match=r"the driver's token.*is not valid any more") as caught:
@@ -335,7 +329,7 @@ async def test_a_token_of_the_drivers_that_is_good_no_more_is_an_error_that_says
     assert "secret" not in str(caught.value)
 
 
-async def test_the_end_waits_for_no_cluster_that_is_away(
+async def test_closing_warns_about_a_token_that_could_not_be_revoked(
     world: World, tokens: Tokens, caplog: pytest.LogCaptureFixture
 ) -> None:
     await tokens.token(need("a"), "query")
@@ -345,6 +339,6 @@ async def test_the_end_waits_for_no_cluster_that_is_away(
     assert "token t1 was not revoked, it ends by itself: away" in caplog.text
 
 
-def test_nobody_sees_the_secrets_of_an_owner() -> None:
+def test_the_repr_of_a_need_hides_the_password() -> None:
     settings: Any = ClientSettings(user="alice", password="do-not-show")
     assert "do-not-show" not in repr(need("a", settings=settings))

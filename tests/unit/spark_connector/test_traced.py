@@ -1,4 +1,4 @@
-"""The span of a micro-batch: when there is one, of what it tells, and when it ends."""
+"""The span of a micro-batch: when it exists, what it contains, and when it ends."""
 
 import asyncio
 import pickle
@@ -32,7 +32,7 @@ class Chunk:
 
 
 class Read:
-    """A client of which ranges are read."""
+    """A client that remembers the ranges read from it."""
 
     def __init__(self, tracing: Tracing) -> None:
         self.tracing = tracing
@@ -57,13 +57,13 @@ async def planned(traces: MicroBatchTraces, client: Read, pieces: list[Piece], e
     await traces.planned(cast("Any", client), pieces, end, "loader")
 
 
-async def test_a_micro_batch_has_links_to_records_of_a_few_entries_and_ends_when_it_is_done() -> None:
+async def test_the_span_of_a_micro_batch_links_to_records_of_a_few_entries() -> None:
     traces = MicroBatchTraces()
     with recorded() as found:
         client = Read(found.tracing)
         pieces = [piece(number) for number in range(ENTRIES_MAX + 3)]
         await planned(traces, client, [*pieces, piece(0, start=5)])
-        await planned(traces, client, pieces)  # once more, as Spark may
+        await planned(traces, client, pieces)  # Spark may plan a micro-batch twice
         assert found.spans() == []
         traces.done("another end")
         assert found.spans() == []
@@ -76,7 +76,7 @@ async def test_a_micro_batch_has_links_to_records_of_a_few_entries_and_ends_when
     assert span.attributes["messaging.consumer.group.name"] == "loader"
 
 
-async def test_one_that_is_planned_in_its_place_or_the_end_of_the_query_ends_it() -> None:
+async def test_a_new_micro_batch_or_the_end_of_the_query_ends_the_span() -> None:
     traces = MicroBatchTraces()
     with recorded() as found:
         client = Read(found.tracing)
@@ -97,13 +97,13 @@ async def test_without_contexts_there_is_no_span(pieces: list[Piece]) -> None:
         assert (found.spans(), client.ranges) == ([], [])
 
 
-async def test_off_nothing_is_read() -> None:
+async def test_without_tracing_no_record_is_read() -> None:
     client = Read(OFF)
     await planned(MicroBatchTraces(), client, [piece(0)])
     assert client.ranges == []
 
 
-async def test_records_that_cannot_be_read_or_not_soon_are_the_tasks_business(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_micro_batch_whose_records_cannot_be_read_in_time_has_no_span(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOOK_S", 0.01)
     traces = MicroBatchTraces()
     with recorded() as found:
@@ -115,7 +115,7 @@ async def test_records_that_cannot_be_read_or_not_soon_are_the_tasks_business(mo
         assert found.spans() == []
 
 
-async def test_a_copy_that_goes_to_tasks_begins_anew() -> None:
+async def test_a_pickled_copy_has_no_open_span() -> None:
     traces = MicroBatchTraces()
     with recorded() as found:
         await planned(traces, Read(found.tracing), [piece(0)])

@@ -1,4 +1,4 @@
-"""A task gives the records of its partition: all of them, in batches of a good size, and no others."""
+"""A task reads all records of its partition, and no others, in batches of a good size."""
 
 import logging
 from dataclasses import replace
@@ -27,7 +27,7 @@ OPTIONS = parse_read_options(GIVEN)
 def partition(
     chunks: int, records: int, *, first_record: int = 0, stream_id: int = 7, fail_on_data_loss: bool = True
 ) -> KeraPartition:
-    """The first `chunks` of streamlet 0."""
+    """The first `chunks` chunks of streamlet 0."""
     return KeraPartition(
         Piece(
             stream="numbers",
@@ -53,7 +53,7 @@ def numbers(batches: list[pa.RecordBatch]) -> list[int]:
     return [number for batch in batches for number in batch["n"].to_pylist()]
 
 
-def test_small_chunks_are_put_together(cluster: FakeClient) -> None:
+def test_small_chunks_are_combined_into_batches(cluster: FakeClient) -> None:
     cluster.chunks[0][0] += [BATCH_RECORDS // 2] * 5
 
     batches = read(partition(5, BATCH_RECORDS // 2 * 5))
@@ -61,21 +61,21 @@ def test_small_chunks_are_put_together(cluster: FakeClient) -> None:
     assert [batch.num_rows for batch in batches] == [BATCH_RECORDS, BATCH_RECORDS, BATCH_RECORDS // 2]
 
 
-def test_what_a_micro_batch_before_has_given_of_the_first_chunk_is_left_out(cluster: FakeClient) -> None:
+def test_records_of_the_first_chunk_before_the_first_record_are_left_out(cluster: FakeClient) -> None:
     cluster.chunks[0][0] += [5, 2, 5]
 
     assert numbers(read(partition(3, 9, first_record=3))) == [3, 4, 5, 6, 7, 8, 9, 10, 11]
     assert numbers(read(partition(3, 7, first_record=5))) == [5, 6, 7, 8, 9, 10, 11]
 
 
-def test_of_a_later_chunk_nothing_is_left_out(cluster: FakeClient) -> None:
+def test_a_later_chunk_is_read_completely(cluster: FakeClient) -> None:
     cluster.chunks[0][0] += [5, 2, 5]
     cluster.streams["numbers"].removed[0] = 1
 
     assert numbers(read(partition(3, 9, first_record=6, fail_on_data_loss=False))) == [5, 6, 7, 8, 9, 10, 11]
 
 
-def test_a_stream_that_changes_under_a_task_is_not_read(cluster: FakeClient) -> None:
+def test_a_stream_recreated_during_a_task_is_not_read(cluster: FakeClient) -> None:
     cluster.chunks[0][0] += [4]
     cluster.stream_id = 9
 
@@ -88,11 +88,11 @@ def test_a_task_that_gets_fewer_records_than_planned_fails(cluster: FakeClient) 
 
     with pytest.raises(DataLost, match="gave 3 of the 4 records"):
         read(partition(1, 4))
-    with pytest.raises(DataLost, match="gave 3 of the 4 records"):  # for no reason that anyone has said
+    with pytest.raises(DataLost, match="gave 3 of the 4 records"):  # the loss has no known reason
         read(partition(1, 4, fail_on_data_loss=False))
 
 
-def test_what_is_gone_fails_the_task_or_is_skipped_with_one_warning(
+def test_removed_records_fail_the_task_or_are_skipped_with_one_warning(
     cluster: FakeClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.chunks[0][0] += [2, 2, 2]
@@ -105,7 +105,7 @@ def test_what_is_gone_fails_the_task_or_is_skipped_with_one_warning(
     assert "gave 2 of the 6 records" in warning.getMessage()
 
 
-def test_of_a_stream_that_is_gone_nothing_is_read_when_a_loss_may_be(
+def test_a_missing_stream_gives_no_records_when_losses_are_tolerated(
     cluster: FakeClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.chunks[0][0] += [4]
@@ -116,9 +116,7 @@ def test_of_a_stream_that_is_gone_nothing_is_read_when_a_loss_may_be(
     assert ["gave 0 of the 4 records" in record.getMessage() for record in caplog.records] == [True, True]
 
 
-def test_memory_that_was_used_again_while_spark_took_it_fails_the_task_so_that_it_is_tried_again(
-    cluster: FakeClient,
-) -> None:
+def test_memory_reused_while_spark_reads_it_fails_the_task_with_a_retriable_error(cluster: FakeClient) -> None:
     cluster.chunks[0][0] += [4]
     batches = read_partition(OPTIONS, partition(1, 4), COLUMNS)
 
@@ -129,7 +127,7 @@ def test_memory_that_was_used_again_while_spark_took_it_fails_the_task_so_that_i
     assert caught.value.retriable
 
 
-def test_memory_that_was_used_again_before_spark_got_it_is_read_again_as_copies(cluster: FakeClient) -> None:
+def test_memory_reused_before_spark_reads_it_is_read_again_as_copies(cluster: FakeClient) -> None:
     cluster.chunks[0][0] += [BATCH_RECORDS, 5, 2, 5]
     cluster.reused = {at(1)}
 
@@ -138,7 +136,7 @@ def test_memory_that_was_used_again_before_spark_got_it_is_read_again_as_copies(
     assert cluster.shared_memory == {"auto", "never"}
 
 
-def test_what_cannot_be_shaped_as_it_is_not_there_any_more_is_read_again(
+def test_a_chunk_that_cannot_be_shaped_after_its_memory_was_reused_is_read_again(
     cluster: FakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.chunks[0][0] += [4]
@@ -148,7 +146,7 @@ def test_what_cannot_be_shaped_as_it_is_not_there_any_more_is_read_again(
     assert numbers(read(partition(1, 4))) == [0, 1, 2, 3]
 
 
-def test_what_cannot_be_shaped_as_it_is_not_what_was_wanted_is_an_error(
+def test_an_intact_chunk_that_cannot_be_shaped_is_an_error(
     cluster: FakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.chunks[0][0] += [4]
@@ -169,7 +167,7 @@ def _failing_once(shape: Any) -> Any:
     return failing
 
 
-def test_a_piece_that_ends_within_its_last_chunk_gives_what_is_before(cluster: FakeClient) -> None:
+def test_a_piece_that_ends_within_its_last_chunk_gives_only_the_records_before(cluster: FakeClient) -> None:
     cluster.chunks[0][0] += [5, 2, 5]
     of = partition(3, 8, first_record=2)
     of.piece = replace(of.piece, stop=EntryOffset(at(2), 10))
@@ -180,7 +178,7 @@ def test_a_piece_that_ends_within_its_last_chunk_gives_what_is_before(cluster: F
     assert numbers(read(of)) == [2, 3]
 
 
-def test_whole_chunks_of_a_typed_stream_are_rows_that_have_them_as_arrow(cluster: FakeClient) -> None:
+def test_chunks_of_a_typed_stream_can_be_read_as_rows_with_arrow_bytes(cluster: FakeClient) -> None:
     cluster.chunks[0][0] += [5, 2]
     options = parse_read_options({**GIVEN, "onSchemaMismatch": "bytes"})
     wanted = StructType([*RECORD_COLUMNS, HEADERS_COLUMN])
@@ -193,7 +191,7 @@ def test_whole_chunks_of_a_typed_stream_are_rows_that_have_them_as_arrow(cluster
     assert cluster.joined_bytes_max == {0}, "which chunks would come together is another matter each time"
 
 
-def test_what_was_taken_is_let_go_before_the_next_is_waited_for(cluster: FakeClient) -> None:
+def test_a_read_releases_the_memory_of_its_batches(cluster: FakeClient) -> None:
     cluster.chunks[0][0] += [BATCH_RECORDS] * 2
     batches = read_partition(OPTIONS, partition(2, BATCH_RECORDS * 2), COLUMNS)
 
@@ -204,7 +202,9 @@ def test_what_was_taken_is_let_go_before_the_next_is_waited_for(cluster: FakeCli
     assert pa.total_allocated_bytes() <= held
 
 
-def test_how_a_partition_was_read_is_logged(cluster: FakeClient, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_says_how_many_chunks_were_read_from_shared_memory(
+    cluster: FakeClient, caplog: pytest.LogCaptureFixture
+) -> None:
     cluster.chunks[0][0] += [1, 1, 1]
     with caplog.at_level(logging.DEBUG, logger="kera.spark_connector"):
         read(partition(3, 3))

@@ -1,4 +1,4 @@
-"""What the columnar engine is told when it writes: where chunks go that were not taken, and what rows are stored."""
+"""Answers to the columnar engine's writers: the new owners for failed chunks, and the stored rows."""
 
 import asyncio
 import base64
@@ -28,7 +28,7 @@ MOVED = NotOwner("it has moved")
 
 
 class Impatient(WriteRouter):
-    """Does not wait, and remembers how long it would have."""
+    """Does not wait, and remembers its pauses."""
 
     def __init__(self, **limits: int) -> None:
         self.pauses: list[float] = []
@@ -52,13 +52,13 @@ async def route(
     stream_id: int = 7,
     progressed: bool = False,
 ) -> dict[str, Any]:
-    """What a writer is told whose chunks for streamlets 0, 1 … have failed so."""
+    """The answer to a writer whose chunks for streamlets 0, 1 … failed with these errors."""
     failed = [Failed(streamlet, progressed, error) for streamlet, error in enumerate(errors)]
     client: Any = cluster
     return await router.route(client, writer, "numbers", stream_id, failed)
 
 
-async def test_a_chunk_is_sent_where_the_streamlet_is_now(cluster: FakeClient, router: Impatient) -> None:
+async def test_a_chunk_is_sent_to_the_current_owner_of_the_streamlet(cluster: FakeClient, router: Impatient) -> None:
     cluster.streams["numbers"].broker = replace(BROKER, broker_id=2, frames_address="broker-2.invalid:7501")
 
     answer = await route(router, cluster, MOVED)
@@ -68,7 +68,7 @@ async def test_a_chunk_is_sent_where_the_streamlet_is_now(cluster: FakeClient, r
     assert router.pauses == [0.005]
 
 
-async def test_pauses_grow_until_something_was_acknowledged(cluster: FakeClient, router: Impatient) -> None:
+async def test_pauses_grow_until_a_chunk_is_acknowledged(cluster: FakeClient, router: Impatient) -> None:
     for _ in range(3):
         await route(router, cluster, MOVED)
     await route(router, cluster, MOVED, progressed=True)
@@ -78,13 +78,15 @@ async def test_pauses_grow_until_something_was_acknowledged(cluster: FakeClient,
     assert [pause > 0.005 for pause in router.pauses] == [False, True, True, False, False, True]
 
 
-async def test_the_longest_pause_is_that_of_all(cluster: FakeClient, router: Impatient) -> None:
+async def test_the_longest_pause_of_all_failures_applies(cluster: FakeClient, router: Impatient) -> None:
     await route(router, cluster, MOVED, Uncertain("who knows"))
 
     assert router.pauses == [0.05]
 
 
-async def test_a_stream_that_a_broker_does_not_know_is_elsewhere(cluster: FakeClient, router: Impatient) -> None:
+async def test_a_stream_unknown_to_a_broker_is_looked_up_at_the_coordinator(
+    cluster: FakeClient, router: Impatient
+) -> None:
     assert (await route(router, cluster, UnknownStream("no such stream here")))["owners"] == [1]
     assert len(router.pauses) == 1
 
@@ -93,30 +95,30 @@ async def test_a_stream_that_a_broker_does_not_know_is_elsewhere(cluster: FakeCl
         await route(router, cluster, MOVED)
 
 
-async def test_a_stream_that_was_created_again_is_another_one(cluster: FakeClient, router: Impatient) -> None:
+async def test_writing_to_a_recreated_stream_is_an_error(cluster: FakeClient, router: Impatient) -> None:
     with pytest.raises(UnknownStream, match="was deleted and created again"):
         await route(router, cluster, MOVED, stream_id=6)
 
 
 @pytest.mark.parametrize("error", [CorruptChunk("no"), OutOfSequence("chunk 3 is missing")])
-async def test_what_does_not_pass_ends_the_task(cluster: FakeClient, router: Impatient, error: KeraError) -> None:
+async def test_a_permanent_error_ends_the_task(cluster: FakeClient, router: Impatient, error: KeraError) -> None:
     with pytest.raises(type(error), match=error.message):
         await route(router, cluster, MOVED, error)
     assert router.pauses == []
 
 
-async def test_a_task_that_is_shut_out_is_told_by_what(cluster: FakeClient, router: Impatient) -> None:
+async def test_the_error_of_a_fenced_task_names_the_cause(cluster: FakeClient, router: Impatient) -> None:
     with pytest.raises(ProducerFenced, match="a higher txnVersion of this txnAppId, has been written already"):
         await route(router, cluster, ProducerFenced("epoch 1 was fenced by 2"))
 
 
-async def test_time_runs_out(cluster: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_retries_end_at_the_timeout(cluster: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERA_CLIENT_RETRY_TIMEOUT_MS", "0")
     with pytest.raises(NotOwner, match="it has moved"):
         await route(Impatient(), cluster, MOVED)
 
 
-async def test_a_coordinator_that_is_away_leaves_what_was_known(
+async def test_the_last_known_owner_is_used_while_the_coordinator_is_away(
     cluster: FakeClient, router: Impatient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await route(router, cluster, MOVED)
@@ -128,7 +130,7 @@ async def test_a_coordinator_that_is_away_leaves_what_was_known(
         await route(Impatient(), cluster, MOVED)
 
 
-async def test_only_so_many_streamlets_are_remembered(cluster: FakeClient) -> None:
+async def test_the_number_of_remembered_streamlets_is_bounded(cluster: FakeClient) -> None:
     router = Impatient(streamlets_max=2)
 
     for writer in ("a", "b", "a", "c", "a", "b"):
@@ -137,7 +139,7 @@ async def test_only_so_many_streamlets_are_remembered(cluster: FakeClient) -> No
     assert [pause > 0.005 for pause in router.pauses] == [False, False, True, False, True, False]
 
 
-def test_failures_come_as_json() -> None:
+def test_failures_are_parsed_from_json() -> None:
     error = {"code": "not_owner", "message": "it has moved", "attributes": {"broker_id": "3"}}
     (failed,) = failures_of({"failed": [{"streamlet": 2, "progressed": True, "error": error}]})
 

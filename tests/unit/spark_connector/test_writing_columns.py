@@ -1,4 +1,4 @@
-"""Columns of DataFrames as columns of streams."""
+"""Columns of DataFrames become columns of streams."""
 
 import datetime
 from typing import Any
@@ -54,7 +54,7 @@ TYPES: dict[str, DataType] = {
     "map<string,binary>": MapType(StringType(), BinaryType()),
     "map<string,string>": MapType(StringType(), StringType()),
 }
-"""By Spark's names of them; to read those takes a JVM."""
+"""Types by Spark's names, because parsing these names takes a JVM."""
 
 
 def columns(ddl: str) -> StructType:
@@ -75,16 +75,16 @@ def rows(ddl: str, *arrays: pa.Array, stream: Any = True) -> list[dict[str, Any]
     return part.rows.to_pylist()  # type: ignore[no-any-return]
 
 
-# --- what is accepted --------------------------------------------------------------------------------------
+# --- accepted columns --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", RECORD_TYPES)
-def test_each_column_of_a_record_is_taken_with_each_of_its_types(name: str) -> None:
+def test_each_column_of_a_record_is_accepted_with_each_of_its_types(name: str) -> None:
     for kind in RECORD_TYPES[name]:
         check(columns(f"value binary, {name} {kind}" if name != "value" else f"value {kind}"), description())
 
 
-def test_all_that_a_reader_gives_can_be_written() -> None:
+def test_all_columns_of_a_reader_can_be_written() -> None:
     from kera.spark_connector.columns import columns_of
 
     check(columns_of(DEFAULT_SCHEMA, typed=False), description())
@@ -107,7 +107,7 @@ def test_all_that_a_reader_gives_can_be_written() -> None:
         ("value binary, streamlet bigint", "column 'streamlet' has to be int"),
     ],
 )
-def test_what_a_record_does_not_have_is_an_error_with_the_column_and_what_is_expected(ddl: str, message: str) -> None:
+def test_the_error_for_an_unfit_column_names_it_and_the_expected_columns(ddl: str, message: str) -> None:
     with pytest.raises(SchemaMismatch) as raised:
         check(columns(ddl), description())
 
@@ -124,20 +124,20 @@ def test_what_a_record_does_not_have_is_an_error_with_the_column_and_what_is_exp
         ("count smallint", "stream 's' needs a column 'user' (string)"),
     ],
 )
-def test_a_typed_stream_takes_its_own_columns(ddl: str, message: str) -> None:
+def test_a_typed_stream_accepts_only_its_own_columns(ddl: str, message: str) -> None:
     with pytest.raises(SchemaMismatch) as raised:
         check(columns(ddl), description(schema=TYPED))
 
     assert message in raised.value.message
 
 
-def test_without_a_stream_each_row_has_to_name_one() -> None:
+def test_rows_need_a_column_stream_when_the_query_names_none() -> None:
     check(columns("value binary, stream string"), None)
     with pytest.raises(SchemaMismatch, match=r"needs a column 'stream'.*or name the stream"):
         check(columns("value binary"), None)
 
 
-def test_a_column_is_there_once() -> None:
+def test_a_duplicate_column_is_refused() -> None:
     both = columns("value binary").add(columns("value binary")[0])
 
     with pytest.raises(SchemaMismatch, match="several columns 'value'"):
@@ -154,7 +154,7 @@ def test_text_becomes_bytes() -> None:
     ]
 
 
-def test_keys_are_taken_in_their_order_and_may_be_none() -> None:
+def test_keys_keep_their_order_and_may_be_empty_or_null() -> None:
     keys = pa.array([["a", "b"], [], None])
 
     assert rows("value binary, keys array<string>", pa.array([b""] * 3), keys) == [
@@ -164,7 +164,7 @@ def test_keys_are_taken_in_their_order_and_may_be_none() -> None:
     ]
 
 
-def test_a_key_takes_the_place_of_the_first_of_the_keys() -> None:
+def test_the_column_key_replaces_the_first_of_the_keys() -> None:
     ddl, value = "value binary, key binary, keys array<binary>", pa.array([b""] * 5)
     keys = pa.array([[b"a", b"b"], [b"a"], [], None, [b"a"]])
 
@@ -175,7 +175,7 @@ def test_a_key_takes_the_place_of_the_first_of_the_keys() -> None:
     assert [row["keys"] for row in same] == keys.to_pylist()
 
 
-def test_headers_are_taken_as_a_reader_gives_them_and_as_a_map() -> None:
+def test_headers_are_accepted_as_a_list_of_structs_and_as_a_map() -> None:
     lists = pa.array([[{"key": "a", "value": b"1"}, {"key": "b", "value": None}], None, []], HEADERS)
     maps = pa.array([[("a", b"1"), ("b", None)], None, []], pa.map_(pa.string(), pa.binary()))
     expected = [[("a", b"1"), ("b", None)], None, []]
@@ -188,7 +188,7 @@ def test_headers_are_taken_as_a_reader_gives_them_and_as_a_map() -> None:
             assert [row["headers"] for row in found] == expected[slice_]
 
 
-def test_a_timestamp_is_taken_whatever_the_zone_of_the_session() -> None:
+def test_a_timestamp_is_independent_of_the_time_zone_of_the_session() -> None:
     when = datetime.datetime(2024, 1, 31, 12, tzinfo=UTC)
     (row,) = rows(
         "value binary, timestamp timestamp", pa.array([b""]), pa.array([when], pa.timestamp("us", "Asia/Tokyo"))
@@ -197,13 +197,13 @@ def test_a_timestamp_is_taken_whatever_the_zone_of_the_session() -> None:
     assert row["timestamp"] == when
 
 
-def test_only_a_timestamp_that_was_not_given_is_ignored_when_rows_are_compared() -> None:
+def test_comparisons_of_rows_ignore_only_a_missing_timestamp() -> None:
     assert Columns(columns("value binary"), description()).ignored == {"timestamp"}
     assert Columns(columns("value binary, timestamp timestamp"), description()).ignored == set()
     assert Columns(columns("user string"), description(schema=TYPED)).ignored == set()
 
 
-def test_columns_of_a_typed_stream_come_back_to_its_own_types() -> None:
+def test_columns_are_converted_to_the_types_of_a_typed_stream() -> None:
     when = datetime.datetime(2024, 1, 31, tzinfo=UTC)
     (part,) = by_destination(
         "user string, count smallint, at timestamp, tags array<string>",
@@ -231,7 +231,7 @@ def test_columns_of_a_typed_stream_come_back_to_its_own_types() -> None:
         ),
     ],
 )
-def test_a_value_that_does_not_fit_is_an_error_and_not_changed(ddl: str, column: pa.Array, message: str) -> None:
+def test_a_value_that_does_not_fit_its_column_is_an_error(ddl: str, column: pa.Array, message: str) -> None:
     with pytest.raises(SchemaMismatch, match=message.replace("[", r"\[")):
         by_destination(ddl, pa.array(["ada"]), column, stream=description(schema=TYPED))
 
@@ -247,12 +247,12 @@ def test_a_value_that_does_not_fit_is_an_error_and_not_changed(ddl: str, column:
         ),
     ],
 )
-def test_nulls_where_none_can_be_are_errors(ddl: str, column: pa.Array, message: str) -> None:
+def test_null_keys_and_header_names_are_errors(ddl: str, column: pa.Array, message: str) -> None:
     with pytest.raises(SchemaMismatch, match=message):
         by_destination("value binary, " + ddl, pa.array([b""]), column)
 
 
-# --- where to ----------------------------------------------------------------------------------------------
+# --- destinations ------------------------------------------------------------------------------------------
 
 
 def test_rows_go_to_the_streams_and_streamlets_that_they_name() -> None:
@@ -271,7 +271,7 @@ def test_rows_go_to_the_streams_and_streamlets_that_they_name() -> None:
     }
 
 
-def test_the_stream_of_the_query_goes_before_the_column() -> None:
+def test_the_stream_of_the_query_overrides_the_column() -> None:
     (part,) = by_destination("value binary, stream string", pa.array([b"0", b"1"]), pa.array(["a", None]))
 
     assert (part.stream, part.rows.num_rows) == (None, 2)
@@ -311,11 +311,11 @@ def test_columns_of_records_are_found_by_their_names(given: str, sensitive: bool
         ("Ä bigint", False, "stream 's' has no column 'Ä'"),
     ],
 )
-def test_columns_that_differ_in_case_only_are_two(given: str, sensitive: bool, meant: list[str] | str) -> None:
+def test_columns_that_differ_only_in_case_are_distinct(given: str, sensitive: bool, meant: list[str] | str) -> None:
     _find(given, description(schema=TWO_CASES), sensitive, meant)
 
 
-def test_a_name_that_may_be_either_of_two_columns_is_refused() -> None:
+def test_an_ambiguous_column_name_is_refused() -> None:
     schema = pa.schema([("ab", pa.int64()), ("AB", pa.int64())])
     with pytest.raises(SchemaMismatch, match="column 'Ab' may be 'ab' or 'AB' of stream 's'"):
         check(columns("Ab bigint"), description(schema=schema))

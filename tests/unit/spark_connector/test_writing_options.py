@@ -1,4 +1,4 @@
-"""What may be said about a write, and what the errors say."""
+"""Options for writing, and the errors about them."""
 
 import pytest
 
@@ -20,13 +20,13 @@ def test_the_stream_is_an_option_or_the_argument_of_save_or_neither() -> None:
     assert parse(path="  ").stream is None
 
 
-def test_names_are_taken_in_any_case() -> None:
+def test_option_names_are_accepted_in_any_case() -> None:
     assert parse_write_options({"KERA.BOOTSTRAP.SERVERS": "a:1", "STREAM": "s"}) == WriteOptions(
         Connection("a:1"), "s", None, 0
     )
 
 
-def test_what_spark_adds_for_itself_is_left_to_it() -> None:
+def test_options_that_spark_adds_are_ignored() -> None:
     assert parse(checkpointlocation="/tmp/c", queryname="q", stream="s").stream == "s"
 
 
@@ -63,7 +63,7 @@ def test_a_latency_target_is_a_span_of_time() -> None:
         ({"kera.bootstrap.servers": " "}, "option kera.bootstrap.servers is missing"),
     ],
 )
-def test_what_cannot_be_is_an_error_that_says_how_to_get_out(options: dict[str, str], message: str) -> None:
+def test_the_error_for_a_wrong_option_says_how_to_correct_it(options: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidArgument) as raised:
         parse(**options)
 
@@ -89,7 +89,7 @@ def test_a_stream_is_never_overwritten() -> None:
     parse().check_streaming(overwrite=False)
 
 
-def test_a_streaming_query_has_an_identity_of_its_own() -> None:
+def test_a_streaming_query_refuses_a_transaction_id() -> None:
     options = parse(txnAppId="a", txnVersion="1")
 
     options.check_batch(overwrite=False)

@@ -1,4 +1,4 @@
-"""A task's rows on their way, with appenders in memory."""
+"""How a task writes its rows, with appenders in memory."""
 
 # ruff: noqa: ARG002  # the real client decides on the parameters
 
@@ -39,7 +39,7 @@ class Header(NamedTuple):
 
 
 class FakeAppender:
-    """Keeps what is appended; stands for `kera.client.Appender`."""
+    """Keeps the appended rows; stands in for `kera.client.Appender`."""
 
     def __init__(self, client: "FakeClient", stream: StreamDescription, name: Name) -> None:
         self._client = client
@@ -124,7 +124,7 @@ async def write(made: TaskWriter, *batches: pa.RecordBatch) -> writing_task.Writ
         await made.close()
 
 
-async def test_all_rows_are_written_once_and_the_same_attempt_again_adds_nothing(client: FakeClient) -> None:
+async def test_all_rows_are_written_once_and_a_repeated_attempt_adds_none(client: FakeClient) -> None:
     batches = [batch(range(start, start + 700)) for start in range(0, 7000, 700)]
     expected = Counter(value for each in batches for value in each["value"].to_pylist())
 
@@ -155,7 +155,7 @@ async def test_chunks_depend_on_nothing_but_the_rows_before_them(client: FakeCli
         assert [chunk.num_rows for chunk in other.chunks[place]] == [chunk.num_rows for chunk in chunks]
 
 
-async def test_with_a_latency_target_rows_do_not_wait_for_a_full_chunk_or_the_end(client: FakeClient) -> None:
+async def test_a_latency_target_writes_rows_before_the_chunk_is_full_or_the_task_ends(client: FakeClient) -> None:
     made = task(client, latency_target_ms=20)
     await made.write(batch(range(10)))
     async with asyncio.timeout(10):
@@ -198,7 +198,7 @@ async def test_without_a_latency_target_rows_wait_for_the_end(client: FakeClient
     assert client.chunks
 
 
-async def test_what_fails_while_a_task_waits_for_rows_is_told_when_it_goes_on(client: FakeClient) -> None:
+async def test_an_error_while_a_task_waits_for_rows_is_raised_by_a_later_write(client: FakeClient) -> None:
     client.errors = dict.fromkeys(range(STREAMLETS), Unavailable("gone"))
     made = task(client, latency_target_ms=10)
 
@@ -212,13 +212,13 @@ async def test_what_fails_while_a_task_waits_for_rows_is_told_when_it_goes_on(cl
     await made.close()
 
 
-async def test_rows_without_a_key_go_to_the_streamlet_of_the_task(client: FakeClient) -> None:
+async def test_rows_without_a_key_go_to_the_tasks_streamlet(client: FakeClient) -> None:
     await write(task(client), batch(range(10), keyed=False))
 
     assert list(client.chunks) == [("s", NAME.keyless % STREAMLETS)]
 
 
-async def test_a_task_waits_while_too_much_is_on_its_way(client: FakeClient) -> None:
+async def test_a_task_waits_while_too_many_bytes_are_in_flight(client: FakeClient) -> None:
     client.open.clear()
     made = task(client, queued_bytes_max=100_000, gathered_bytes_max=50_000)
     done = 0
@@ -240,7 +240,7 @@ async def test_a_task_waits_while_too_much_is_on_its_way(client: FakeClient) -> 
     assert written.appended == 10_000
 
 
-async def test_what_fails_ends_the_task_with_its_error(client: FakeClient) -> None:
+async def test_a_failed_append_ends_the_task_with_its_error(client: FakeClient) -> None:
     client.errors[0] = Unavailable("gone")
     with pytest.raises(Unavailable, match="gone"):
         await write(task(client), *(batch(range(start, start + 1000)) for start in range(0, 20_000, 1000)))
@@ -250,7 +250,7 @@ async def test_what_fails_ends_the_task_with_its_error(client: FakeClient) -> No
         await write(task(client), batch(range(100)))
 
 
-async def test_rows_name_their_streams(client: FakeClient) -> None:
+async def test_rows_go_to_the_streams_and_streamlets_that_they_name(client: FakeClient) -> None:
     given = StructType([GIVEN.fields[0], StructField("stream", StringType()), StructField("streamlet", IntegerType())])
     rows = pa.record_batch(
         {
@@ -273,7 +273,7 @@ async def test_rows_name_their_streams(client: FakeClient) -> None:
         ("typed", SchemaMismatch, "stream 'typed' has a schema of its own"),
     ],
 )
-async def test_streams_that_rows_cannot_go_to_are_named(
+async def test_the_error_for_an_unsuitable_stream_names_it(
     client: FakeClient, stream: str, error: type[KeraError], message: str
 ) -> None:
     given = StructType([GIVEN.fields[0], StructField("stream", StringType())])
@@ -288,7 +288,7 @@ async def test_a_task_without_rows_writes_nothing(client: FakeClient) -> None:
     assert (written.appended, written.found, client.chunks) == (0, 0, {})
 
 
-def test_the_name_of_a_task_is_the_same_for_the_same_work_and_for_nothing_else() -> None:
+def test_the_name_of_a_task_identifies_its_work() -> None:
     name = task_name("query", "q", 3, 10)
 
     assert name == task_name("query", "q", 3, 10)

@@ -1,4 +1,4 @@
-"""Streams as planning sees them, without a cluster: entries made of segments, and what brokers say about them."""
+"""Streams as planning sees them, without a cluster: entries made of segments, and the brokers' answers."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.ObjectMapper;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 
-/** Does what lines of JSON on standard input say, in a thread of its own; answers on standard output. */
+/** An object that obeys lines of JSON on standard input in its own thread, and answers on standard output. */
 public abstract class Obedient {
     protected static final ObjectMapper JSON = new ObjectMapper();
     private static PrintStream answers;
@@ -27,20 +27,20 @@ public abstract class Obedient {
     });
     private volatile boolean busy;
 
-    /** Do what a command says, and say what came of it. */
+    /** Carry out a command, and put its result into the answer. */
     protected abstract void obey(JsonNode command, ObjectNode answer) throws Exception;
 
-    /** Make an object for each name that lines say is to do something, until there are no more lines. */
+    /** Make an object for each name in the lines, and serve until the input ends. */
     protected static void serve(Supplier<? extends Obedient> make) throws IOException {
         Map<String, Obedient> made = new ConcurrentHashMap<>();
         answers = System.out;
-        System.setOut(System.err); // loggers write there
+        System.setOut(System.err); // loggers write to System.out
         BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         for (String line = lines.readLine(); line != null; line = lines.readLine()) {
             JsonNode command = JSON.readTree(line);
             Obedient of = made.computeIfAbsent(command.get("of").asText(), name -> make.get());
             if (command.get("op").asText().equals("interrupt")) {
-                while (!of.busy) { // what has not begun could not be interrupted
+                while (!of.busy) { // only a running command can be interrupted
                     Thread.onSpinWait();
                 }
                 of.thread.shutdownNow();

@@ -46,7 +46,7 @@ import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.vectorized.ColumnarBatch;
 
-/** Loads chunks with Columns as the test asks, one JSON object per line, and answers with their rows. */
+/** Loads chunks with Columns for a test, by one JSON object per line, and answers with their rows. */
 final class ColumnsHarness {
     private static final ObjectMapper JSON = new ObjectMapper();
     private static final int PAGE_BYTES = 4096;
@@ -66,10 +66,10 @@ final class ColumnsHarness {
         this.folder = folder;
     }
 
-    /** Its only argument is a folder for its files. */
+    /** The only argument is a folder for files. */
     public static void main(String[] arguments) throws IOException {
         PrintStream out = new PrintStream(System.out, true, StandardCharsets.UTF_8);
-        System.setOut(System.err); // whatever logs there
+        System.setOut(System.err); // loggers write to System.out
         ColumnsHarness harness = new ColumnsHarness(Path.of(arguments[0]));
         BufferedReader in = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         for (String line = in.readLine(); line != null; line = in.readLine()) {
@@ -93,7 +93,7 @@ final class ColumnsHarness {
         return answer;
     }
 
-    /** Why there cannot be such columns, if so. */
+    /** The reason why such columns cannot be read, or null. */
     private static String unsupported(JsonNode request) {
         try {
             columns(request, wanted(request)).close();
@@ -103,7 +103,7 @@ final class ColumnsHarness {
         }
     }
 
-    /** The rows of each chunk; `scribble`: all of its payload is written over before they are read. */
+    /** The rows of each chunk; with `scribbles` its payload is overwritten that often, and rows are only read. */
     private void rows(JsonNode request, ObjectNode answer) throws IOException {
         StructType wanted = wanted(request);
         ArrayNode batches = answer.putArray("batches");
@@ -125,7 +125,7 @@ final class ColumnsHarness {
         }
     }
 
-    /** Loads the chunk once for each of `flips`, with that bit flipped, and says how often it was what. */
+    /** Loads the chunk once per bit of `flips`, with that bit flipped, and counts the outcomes. */
     private void flip(JsonNode request, ObjectNode answer) throws IOException {
         StructType wanted = wanted(request);
         byte[] whole = Base64.getDecoder().decode(request.get("chunk").asText());
@@ -154,7 +154,7 @@ final class ColumnsHarness {
         answer.put("read", read);
     }
 
-    /** Loads each of the chunks, reads all its values, and says what became of it. */
+    /** Loads each of the chunks, reads all its values, and answers with the outcomes. */
     private void open(JsonNode request, ObjectNode answer) throws IOException {
         StructType wanted = wanted(request);
         ArrayNode outcomes = answer.putArray("outcomes");
@@ -167,10 +167,10 @@ final class ColumnsHarness {
                 outcomes.add(error.toString());
             }
         }
-        System.gc(); // each chunk has a mapping of its own
+        System.gc(); // each chunk has its own mapping
     }
 
-    /** What gives the chunks that are behind another one, if there are any. */
+    /** A function that gives the chunks behind another one. */
     private UnaryOperator<Chunk> behind(JsonNode request) throws IOException {
         List<Chunk> chunks = new ArrayList<>();
         for (JsonNode each : request.path("behind")) {
@@ -202,7 +202,7 @@ final class ColumnsHarness {
         return rows;
     }
 
-    /** Values that are not what their type allows may be an exception each; a read of foreign memory is an Error. */
+    /** A value outside its type may cause an exception; a read of foreign memory causes an Error. */
     static void readAnyway(ColumnarBatch batch, StructType wanted) {
         for (int row = 0; row < batch.numRows(); row++) {
             for (int field = 0; field < wanted.size(); field++) {
@@ -265,7 +265,7 @@ final class ColumnsHarness {
             one.add(row.getUTF8String(at).toString());
         } else if (type instanceof BinaryType) {
             one.add(Base64.getEncoder().encodeToString(row.getBinary(at)));
-        } else { // times of all kinds
+        } else { // all types of times
             one.add(row.getLong(at));
         }
         return one.get(0);
@@ -273,7 +273,7 @@ final class ColumnsHarness {
 
     private static ArrayNode values(ArrayData array, DataType type) {
         ArrayNode values = JSON.createArrayNode();
-        if (array.numElements() > VALUES_MAX) { // of a kind that takes no bytes: in JSON they do
+        if (array.numElements() > VALUES_MAX) { // values without bytes, which would need bytes in JSON
             throw new IllegalStateException(array.numElements() + " values are more than are looked at");
         }
         for (int index = 0; index < array.numElements(); index++) {
@@ -282,7 +282,7 @@ final class ColumnsHarness {
         return values;
     }
 
-    /** Bytes that end where memory ends: to read behind them is an InternalError. */
+    /** Bytes at the end of a mapping, so that a read behind them is an InternalError. */
     private static final class Guarded {
         final ByteBuffer bytes;
 

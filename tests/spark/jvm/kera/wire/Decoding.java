@@ -31,14 +31,14 @@ import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.StructType;
 
 /**
- * Gives bytes to what decodes them in Spark's executors, and says what became of each: thousands a second. What comes
- * and goes is binary: a kind, a length, and so many bytes; in answer to several the outcomes in their order.
+ * Gives bytes to the decoders of Spark's executors, thousands of times a second, and answers with the outcomes. Both
+ * directions are binary: an input is a kind, a length, and its bytes; several inputs are answered in their order.
  */
 final class Decoding {
     private static final int READ = 0;
     private static final int REFUSED = 1;
     private static final int DEFECT = 2;
-    /** Of memory that ends where a mapping does: to read behind it is an InternalError. */
+    /** The memory before the end of a mapping, so that a read behind it is an InternalError. */
     private static final int ROOM_BYTES = 1 << 20;
     private static final int BEHIND_BYTES = 1 << 20;
     private static final int EVENTS_MAX = 64;
@@ -47,7 +47,7 @@ final class Decoding {
     private static final Position START = new Position(1, 1, 0);
     private static final Base64.Decoder BASE64 = Base64.getDecoder();
 
-    /** A schema, and what Spark wants of it. */
+    /** A schema, and the columns that Spark requests. */
     private record Wanted(byte[] schema, boolean typed, StructType columns) {
     }
 
@@ -58,7 +58,7 @@ final class Decoding {
     private final Peer pushing;
     private final Broker broker;
 
-    /** Works in the folder that it is started in. */
+    /** Works in the current folder. */
     private Decoding() throws IOException {
         Path file = Files.createTempFile(Path.of("."), "room", "");
         try (FileChannel channel = FileChannel.open(file, StandardOpenOption.READ, StandardOpenOption.WRITE)) {
@@ -86,7 +86,7 @@ final class Decoding {
 
     public static void main(String[] arguments) throws IOException {
         DataOutputStream out = new DataOutputStream(new BufferedOutputStream(System.out, 1 << 16));
-        System.setOut(new PrintStream(System.err, true, StandardCharsets.UTF_8)); // whatever logs there
+        System.setOut(new PrintStream(System.err, true, StandardCharsets.UTF_8)); // loggers write to System.out
         DataInputStream in = new DataInputStream(new BufferedInputStream(System.in, 1 << 16));
         Decoding decoding = new Decoding();
         while (true) {
@@ -135,7 +135,7 @@ final class Decoding {
         }
     }
 
-    /** The bytes, at the end of what can be read. */
+    /** A copy of the bytes at the end of the readable memory. */
     private ByteBuffer placed(byte[] data) throws IOException {
         if (data.length > ROOM_BYTES) {
             throw new IOException("larger than there is room");
@@ -155,7 +155,7 @@ final class Decoding {
         }
     }
 
-    /** A schema's number, and a chunk of it: all its values are looked at. */
+    /** Decodes a schema's number and one of its chunks, and reads all values. */
     private void columns(byte[] data) throws IOException {
         ByteBuffer bytes = ByteBuffer.wrap(data).order(ByteOrder.LITTLE_ENDIAN);
         Wanted one = wanted.get(bytes.getInt() % wanted.size());
@@ -168,7 +168,7 @@ final class Decoding {
         }
     }
 
-    /** What a broker answers to who asks for copies. */
+    /** Decodes a broker's answer to a request for copies. */
     private void answered(byte[] data) throws IOException {
         frames.say(data);
         FramesChannel channel = new FramesChannel(piece, broker, false, START, Deadline.never());
@@ -179,7 +179,7 @@ final class Decoding {
         }
     }
 
-    /** What a broker greets with and pushes. */
+    /** Decodes a broker's greeting and its pushed messages. */
     private void pushed(byte[] data) throws IOException {
         pushing.say(data);
         PushChannel channel = new PushChannel(piece, broker, START);
@@ -199,7 +199,7 @@ final class Decoding {
             try {
                 walk(stretch);
             } catch (KeraException error) {
-                // A chunk that is none: who reads is told, and what comes behind it need not be looked at.
+                // An invalid chunk: the reader gets the error, and the bytes behind it are irrelevant.
             }
             source.giveBack(stretch);
         }
@@ -211,7 +211,7 @@ final class Decoding {
                 (StructType) DataType.fromJson(node.get("wanted").toString())));
     }
 
-    /** The other end: says the same to whoever connects next, and hears to the end whatever it is told. */
+    /** The other end: sends the bytes to the next connection, and reads everything from it. */
     private static final class Peer {
         private final SynchronousQueue<byte[]> next = new SynchronousQueue<>();
 
@@ -242,7 +242,7 @@ final class Decoding {
                         }
                     }
                 } catch (IOException error) {
-                    // The one end has closed the connection before it has heard all.
+                    // The decoder has closed the connection before it had read everything.
                 } catch (InterruptedException error) {
                     return;
                 }

@@ -6,12 +6,12 @@ import java.util.zip.CRC32C;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import org.apache.arrow.memory.util.MemoryUtil;
 
-/** Tells programs of other packages what readers and chunks show in their own package only. */
+/** Shows programs of other packages the package-private state of readers and chunks. */
 public final class Told {
     private Told() {
     }
 
-    /** Its places, what is in it, and where its bytes are; they are where its address is. */
+    /** The chunk's positions, counts, checksum and memory; its payload must be at its address. */
     public static ObjectNode of(Chunk chunk) {
         byte[] payload = new byte[chunk.payloadBytes];
         chunk.memory.get(Chunk.HEADER_BYTES, payload);
@@ -31,7 +31,7 @@ public final class Told {
                 .put("intact", chunk.intact());
     }
 
-    /** Whether the reader has given all that its piece will have. */
+    /** Whether the reader has given all records of its piece. */
     public static boolean hasEnded(PieceReader reader) {
         return reader.ended();
     }

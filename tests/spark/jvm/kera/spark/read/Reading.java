@@ -17,7 +17,7 @@ import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.vectorized.ColumnarBatch;
 
-/** Has readers do what lines of JSON say. */
+/** Controls readers by lines of JSON. */
 final class Reading extends Obedient {
     private PieceReader reader;
     private KeraRealTimeReader rows;
@@ -50,13 +50,13 @@ final class Reading extends Obedient {
         reader = new PieceReader(piece(command), () -> Service.shared(python), payloadWanted);
     }
 
-    /** The token is a part of it here. */
+    /** Here the piece includes its token. */
     private static Piece piece(JsonNode command) {
         JsonNode piece = command.get("piece");
         return Piece.parse(piece.toString(), Token.parse(piece.path("token")));
     }
 
-    /** In real-time mode; of each row there is its ordinal. */
+    /** Opens a reader of real-time mode, whose rows have only their ordinal. */
     private void openRows(JsonNode command) {
         StructType wanted = new StructType().add("offset", DataTypes.LongType);
         Piece piece = piece(command);
@@ -77,7 +77,7 @@ final class Reading extends Obedient {
         batches = new KeraColumnarReader(piece, wanted, () -> Service.shared(""));
     }
 
-    /** The rows of the next batch, by ordinals and values; none behind the last one. */
+    /** The ordinals and values of the next batch's rows; empty behind the last batch. */
     private void batch(ObjectNode answer) throws Exception {
         ArrayNode rows = answer.putArray("rows");
         if (!batches.next()) {
@@ -91,7 +91,7 @@ final class Reading extends Obedient {
         }
     }
 
-    /** At most {@code count} chunks; fewer where there are no more, or none within {@code within} ms. */
+    /** Reads at most {@code count} chunks, up to the end or a pause of {@code within} ms. */
     private void next(JsonNode command, ObjectNode answer) throws Exception {
         ArrayNode chunks = answer.putArray("chunks");
         while (chunks.size() < command.path("count").asInt(Integer.MAX_VALUE)) {

@@ -23,7 +23,7 @@ import org.apache.spark.sql.types.StringType;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.unsafe.types.UTF8String;
 
-/** Has writers do what lines of JSON say. */
+/** Controls writers by lines of JSON. */
 final class Writing extends Obedient {
     private StructType columns;
     private KeraDataWriter writer;
@@ -59,7 +59,7 @@ final class Writing extends Obedient {
         writer = new KeraDataWriter(target, gatherer, sender, filling);
     }
 
-    /** Rows, all of them so many {@code times}. */
+    /** Writes all given rows, and repeats that {@code times} times. */
     private void write(JsonNode command) throws Exception {
         for (int time = 0; time < command.path("times").asInt(1); time++) {
             for (JsonNode row : command.get("rows")) {
@@ -74,7 +74,7 @@ final class Writing extends Obedient {
         answer.put("appended", written.appended()).put("found", written.found()).put("surplus", written.surplus());
     }
 
-    /** What Spark has for a value: bytes are in base64, structs and maps are lists. */
+    /** Spark's form of a value: bytes are given in base64, structs and maps as lists. */
     private static Object value(JsonNode given, DataType type) {
         if (given.isNull()) {
             return null;
