@@ -22,7 +22,7 @@ const Type *type_in(PyObject *capsule)
 }
 
 const char lean_type_doc[] =
-    PyDoc_STR("lean_type(schema): what `decode_in_place` knows of a schema; None: it cannot decode payloads of it.");
+    PyDoc_STR("lean_type(schema): a schema as `decode_in_place` takes it; None: it cannot decode such payloads.");
 
 PyObject *lean_type(PyObject *module, PyObject *schema)
 {
@@ -64,8 +64,8 @@ static PyObject *import(PyObject *importer, PyObject *schema, struct ArrowArray 
 const char decode_in_place_doc[] = PyDoc_STR(
     "decode_in_place(payload, type, schema, records, bytes_max, importer)\n"
     "\n"
-    "The record batch in a payload that is not compressed; None where Python knows more about it. What the values are\n"
-    "is not looked at. `type`: see `lean_type`. importer(address, schema) makes one of Arrow's C data interface.");
+    "Return the record batch of a payload that is not compressed; None: Python has to decode it. This does not look\n"
+    "at the values. `type`: see `lean_type`. importer(address, schema) makes a batch from Arrow's C data interface.");
 
 PyObject *decode_in_place(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
@@ -170,8 +170,8 @@ static bool join_run(Run *run)
 const char join_chunks_doc[] = PyDoc_STR(
     "join_chunks(chunks, at, type, schema, schema_id, verify, trusted, joined_bytes_max, bytes_max, importer)\n"
     "\n"
-    "The fields of `kera.core.format.joining.Joined`; () for fewer than two chunks; None where Python has to decide.\n"
-    "`type` and importer as of `decode_in_place`.");
+    "Return the fields of a `kera.core.format.joining.Joined`; () for fewer than two chunks; None: Python has to\n"
+    "decide. `type` and importer are the same as for `decode_in_place`.");
 
 static PyObject *joined_of(Run *run, PyObject *schema, PyObject *importer)
 {

@@ -847,7 +847,7 @@ static void name_callables(void)
         };
 }
 
-PyDoc_STRVAR(bind_doc, "bind(name, twin, type): the function of that name, which asks `twin` where it does not know.");
+PyDoc_STRVAR(bind_doc, "bind(name, twin, type): the function of that name; it leaves unusual cases to `twin`.");
 
 static PyObject *bind(PyObject *Py_UNUSED(module), PyObject *args)
 {
@@ -873,7 +873,7 @@ static PyObject *bind(PyObject *Py_UNUSED(module), PyObject *args)
 
 // -- the module -----------------------------------------------------------------------------------------------------
 
-PyDoc_STRVAR(layout_doc, "layout(): where fields of a header are, and other numbers that Python has as well");
+PyDoc_STRVAR(layout_doc, "layout(): the offsets of a header's fields, and other numbers that Python has as well");
 
 static PyObject *layout(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(nothing))
 {

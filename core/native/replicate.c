@@ -193,11 +193,12 @@ static PyObject *take_frames(Take *take, View frames, uint32_t bulk_bytes_max, s
 const char take_replicas_doc[] = PyDoc_STR(
     "take_replicas(epochs, replicas, frames, bulk_bytes_max, requests_max)\n"
     "\n"
-    "Carry out the requests to replicate that `frames` begins with, up to the first that is not the next chunks of a\n"
-    "replica that is open, to be answered when they are in memory. Returns where that is, how many were carried out,\n"
-    "the frames of their answers, and how many chunks and bytes were appended.\n"
+    "Carry out requests to replicate: those at the beginning of `frames`, up to the first one that is not for the\n"
+    "next chunks of an open replica, or that is not answered as soon as the chunks are in memory. Returns the offset\n"
+    "of that request, the number of requests that were carried out, the frames of their answers, and the numbers of\n"
+    "chunks and bytes that were appended.\n"
     "\n"
-    "`epochs`: of each broker the one that may write; `replicas`: by broker, and then by virtual segment.");
+    "`epochs`: by broker, the epoch that may write; `replicas`: by broker, and then by virtual segment.");
 
 PyObject *take_replicas(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {

@@ -193,8 +193,8 @@ static PyObject *send(PyObject *self, PyObject *const *args, Py_ssize_t count, P
 
 const char sender_doc[] = PyDoc_STR(
     "sender(twin, accepted, filling, open_chunks, room, chunk_bytes_max, partitioner): `Producer.send` of a producer,\n"
-    "which calls `twin` for all but the usual. `accepted` is the type of what it returns, `partitioner` the name of\n"
-    "how keys decide. See kera.client.producing.open_chunks.records.");
+    "which calls `twin` for every unusual record. It returns objects of the type `accepted`. `partitioner`: the name\n"
+    "of the partitioner. See kera.client.producing.open_chunks.records.");
 
 PyObject *sender(PyObject *module, PyObject *args)
 {

@@ -181,21 +181,22 @@ static PyObject *take_all(Take *take, View data, uint32_t bulk_bytes_max, size_t
 const char take_writes_doc[] = PyDoc_STR(
     "take_writes(rules, write, data, level, bulk_bytes_max, most, now_ms, now_us)\n"
     "\n"
-    "Append the chunks that `data` begins with, up to the first that is not the next one of a known producer, to an\n"
-    "open segment with room. `level`: None: `data` are frames of requests, each with at most `bulk_bytes_max` of\n"
-    "chunks that all go to one segment; at most `most` are carried out, each as a whole or not at all. A number:\n"
-    "`data` are chunks of a request with that level; at most `most` are appended.\n"
+    "Append chunks to an open segment with room: those at the beginning of `data`, up to the first one that is not\n"
+    "the next chunk of a known producer. If `level` is None, `data` has frames of requests, each with at most\n"
+    "`bulk_bytes_max` of chunks, which all go to one segment; the call carries out at most `most` requests, each as a\n"
+    "whole or not at all. Otherwise `data` has the chunks of a request with that level; it appends at most `most`.\n"
     "\n"
-    "Returns where the first is that was left; how many requests were carried out, and how many of them are not\n"
-    "answered yet; the frames of the other answers, or the statuses of chunks as they are in a response; and how many\n"
-    "chunks, records and bytes were appended.\n"
+    "Returns the offset of the first frame or chunk that is left; the number of requests that were carried out, and\n"
+    "how many of them have no answer yet; the frames of the other answers, or the statuses of the chunks as a\n"
+    "response has them; and the numbers of chunks, records and bytes that were appended.\n"
     "\n"
     "`rules`: an AppendRules of the broker.\n"
-    "gate(write, stream, streamlet_id, producer_id, level): (the log of the chunks, its room in bytes), or None.\n"
-    "replicate(write, stream, log, segment, start, end, level, answers, count): chunks are there. `answers`: of\n"
-    "frames those that wait for the chunks, to `count` requests, as `held_answers` takes them: of each request its id\n"
-    "(u64), how many bytes its statuses are (u32), and these. Otherwise the number of the first of `count` chunks\n"
-    "among those of the call.");
+    "gate(write, stream, streamlet_id, producer_id, level): returns (the log of the chunks, its room in bytes), or\n"
+    "None.\n"
+    "replicate(write, stream, log, segment, start, end, level, answers, count): called after chunks were appended.\n"
+    "For frames, `answers` has the answers to `count` requests that wait for the chunks, in the form that\n"
+    "`held_answers` takes: for each request its id (u64), the length of its statuses (u32), and the statuses.\n"
+    "Otherwise `answers` is the index, among the chunks of the call, of the first of `count` chunks.");
 
 PyObject *take_writes(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
@@ -293,8 +294,8 @@ static bool put_answers(Bytes *answers, View held, uint64_t virtual_segment_id, 
 }
 
 const char held_answers_doc[] = PyDoc_STR(
-    "held_answers(held, virtual_segment_id, backup_ids): the frames of answers that `take_writes` has held, now that\n"
-    "the chunks are in that virtual segment on these backups.");
+    "held_answers(held, virtual_segment_id, backup_ids): the frames of the answers that `take_writes` has held, once\n"
+    "the chunks are in this virtual segment on these backups.");
 
 PyObject *held_answers(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
