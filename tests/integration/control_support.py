@@ -112,7 +112,7 @@ def broker_id_of(cluster: Members, name: str) -> int:
 
 
 def broker_name(cluster: Members, broker_id: int) -> str:
-    """What the broker with this id is called."""
+    """The name of the broker with this id."""
     return next(name for name in broker_names(cluster) if broker_id_of(cluster, name) == broker_id)
 
 

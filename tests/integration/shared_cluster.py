@@ -76,7 +76,7 @@ class SharedCluster:
 
     @property
     def log_dir(self) -> Path:
-        """Where each daemon's log is."""
+        """The directory of the daemons' logs."""
         return self._cluster.log_dir
 
     async def kill(self, name: str) -> None:

@@ -50,7 +50,7 @@ RULES = DEPLOY / "prometheus" / "kera.rules.yml"
 RUNBOOKS = ROOT / "docs" / "runbooks.md"
 SECURITY = ROOT / "docs" / "security.md"
 EXPOSURE_MAX = 20
-"""Of 100: up to this exposure, systemd-analyze says "OK"."""
+"""Up to this exposure, of 100, systemd-analyze says "OK"."""
 HEADROOM_GIB = 2
 TIMEOUT_S = 60.0
 BOOTSTRAP = "127.77.0.1:7400"
