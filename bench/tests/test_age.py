@@ -1,4 +1,4 @@
-"""The age of recorded results, for a history that is made up."""
+"""The age of recorded results, with a fake history."""
 
 import json
 from pathlib import Path
@@ -9,11 +9,11 @@ from bench import age as module
 from bench.age import COMMITS_MAX, DAY_S, Age, age_of
 
 HISTORY = {"old": 250, "new": 3}
-"""Commits by how many came after them."""
+"""Commits, and how many commits came after them."""
 
 
 def ask(*arguments: str) -> str | None:
-    """Git, about that history; a file was recorded by the commit `new`."""
+    """Git's answers for that history; the commit `new` recorded the file."""
     match arguments:
         case ("merge-base", _, commit, _):
             return "" if commit in HISTORY else None
@@ -36,20 +36,20 @@ def commits_of(path: Path) -> int | None:
     return None if age is None else age.commits
 
 
-def test_an_age_is_that_of_the_commit_that_was_measured(tmp_path: Path) -> None:
+def test_the_age_is_that_of_the_measured_commit(tmp_path: Path) -> None:
     age = age_of(result(tmp_path, {"machine": {"commit": "old+"}}), ask)
     assert age == Age(250, 250)
     assert str(age) == "250 commits and 250 days ago"
 
 
-def test_of_several_runs_the_oldest_counts(tmp_path: Path) -> None:
+def test_the_oldest_of_several_runs_decides_the_age(tmp_path: Path) -> None:
     runs = [{"machine": {"commit": commit}} for commit in ("new", "old")]
     assert commits_of(result(tmp_path, {"runs": runs})) == 250
     assert commits_of(result(tmp_path, *runs)) == 250
 
 
 @pytest.mark.parametrize("document", [{"machine": {"commit": "lost"}}, {"machine": {}}, {}])
-def test_without_a_commit_of_this_history_it_is_that_of_the_record(tmp_path: Path, document: object) -> None:
+def test_without_a_known_commit_the_age_is_that_of_the_recording_commit(tmp_path: Path, document: object) -> None:
     assert commits_of(result(tmp_path, document)) == 3
 
 
@@ -58,7 +58,7 @@ def test_without_git_there_is_no_age(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("commits", "warnings"), [(COMMITS_MAX, 0), (COMMITS_MAX + 1, 1)])
-def test_only_an_old_result_is_warned_of(
+def test_only_an_old_result_gives_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], commits: int, warnings: int
 ) -> None:
     result(tmp_path, {})

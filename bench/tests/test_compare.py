@@ -46,14 +46,14 @@ def workload(**fields: Any) -> Workload:
 # -- workloads -------------------------------------------------------------------------------------------------
 
 
-def test_long_ones_are_workloads_as_well_and_are_not_run_unasked() -> None:
+def test_long_workloads_are_valid_and_do_not_run_by_default() -> None:
     paths = sorted((FOLDER / "long").glob("*.toml"))
     assert len(paths) >= 2
     assert [load(path).seconds for path in paths] == [60] * len(paths)
     assert not {path.stem for path in paths} & set(names())
 
 
-def test_those_of_many_streamlets_have_room_for_their_open_segments() -> None:
+def test_workloads_with_many_streamlets_have_room_for_their_open_segments() -> None:
     paths = sorted((FOLDER / "streamlets").glob("*.toml"))
     assert [each.name for each in find([str(FOLDER / "streamlets")])] == [path.stem for path in paths]
     assert len(paths) == 8
@@ -63,7 +63,7 @@ def test_those_of_many_streamlets_have_room_for_their_open_segments() -> None:
         assert each.streamlets * of_kera["segment_bytes"] <= of_kera["arena_bytes"] / 2
 
 
-def test_a_worker_that_says_what_is_no_answer_has_failed(tmp_path: Path) -> None:
+def test_a_worker_with_an_invalid_answer_has_failed(tmp_path: Path) -> None:
     command = Command([sys.executable, "-c", "print('2026 retrying')"], {})
     process = Process(Task(role="produce", index=0, workload=workload()), command, tmp_path / "log")
     with pytest.raises(Failed, match="2026 retrying"):
@@ -71,16 +71,16 @@ def test_a_worker_that_says_what_is_no_answer_has_failed(tmp_path: Path) -> None
     process.end()
 
 
-def test_all_files_are_workloads_of_their_names() -> None:
+def test_all_files_are_workloads_with_the_files_name() -> None:
     assert len(names()) >= 10
     assert [each.name for each in find(names())] == names()
 
 
-def test_kera_can_do_all_of_them_with_a_disk() -> None:
+def test_kera_with_a_disk_supports_all_workloads() -> None:
     assert [Kera().supports(each) for each in find(names())] == [None] * len(names())
 
 
-def test_without_a_disk_nothing_is_persisted() -> None:
+def test_kera_without_a_disk_does_not_support_persisted_workloads() -> None:
     assert KeraMemory().supports(workload(durability="persisted")) is not None
 
 
@@ -97,12 +97,12 @@ def test_without_a_disk_nothing_is_persisted() -> None:
         {"unknown": 1},
     ],
 )
-def test_what_makes_no_sense_is_no_workload(fields: dict[str, Any]) -> None:
+def test_an_inconsistent_workload_is_rejected(fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         workload(**fields)
 
 
-def test_a_file_that_is_no_workload_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_file_that_is_no_workload(tmp_path: Path) -> None:
     path = tmp_path / "odd.toml"
     path.write_text("seconds = 'many'\n")
     with pytest.raises(BadWorkload, match=r"odd\.toml"):
@@ -111,13 +111,13 @@ def test_a_file_that_is_no_workload_is_named(tmp_path: Path) -> None:
         find(["nobody"])
 
 
-def test_a_file_may_have_settings_of_one_contestant(tmp_path: Path) -> None:
+def test_a_workload_can_have_settings_for_one_contestant(tmp_path: Path) -> None:
     path = tmp_path / "own.toml"
     path.write_text('title = "x"\nrecord_bytes = 10\nseconds = 2\n[settings.kera.stream]\nvirtual_logs = 4\n')
     assert load(path).settings == {"kera": {"stream": {"virtual_logs": 4}}}
 
 
-def test_a_kind_is_what_the_figure_is_of() -> None:
+def test_the_kind_of_a_workload_is_what_it_measures() -> None:
     assert workload().kind == "throughput"
     assert workload(rate=5).kind == "latency"
     assert workload(backlog_bytes="1MB", consumers=1).kind == "backlog"
@@ -125,7 +125,7 @@ def test_a_kind_is_what_the_figure_is_of() -> None:
         assert figures.kind_of(each.model_dump(mode="json")) == each.kind
 
 
-def test_shorter_never_makes_longer() -> None:
+def test_shortening_a_workload_never_makes_it_longer() -> None:
     shorter = workload(seconds=2, warm_up_seconds=0.25).shorter(3, 1)
     assert (shorter.seconds, shorter.warm_up_seconds) == (2, 0.25)
 
@@ -168,11 +168,11 @@ def test_values_have_their_length_and_differ() -> None:
     assert len(set(values)) == 50
 
 
-def test_a_stamped_value_tells_when_it_was_due() -> None:
+def test_a_stamped_value_contains_its_due_time() -> None:
     assert due_of(stamped(1 << 40, b"rest")) == due_of(memoryview(stamped(1 << 40, b""))) == 1 << 40
 
 
-def test_zipf_prefers_the_first_keys_and_random_none() -> None:
+def test_zipf_keys_prefer_the_first_and_random_keys_are_even() -> None:
     assert make_keys(workload(), 10) is None
     zipf = make_keys(workload(keys="zipf", key_count=1000), 20_000, seed=1) or []
     even = make_keys(workload(keys="random", key_count=1000), 20_000, seed=1) or []
@@ -183,7 +183,7 @@ def test_zipf_prefers_the_first_keys_and_random_none() -> None:
 # -- histograms ------------------------------------------------------------------------------------------------
 
 
-def test_merged_histograms_are_that_of_all_times() -> None:
+def test_merged_histograms_equal_the_histogram_of_all_times() -> None:
     rng = random.Random(1)
     times = [int(rng.lognormvariate(13, 1)) for _ in range(3000)]
     whole, parts = Latencies(), Latencies()
@@ -201,7 +201,7 @@ def test_merged_histograms_are_that_of_all_times() -> None:
     assert whole.ms(100) == pytest.approx(max(times) / 1e6, rel=0.002)
 
 
-def test_times_out_of_range_count_as_the_nearest() -> None:
+def test_times_out_of_range_count_as_the_nearest_valid_time() -> None:
     found = Latencies()
     found.add(0)
     found.add(-5)
@@ -210,11 +210,11 @@ def test_times_out_of_range_count_as_the_nearest() -> None:
     assert found.ms(100) == pytest.approx(3.6e6, rel=0.002)
 
 
-def test_latencies_are_taken_once_and_count_for_each_record() -> None:
+def test_latencies_are_returned_once_and_count_each_record() -> None:
     worker = Worker(Task(role="consume", index=0, workload=workload(rate=5, consumers=1)))
     worker.end_ns = 10
     worker.arrived(5, 5_000_005, 3)
-    worker.arrived(10, 20)  # due when nothing counts any more
+    worker.arrived(10, 20)  # due after the counted time
     found = Latencies()
     found.add_encoded(*worker.take_latencies().values())
     assert found.count == 3
@@ -226,7 +226,7 @@ def test_latencies_are_taken_once_and_count_for_each_record() -> None:
 
 
 class FakeTime:
-    """A clock that moves when somebody sleeps, or when it is told to."""
+    """A clock that moves when a task sleeps, or when the test moves it."""
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -249,13 +249,13 @@ async def test_records_are_sent_when_they_are_due() -> None:
     assert late == [0] * 4
 
 
-async def test_a_stall_is_made_up_for_and_its_records_keep_their_due_times() -> None:
+async def test_records_delayed_by_a_stall_are_sent_later_with_their_due_times() -> None:
     time, late, due_times = FakeTime(), list[int](), list[int]()
     async for due_ns in paced(Schedule(0, 10**9, 1000), time.sleep_until, late.append, time.now):
         due_times.append(due_ns)
         if len(due_times) == 101:
             time.now_ns += 500_000_000
-    assert due_times == list(range(0, 10**9, 1_000_000))  # none is left out: the rate is kept on the whole
+    assert due_times == list(range(0, 10**9, 1_000_000))  # none is left out: the average rate is kept
     assert max(late) == 499_000_000
     assert late[-1] == 0
     # While it was behind, others had their turn after each burst.
@@ -268,7 +268,7 @@ def test_a_pacer_spends_at_most_a_tenth_of_its_time_on_waking_early() -> None:
     assert early_ns(100_000) == 1000
 
 
-def test_producers_take_turns_with_what_is_due_at_once() -> None:
+def test_the_due_times_of_producers_alternate() -> None:
     some = workload(producers=2, rate=1000, seconds=0.04)
     workers = [Worker(Task(role="produce", index=index, workload=some)) for index in range(2)]
     for worker in workers:
@@ -277,7 +277,7 @@ def test_producers_take_turns_with_what_is_due_at_once() -> None:
     assert due_times == [[0, 20_000_000], [10_000_000, 30_000_000]]
 
 
-# -- what has become of records --------------------------------------------------------------------------------
+# -- lost and repeated records --------------------------------------------------------------------------------
 
 
 def produced(sent: int, acknowledged: int) -> Result:
@@ -288,12 +288,12 @@ def consumed(seen: int) -> Result:
     return Result(records=0, bytes=0, start_ns=0, end_ns=1, seen=seen)
 
 
-def test_losses_and_repeats_are_told_of() -> None:
+def test_losses_and_repeats_are_reported() -> None:
     assert losses([produced(5, 5), produced(3, 3)], [consumed(8)], stalled=False) == []
     assert "8 records were sent, and 7 acknowledged" in losses([produced(8, 7)], [], stalled=False)
     assert "1 records were seen more than once" in losses([produced(8, 8)], [consumed(9)], stalled=False)
     assert "3 of 8 records were never seen" in losses([produced(8, 8)], [consumed(5)], stalled=True)
-    assert losses([produced(8, 8)], [consumed(5)], stalled=False) == []  # only slow
+    assert losses([produced(8, 8)], [consumed(5)], stalled=False) == []  # the consumers are only slow
 
 
 # -- rounds of real workers, without a server ------------------------------------------------------------------
@@ -325,7 +325,7 @@ sys.exit(run(produce, consume))
 
 
 class Piped:
-    """Servers that are none: a file between producer and consumer."""
+    """A file between producer and consumer in place of servers."""
 
     def __init__(self, folder: Path, *, lose: bool = False) -> None:
         self._pipe = folder / "records"
@@ -343,7 +343,7 @@ class Piped:
         return Command([sys.executable, "-c", WORKER.format(pipe=self._pipe)], {"lose": self._lose})
 
 
-def test_a_round_is_played_by_workers_and_counts_what_was_due_in_time(tmp_path: Path) -> None:
+def test_a_round_counts_the_records_that_were_due_in_its_time(tmp_path: Path) -> None:
     some = workload(rate=200, consumers=1, seconds=0.5, warm_up_seconds=0.2, record_bytes=12)
     played = Stage(Piped(tmp_path), tmp_path).play(some, 3)
     assert played["errors"] == []
@@ -352,18 +352,18 @@ def test_a_round_is_played_by_workers_and_counts_what_was_due_in_time(tmp_path: 
     for name in ("ack", "end_to_end"):
         found = entry.histogram(name)
         assert found is not None
-        assert found.count == 100  # not those of the warm-up
+        assert found.count == 100  # without those of the warm-up
     assert set(played["cpu_s"]) == {"producer-0", "consumer-0"}
     assert played["memory"]["producer-0"]["peak"] > 1 << 20
 
 
-def test_a_round_in_which_records_are_lost_has_failed(tmp_path: Path) -> None:
+def test_a_round_with_lost_records_has_failed(tmp_path: Path) -> None:
     some = workload(rate=200, seconds=0.3, warm_up_seconds=0, record_bytes=12)
     played = Stage(Piped(tmp_path, lose=True), tmp_path).play(some, 1)
     assert any("acknowledged" in error for error in played["errors"])
 
 
-def test_what_a_worker_says_when_it_cannot_go_on_is_the_reason(tmp_path: Path) -> None:
+def test_a_failing_workers_message_is_the_reason_of_the_failure(tmp_path: Path) -> None:
     class Broken(Piped):
         def worker(self, _role: Role, _index: int) -> Command:
             return Command([sys.executable, "-c", "raise SystemExit('no luck today')"])
@@ -372,9 +372,7 @@ def test_what_a_worker_says_when_it_cannot_go_on_is_the_reason(tmp_path: Path) -
         Stage(Broken(tmp_path), tmp_path).play(workload(), 1)
 
 
-def test_a_contestant_that_is_not_here_is_recorded_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unavailable_contestant_is_recorded_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(REGISTRY, "nobody", "bench.compare.nobody:Nobody")
     recorded = run_workload(workload(), ["nobody"], 1, tmp_path)
     assert "cannot be imported" in recorded["contestants"]["nobody"]["reason"]
@@ -403,7 +401,7 @@ class Clumsy:
         raise OSError(f"prepared {running.prepared}, and would not stop")
 
 
-def test_who_fails_in_rounds_or_does_not_stop_ends_nothing(
+def test_a_contestant_that_fails_or_does_not_stop_does_not_end_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(_self: Piped, _role: Role, _index: int) -> Command:
@@ -472,12 +470,12 @@ def results(*workloads: dict[str, Any], quick: bool = False) -> dict[str, Any]:
     return {"format": report.FORMAT, "runs": [run], "workloads": list(workloads)}
 
 
-def test_ratios_are_of_medians_and_bounded_by_any_two_rounds() -> None:
+def test_a_ratio_is_of_medians_with_the_extreme_rounds_as_bounds() -> None:
     assert Spread((2, 4, 6)).over(Spread((1, 2, 4))) == (2, 0.5, 6)
     assert Spread((1,)).over(Spread((0, 1))) is None
 
 
-def test_an_entry_has_its_figures_by_process() -> None:
+def test_an_entry_has_figures_for_each_process() -> None:
     entry = Entry("some", record([played(200), played(400), played(300)]), workload().model_dump(mode="json"))
     assert entry.mb_per_s("produced") == Spread((100, 200, 150))
     assert entry.mb_per_s("consumed") is None
@@ -491,7 +489,7 @@ def test_an_entry_has_its_figures_by_process() -> None:
     assert p50.median == pytest.approx(1, rel=0.002)
 
 
-def test_at_a_rate_processor_time_is_a_part_of_a_core() -> None:
+def test_processor_time_at_a_rate_is_a_part_of_a_core() -> None:
     entry = Entry("some", record([played(200)]), workload(rate=100).model_dump(mode="json"))
     assert entry.cpu("broker-1") == Spread((0.1,))
 
@@ -508,7 +506,7 @@ def test_kera_comes_first() -> None:
     assert [entry.name for entry in found] == ["kera", "kafka"]
 
 
-def test_runs_are_put_together() -> None:
+def test_runs_are_merged() -> None:
     first = results(recorded({"kera": record([played(200)]), "nats": record([], reason="not here")}))
     second = results(
         recorded({"kera": record([played(300)]), "nats": record([played(100)])}), recorded({}, name="more")
@@ -521,7 +519,7 @@ def test_runs_are_put_together() -> None:
     assert len(both["runs"]) == 2
 
 
-def test_runs_of_different_workloads_of_one_name_are_not() -> None:
+def test_runs_with_different_workloads_of_one_name_are_not_merged() -> None:
     with pytest.raises(ValueError, match="some"):
         merged([results(recorded({})), results(recorded({}, record_bytes=50))])
 
@@ -529,7 +527,7 @@ def test_runs_of_different_workloads_of_one_name_are_not() -> None:
 # -- reports ---------------------------------------------------------------------------------------------------
 
 
-def test_a_report_shows_what_was_run_and_why_others_were_not(tmp_path: Path) -> None:
+def test_a_report_shows_the_results_and_why_others_were_not_run(tmp_path: Path) -> None:
     contestants = {
         "kera": record([played(400), played(600)], title="KerA"),
         "kafka": record([played(100), played(200)], title="Kafka 4"),
@@ -560,7 +558,7 @@ def test_a_report_of_latencies_has_percentiles_and_curves(tmp_path: Path) -> Non
     assert "part of a core" in text
 
 
-def test_a_workload_that_nobody_has_done_has_no_plot(tmp_path: Path) -> None:
+def test_a_workload_without_results_has_no_plot(tmp_path: Path) -> None:
     report.write(results(recorded({"nats": record([], title="NATS", reason="not here")})), tmp_path)
     assert "NATS was not run: not here" in (tmp_path / "report.md").read_text()
     assert list(tmp_path.glob("*.png")) == []
@@ -579,7 +577,7 @@ def test_histograms_are_recorded_as_text() -> None:
 
 
 def recorded_run(day: int, **changes: Any) -> dict[str, Any]:
-    """A run of all that is charted, in which KerA writes most and Redis is the soonest."""
+    """A run of all charted workloads, in which KerA writes most and Redis has the lowest latency."""
     contestants: dict[str, Any] = {}
     for place, name in enumerate(chart.NAMES):
         times = Latencies()
@@ -604,13 +602,13 @@ def test_the_chart_has_every_contestant_with_losses_and_wins() -> None:
     assert any("(&lt;a model&gt;)" in words for _, words in texts)
 
 
-def test_a_contestant_that_did_not_take_part_is_in_the_chart() -> None:
+def test_the_chart_names_a_contestant_that_did_not_take_part() -> None:
     run = recorded_run(22)
     run["workloads"][0]["contestants"]["nats"]["rounds"] = []
     assert "did not take part" in chart.draw(run)
 
 
-def test_a_contestant_whose_rounds_failed_is_told_of_in_the_chart() -> None:
+def test_the_chart_shows_failed_rounds() -> None:
     run = recorded_run(22)
     lost = {"number": 2, "errors": ["5 records were lost"]}
     contestants = run["workloads"][2]["contestants"]
@@ -620,7 +618,7 @@ def test_a_contestant_whose_rounds_failed_is_told_of_in_the_chart() -> None:
     assert {"700, rounds failed", "rounds failed"} <= set(texts)
 
 
-def test_the_chart_is_of_the_latest_run_that_is_whole(tmp_path: Path) -> None:
+def test_the_chart_shows_the_latest_complete_run(tmp_path: Path) -> None:
     runs = [recorded_run(22), recorded_run(23), recorded_run(24, quick=True), recorded_run(25)]
     del runs[3]["workloads"][0]
     assert chart.latest(tmp_path) is None
@@ -630,7 +628,7 @@ def test_the_chart_is_of_the_latest_run_that_is_whole(tmp_path: Path) -> None:
     assert chart.latest(tmp_path) == runs[1]
 
 
-def test_the_chart_of_the_readme_is_that_of_the_latest_recorded_run() -> None:
+def test_the_chart_of_the_readme_shows_the_latest_recorded_run() -> None:
     recorded = chart.latest(FOLDER.parent / "results")
     assert recorded is not None
     assert chart.OUT.read_text(encoding="utf-8") == chart.draw(recorded)

@@ -1,4 +1,4 @@
-"""What the benchmark of epochs decides about histories and figures. What it measures is not tested."""
+"""Decisions of the benchmark of epochs about histories and figures; its measurements are not tested."""
 
 import argparse
 from pathlib import Path
@@ -30,11 +30,11 @@ def test_the_curve_has_a_line_for_each_length_of_epochs() -> None:
     assert len(lines) == 4
 
 
-def test_a_reading_is_of_the_reader_s_processor_time() -> None:
+def test_a_reading_is_measured_by_the_readers_processor_time() -> None:
     sample = sample_of(epochs.Reading(records=1_000_000, seconds=9.0, client_s=0.5, broker_s=0.1))
     assert sample.consumed_mb_per_s == 200
     assert (sample.consumers_s_per_gb, sample.brokers_s_per_gb) == (5.0, 1.0)
 
 
-def test_all_readers_are_points_of_the_experiment() -> None:
+def test_every_reader_is_a_point_of_the_experiment() -> None:
     assert {point.series for point in EXPERIMENT.points} == set(epochs.READERS)

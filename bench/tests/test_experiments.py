@@ -1,4 +1,4 @@
-"""The decisions of the experiments and the soak about figures. What they measure is not tested."""
+"""Decisions of the experiments and the soak about figures; their measurements are not tested."""
 
 import dataclasses
 import itertools
@@ -45,7 +45,7 @@ def test_an_experiment_is_consistent(experiment: Experiment) -> None:
         assert setup.place.arena_bytes % setup.place.segment_bytes == 0
         if "consumed" in (experiment.plotted, *(claim.metric for claim in experiment.claims)):
             assert setup.consumer is not None
-        workload_of(setup, 1.0)  # a workload that the harness takes
+        workload_of(setup, 1.0)  # the harness accepts the workload
 
 
 def test_names_and_figures_choose_experiments() -> None:
@@ -56,7 +56,7 @@ def test_names_and_figures_choose_experiments() -> None:
         chosen(["8.99"])
 
 
-def test_the_figures_of_chapter_8_are_there() -> None:
+def test_every_figure_of_chapter_8_has_an_experiment() -> None:
     there = set(itertools.chain.from_iterable(each.figures.split(", ") for each in EXPERIMENTS))
     assert {f"8.{number}" for number in range(3, 18)} <= there
 
@@ -73,12 +73,12 @@ def test_a_claim_compares_medians() -> None:
     assert judge(Claim("stays", ("a", 2), ("a", 1), least=0.8, most=1.2), samples, 2).words == "missed"
 
 
-def test_a_claim_may_be_about_what_was_consumed() -> None:
+def test_a_claim_can_compare_consumption() -> None:
     samples = {("a", 1): [sample(9, 1)], ("a", 2): [sample(9, 3)]}
     assert judge(Claim("grows", ("a", 2), ("a", 1), metric="consumed"), samples, 2).ratio == 3
 
 
-def test_a_claim_may_be_about_what_a_second_of_processor_time_brings() -> None:
+def test_a_claim_can_compare_the_work_per_second_of_processor_time() -> None:
     cheaper = dataclasses.replace(sample(100), producers_s_per_gb=0.05, brokers_s_per_gb=0.05)
     claim = Claim("costs less", ("a", 2), ("a", 1), least=2, metric="per_core")
     verdict = judge(claim, {("a", 1): [sample(100)], ("a", 2): [cheaper]}, 2)
@@ -87,19 +87,19 @@ def test_a_claim_may_be_about_what_a_second_of_processor_time_brings() -> None:
     assert verdict.state == "yes"
 
 
-def test_a_claim_about_what_was_not_measured_has_no_ratio() -> None:
+def test_a_claim_about_an_unmeasured_point_has_no_ratio() -> None:
     verdict = judge(Claim("grows", ("a", 2), ("a", 1), most=5), {("a", 1): [sample(1)]}, 2)
     assert verdict.ratio is None
     assert verdict.state == "not measured"
 
 
-def test_a_point_at_which_nothing_came_through_is_behind_any_other() -> None:
+def test_a_point_without_throughput_is_behind_every_other_point() -> None:
     samples = {("a", 1): [sample(0)], ("a", 2): [sample(1)]}
     assert judge(Claim("is ahead", ("a", 2), ("a", 1), least=1), samples, 2).state == "yes"
     assert judge(Claim("is ahead", ("a", 1), ("a", 2), least=1), samples, 2).state == "missed"
 
 
-def test_a_claim_about_work_side_by_side_counts_with_eight_cores() -> None:
+def test_a_claim_about_parallel_work_needs_eight_cores() -> None:
     claim = Claim("grows", ("a", 2), ("a", 1), least=1.5, parallel="brokers work side by side")
     samples = {("a", 1): [sample(1)], ("a", 2): [sample(1)]}
     assert judge(claim, samples, 8).words == "missed"
@@ -109,7 +109,7 @@ def test_a_claim_about_work_side_by_side_counts_with_eight_cores() -> None:
     assert judge(claim, {}, 7).words == "not measured"
 
 
-def test_what_needs_parallel_work_is_claimed_so() -> None:
+def test_the_claims_that_need_parallel_work_say_so() -> None:
     parallel = {each.figures for each in EXPERIMENTS for claim in each.claims if claim.parallel}
     assert parallel == {"8.10", "8.12, 8.16", "8.13"}
 
@@ -125,12 +125,12 @@ def test_many_producers_share_few_processes() -> None:
         workload_of(Setup(producers=5), 2.0)
 
 
-def test_points_take_turns_and_those_with_very_many_streams_come_last() -> None:
+def test_points_take_turns_and_points_with_very_many_streams_come_last() -> None:
     one, many, two = (Point("a", count, Setup(streams=count)) for count in (1, 10_000, 2))
     assert turns([one, many, two], 2) == [one, two, one, two, many, many]
 
 
-def test_a_producer_has_1000_chunks_waiting_but_at_least_what_is_in_flight() -> None:
+def test_a_producers_buffer_has_1000_chunks_or_at_least_the_requests_in_flight() -> None:
     assert buffer_bytes_of(Setup(chunk_bytes=16 * KIB)) == 1000 * 16 * KIB
     assert buffer_bytes_of(Setup(chunk_bytes=KIB, request_bytes=MIB)) == 6 * MIB
     assert buffer_bytes_of(Setup(chunk_bytes=MIB)) == 64 * MIB
@@ -148,7 +148,7 @@ def test_a_round_becomes_figures_per_gb() -> None:
     assert sample_of(played) == Sample(500.0, 250.0, 0.5, 0.4, 0.1, 0.2, load=0.25)
 
 
-def test_of_a_backlog_the_broker_is_counted_per_gb_read() -> None:
+def test_the_brokers_cost_of_a_backlog_is_per_gb_read() -> None:
     consumed = {"records": 5_000_000, "bytes": 5 * 10**8, "seconds": 1.0}
     played = {
         "produced": None,
@@ -160,7 +160,7 @@ def test_of_a_backlog_the_broker_is_counted_per_gb_read() -> None:
     assert sample_of(played) == Sample(0.0, 500.0, 0.0, 0.2, 0.0, 0.4, load=0.0)
 
 
-def test_kafka_is_measured_by_the_workloads_of_the_comparison() -> None:
+def test_kafka_is_measured_with_the_workloads_of_the_comparison() -> None:
     for experiment in kafka.EXPERIMENTS:
         for x, workload in kafka.workloads(experiment.name):
             assert workload.settings["kafka"]["batch.size"], x
@@ -168,7 +168,7 @@ def test_kafka_is_measured_by_the_workloads_of_the_comparison() -> None:
     assert clients == {4: 4, 16: 16, 64: 64}
 
 
-def test_a_contestant_that_could_not_be_measured_is_a_failed_point() -> None:
+def test_failures_of_a_contestant_are_recorded_at_its_point() -> None:
     measured = Measured()
     kafka.add(measured, ("a", 1), {"reason": None, "rounds": [{"errors": ["lost"]}, {"errors": ["late"]}]})
     kafka.add(measured, ("a", 2), {"reason": "it is not here", "rounds": []})
@@ -179,7 +179,7 @@ def test_a_contestant_that_could_not_be_measured_is_a_failed_point() -> None:
     assert (len(measured.samples["a", 4]), measured.failures["a", 4]) == (1, "lost")
 
 
-def test_of_several_consumers_the_last_one_counts() -> None:
+def test_the_consumer_that_ends_last_decides_the_rate() -> None:
     producer = Result(10, 1000, 1, 0, 500_000, 0.5, "")
     consumers = [Result(10, 1000, 1, 100, end_ns, 0.25, "") for end_ns in (1_000_000, 2_000_000)]
     daemons_s = {"broker-1": 0.2, "backup-1": 0.1, "backup-2": 0.1, "coordinator": 9.0}
@@ -234,21 +234,21 @@ def found() -> report.Found:
     return report.Found(TABLE, MACHINE, 2.0, 3, samples, {})
 
 
-def test_what_was_saved_is_loaded_again(tmp_path: Path) -> None:
+def test_saved_results_are_loaded_unchanged(tmp_path: Path) -> None:
     report.save(found(), tmp_path)
     assert report.load(TABLE, tmp_path) == found()
     assert json.loads((tmp_path / "table.json").read_text())["claims"][0]["state"] == "yes"
     assert report.load(dataclasses.replace(TABLE, name="another"), tmp_path) is None
 
 
-def test_points_that_an_experiment_has_no_more_are_left_out(tmp_path: Path) -> None:
+def test_results_of_removed_points_are_not_loaded(tmp_path: Path) -> None:
     report.save(found(), tmp_path)
     loaded = report.load(dataclasses.replace(TABLE, points=TABLE.points[:1]), tmp_path)
     assert loaded is not None
     assert list(loaded.samples) == [("a", 1)]
 
 
-def test_points_that_are_set_up_otherwise_now_are_left_out(tmp_path: Path) -> None:
+def test_results_of_points_with_a_changed_setup_are_not_loaded(tmp_path: Path) -> None:
     report.save(found(), tmp_path)
     changed = dataclasses.replace(TABLE.points[0], setup=Setup(chunk_bytes=KIB, batch_records=7))
     loaded = report.load(dataclasses.replace(TABLE, points=(changed, TABLE.points[1])), tmp_path)
@@ -256,7 +256,7 @@ def test_points_that_are_set_up_otherwise_now_are_left_out(tmp_path: Path) -> No
     assert list(loaded.samples) == [("a", 64)]
 
 
-def test_a_result_of_before_a_setting_was_there_is_one_with_its_default(tmp_path: Path) -> None:
+def test_results_older_than_a_setting_have_its_default(tmp_path: Path) -> None:
     report.save(found(), tmp_path)
     path = tmp_path / "table.json"
     document = json.loads(path.read_text())
@@ -282,7 +282,7 @@ def test_the_page_has_figures_verdicts_and_the_machine(tmp_path: Path) -> None:
     assert "| 16 KiB | 110 | 20.0 | 1.00 | 5% | 5.5 | 5.8 |" in text
 
 
-def test_a_point_that_failed_says_why() -> None:
+def test_the_page_says_why_a_point_failed() -> None:
     failed = dataclasses.replace(found(), samples={}, failures={("a", 1): "the broker is gone"})
     text = report.page([failed], None)
     assert "| a | 1 | the broker is gone |" in text
@@ -297,14 +297,14 @@ def test_every_claim_was_measured(experiment: Experiment) -> None:
 
 
 @pytest.mark.parametrize(("plotted", "figure"), [("produced", "500 (500-500)"), ("latency", "0 (0-0)")])
-def test_a_point_of_which_some_rounds_failed_says_how_many_and_why(plotted: Metric, figure: str) -> None:
+def test_the_page_says_how_many_rounds_of_a_point_failed_and_why(plotted: Metric, figure: str) -> None:
     table = dataclasses.replace(TABLE, plotted=plotted)
     failed = dataclasses.replace(found(), experiment=table, failures={("a", 64): "5 records were never seen"})
     text = report.page([failed], None)
     assert f"| a | 64 | {figure}; 2 of 3 rounds have no figure: 5 records were never seen |" in text
 
 
-def test_what_a_call_costs_is_said_of_kera_alone() -> None:
+def test_the_cost_of_a_call_is_shown_only_for_kera() -> None:
     text = report.page([dataclasses.replace(found(), experiment=dataclasses.replace(TABLE, others=("a",)))], None)
     assert "| a | 1 | 110 (100-120) | 1.10 | 0.30 + 0.20 + 0.10 + 0.10 |  |" in text
 
@@ -334,11 +334,11 @@ def test_windows_of_a_short_run_are_thirds() -> None:
     assert [each.number for each in last] == [9, 10, 11, 12]
 
 
-def test_what_stays_as_it_was_has_not_drifted() -> None:
+def test_constant_figures_are_no_drift() -> None:
     assert drifted([row(1), row(2)], [row(8), row(9)]) == []
 
 
-def test_slower_acknowledgements_are_drift_but_for_noise() -> None:
+def test_slower_acknowledgements_beyond_noise_are_drift() -> None:
     assert drifted([row(1)], [row(8, p99=3.1)]) == ["ack, p99", "end to end, p99"]
     assert drifted([row(1, p99=0.2)], [row(8, p99=0.9)]) == []
 
@@ -347,7 +347,7 @@ def test_one_slow_interval_is_no_drift() -> None:
     assert drifted([row(1), row(2)], [row(7), row(8, p99=900), row(9)]) == []
 
 
-def test_intervals_in_which_nothing_arrived_are_drift() -> None:
+def test_intervals_without_arrivals_are_drift() -> None:
     silent = dataclasses.replace(row(8), latencies={"ack": {"p99": 2.0}})
     assert drifted([row(1)], [silent]) == ["end to end, p99"]
 
@@ -364,7 +364,7 @@ def test_processor_time_is_in_cores() -> None:
     assert cores_of("broker-1", [row(1), row(2), row(4)], 10.0) == pytest.approx(0.5)
 
 
-def test_the_rate_is_held_and_all_records_arrive() -> None:
+def test_a_missed_rate_or_missing_records_fail_the_totals() -> None:
     rows = [row(number) for number in range(4)]
     assert [each.ok for each in totals(rows, 100.5, 10.0, 4000, 4000, Thresholds())] == [True, True]
     assert [each.ok for each in totals(rows, 102.0, 10.0, 4000, 3999, Thresholds())] == [False, False]

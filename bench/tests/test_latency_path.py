@@ -1,4 +1,4 @@
-"""What the benchmark of a path decides about records and figures. What it measures is not tested."""
+"""Decisions of the benchmark of a path about records and figures; its measurements are not tested."""
 
 import itertools
 import struct
@@ -24,21 +24,21 @@ def described(*hops_us: int) -> LatencyDescription:
     return LatencyDescription.from_message(latency_pb2.LatencyDescription(hops=hops))
 
 
-def test_four_inputs_become_one_that_is_as_late_as_the_latest_of_them() -> None:
+def test_merged_inputs_keep_the_earliest_send_time() -> None:
     merger = Merger(3)
     assert list(merger.take([value(1, 50), value(2, 60), value(1, 40)])) == []
     assert list(merger.take([value(2, 61), value(1, 70), value(3, 80)])) == [value(1, 40)]
     assert list(merger.take([value(2, 59)])) == [value(2, 59)]
 
 
-def test_means_are_of_records_and_rates_from_arrival_to_arrival() -> None:
+def test_means_weight_records_and_rates_span_the_arrivals() -> None:
     arrivals = [Arrival(10.0, 100, 50.0), Arrival(12.0, 300, 90.0)]
     assert mean_and_rate(arrivals) == (80.0, 150.0)
     with pytest.raises(SystemExit, match="longer window"):
         mean_and_rate(arrivals[:1])
 
 
-def test_the_paper_s_law_shrinks_what_waits_and_grows_what_does_not() -> None:
+def test_the_papers_law_shrinks_chunks_that_wait_and_grows_others() -> None:
     assert next_size(CHUNK_BYTES, 100) == int(CHUNK_BYTES * 0.98**100)
     assert next_size(CHUNK_BYTES, 3_000) == 200
     assert next_size(1_000, 0.0) == 1_100
@@ -46,7 +46,7 @@ def test_the_paper_s_law_shrinks_what_waits_and_grows_what_does_not() -> None:
     assert next_size(1_000, 3.0) == 1_000
 
 
-def test_the_paper_s_law_goes_on_until_the_constraint_is_held() -> None:
+def test_the_papers_law_continues_until_the_constraint_is_held() -> None:
     steps = law([2_000, 2_000, 2_000], [4, 1, 1], rest_ms=10, limit_ms=100, window_s=15)
     assert [step.mean_ms <= 100 for step in steps] == [False] * (len(steps) - 1) + [True]
     assert len(steps) > 1
@@ -62,7 +62,7 @@ def test_hops_are_drawn_to_one_scale() -> None:
     assert lines[3].endswith("| 1.0 | 1.0 | `. / .` |")
 
 
-def test_a_path_is_not_measured_until_all_its_streams_may_let_chunks_fill() -> None:
+def test_a_path_lets_chunks_fill_when_all_its_streams_have_advice() -> None:
     def advised(*gather_us: int) -> LatencyDescription:
         hops = [latency_pb2.HopDescription(hop=latency_pb2.HOP_GATHER, advised_us=us) for us in gather_us]
         return LatencyDescription.from_message(latency_pb2.LatencyDescription(hops=hops))
@@ -71,7 +71,7 @@ def test_a_path_is_not_measured_until_all_its_streams_may_let_chunks_fill() -> N
     assert not lets_fill(advised(5, 0, 5))
 
 
-def test_what_is_claimed_of_a_path_is_judged_by_its_run() -> None:
+def test_the_claims_about_a_path_are_judged_by_its_run() -> None:
     before = Phase(4_000.0, 60.0, 2.0, 300.0, described())
     good = Run(before, before._replace(mean_ms=200.0), 2.0)
     assert [holds(good, at) for at in range(3)] == [True, True, True]

@@ -1,4 +1,4 @@
-"""The command that lists the benchmarks and runs one."""
+"""The command that lists the benchmarks and runs one of them."""
 
 import os
 import re
@@ -14,7 +14,7 @@ STARTED_BY_OTHERS = {"due", "latency_path", "latency_reader", "soak_worker"}
 
 
 class Became(Exception):
-    """In place of becoming a benchmark: its arguments and its environment."""
+    """Raised in place of becoming a benchmark, with its arguments and its environment."""
 
 
 @pytest.fixture(autouse=True)
@@ -43,14 +43,16 @@ def test_every_program_has_a_name() -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"]])
-def test_the_list_has_a_line_for_each_with_its_time(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_shows_each_benchmark_with_its_duration(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert command.main(arguments) == 0
 
     lines = re.findall(r"^  (\S+) +(\S.*?)  (\S.*)$", capsys.readouterr().out, re.MULTILINE)
     assert lines == [(name, each.takes, each.text) for name, each in command.BENCHMARKS.items()]
 
 
-def test_a_benchmark_takes_the_place_of_the_command_with_the_rest_of_the_arguments() -> None:
+def test_a_benchmark_replaces_the_command_and_gets_the_other_arguments() -> None:
     with pytest.raises(Became) as became:
         command.main(["small-requests", "--rounds", "1"])
 
@@ -61,7 +63,7 @@ def test_a_benchmark_takes_the_place_of_the_command_with_the_rest_of_the_argumen
     ("name", "hint"),
     [("fairness_dep", "did you mean fairness-deep?"), ("comparison", "did you mean compare?"), ("x", "lists them")],
 )
-def test_a_name_that_is_none_gets_the_closest_as_a_hint(
+def test_the_error_for_an_unknown_name_suggests_the_closest_one(
     name: str, hint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command.main([name]) == 2
@@ -69,7 +71,7 @@ def test_a_name_that_is_none_gets_the_closest_as_a_hint(
     assert re.fullmatch(rf"bench: there is no benchmark {name}: .*{re.escape(hint)}\n", capsys.readouterr().err)
 
 
-def test_spark_runs_on_the_java_that_was_found_and_on_no_other_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_benchmarks_use_the_found_java_and_ignore_spark_home(monkeypatch: pytest.MonkeyPatch) -> None:
     scripts(monkeypatch)
     monkeypatch.setenv("SPARK_HOME", "another spark")
 
@@ -81,7 +83,7 @@ def test_spark_runs_on_the_java_that_was_found_and_on_no_other_spark(monkeypatch
     assert "SPARK_HOME" not in environment
 
 
-def test_a_missing_jar_is_named_and_nothing_runs(
+def test_a_missing_jar_is_reported_and_nothing_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scripts(monkeypatch, missing="build.py")
@@ -92,13 +94,13 @@ def test_a_missing_jar_is_named_and_nothing_runs(
 
 
 @pytest.mark.parametrize(("missing", "java"), [("kafka.sh", "a java"), ("", None)])
-def test_what_a_script_cannot_bring_ends_it(monkeypatch: pytest.MonkeyPatch, missing: str, java: str | None) -> None:
+def test_a_missing_dependency_ends_the_command(monkeypatch: pytest.MonkeyPatch, missing: str, java: str | None) -> None:
     scripts(monkeypatch, missing=missing, java=java)
 
     assert command.main(["connect"]) == 1
 
 
-def test_the_comparison_does_without_java(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_comparison_runs_without_java(monkeypatch: pytest.MonkeyPatch) -> None:
     scripts(monkeypatch, java=None)
     monkeypatch.setenv("JAVA_HOME", "a java that is too old")
 
@@ -108,7 +110,7 @@ def test_the_comparison_does_without_java(monkeypatch: pytest.MonkeyPatch) -> No
     assert "JAVA_HOME" not in became.value.args[1]
 
 
-def test_help_of_a_benchmark_needs_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_help_of_a_benchmark_needs_no_dependencies(monkeypatch: pytest.MonkeyPatch) -> None:
     scripts(monkeypatch, missing="build.py", java=None)
 
     with pytest.raises(Became):

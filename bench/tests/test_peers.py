@@ -30,7 +30,7 @@ def a_workload(**settings: object) -> Workload:
 
 
 def cuts(data: bytes) -> Iterator[list[bytes]]:
-    """In two at each place, and in single bytes."""
+    """Cut the data in two at each place, and into single bytes."""
     for at in range(len(data)):
         yield [data[:at], data[at:]]
     yield [bytes([byte]) for byte in data]
@@ -46,7 +46,7 @@ ACKNOWLEDGED = (
 )
 
 
-def test_acknowledgements_of_nats_are_counted_by_partition_wherever_they_are_cut() -> None:
+def test_nats_acknowledgements_are_counted_by_partition_wherever_they_are_cut() -> None:
     for pieces in cuts(ACKNOWLEDGED):
         acknowledgements = Acknowledgements()
         total: Counter[int] = Counter()
@@ -55,16 +55,16 @@ def test_acknowledgements_of_nats_are_counted_by_partition_wherever_they_are_cut
         assert total == {0: 1, 7: 2}
 
 
-def test_a_refusal_of_nats_is_an_error() -> None:
+def test_a_refusal_by_nats_is_an_error() -> None:
     with pytest.raises(ValueError, match="no space"):
         Acknowledgements().feed(b'MSG _A.0 1 9\r\n{"error":{"code":503,"description":"no space"}}\r\n')
 
 
-def test_publications_of_nats_have_a_reply_for_the_partition() -> None:
+def test_nats_publications_have_a_reply_subject_for_the_partition() -> None:
     assert publish(b"s", Batch(3, [b"one", b"two"], None), b"_A") == b"PUB s _A.3 3\r\none\r\nPUB s _A.3 3\r\ntwo\r\n"
 
 
-def test_an_atomic_batch_of_nats_ends_with_a_commit_that_wants_the_acknowledgement() -> None:
+def test_a_nats_atomic_batch_ends_with_a_commit_that_is_acknowledged() -> None:
     first = b"NATS/1.0\r\nNats-Batch-Id:_A-3\r\nNats-Batch-Sequence:1\r\nkey: k\r\n\r\n"
     last = b"NATS/1.0\r\nNats-Batch-Id:_A-3\r\nNats-Batch-Sequence:2\r\nNats-Batch-Commit:1\r\nkey: l\r\n\r\n"
     published = publish_atomically(b"s", Batch(3, [b"one", b"two"], [b"k", b"l"]), b"_A")
@@ -74,14 +74,14 @@ def test_an_atomic_batch_of_nats_ends_with_a_commit_that_wants_the_acknowledgeme
     )
 
 
-def test_more_messages_than_nats_takes_in_an_atomic_batch_are_several() -> None:
+def test_too_many_messages_for_a_nats_atomic_batch_are_split() -> None:
     published = publish_atomically(b"s", Batch(0, [b"v"] * (2 * BATCH_MAX + 1), None), b"_A")
     assert published.count(b"Nats-Batch-Commit") == 3
     assert published.count(b"Nats-Batch-Sequence:1\r\n") == 3
     assert b"Nats-Batch-Sequence:%d\r\n" % (BATCH_MAX + 1) not in published
 
 
-def test_atomic_batches_of_nats_are_acknowledged_with_all_that_they_have_wherever_they_are_cut() -> None:
+def test_nats_batch_acknowledgements_count_all_messages_wherever_they_are_cut() -> None:
     data = (
         b'MSG _A.0 1 52\r\n{"stream":"round-1-0-0", "seq":1000,"batch":"_A-0","count":1000}\r\n'
         b'MSG _A.1 1 33\r\n{"stream":"round-1-0-1", "seq":1}\r\n'
@@ -95,7 +95,7 @@ def test_atomic_batches_of_nats_are_acknowledged_with_all_that_they_have_whereve
         assert total == {0: 1003, 1: 1}
 
 
-def test_nats_is_persisted_where_it_has_atomic_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nats_supports_persisted_workloads_if_it_has_atomic_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     contestant, persisted = nats.Nats(), a_workload(durability="persisted")
     monkeypatch.setattr(contestant, "_version", lambda: "2.11.4")
     assert contestant.supports(persisted) is not None
@@ -104,7 +104,7 @@ def test_nats_is_persisted_where_it_has_atomic_batches(monkeypatch: pytest.Monke
     assert contestant.supports(persisted) is None
 
 
-def test_a_key_is_a_header_of_nats_and_its_value_comes_back() -> None:
+def test_a_key_is_a_nats_header_and_the_value_is_read_back() -> None:
     published = publish(b"s", Batch(0, [b"value"], [b"k"]), b"_A")
     headers = b"NATS/1.0\r\nkey: k\r\n\r\n"
     assert published == b"HPUB s _A.0 %d %d\r\n%bvalue\r\n" % (len(headers), len(headers) + 5, headers)
@@ -112,7 +112,7 @@ def test_a_key_is_a_header_of_nats_and_its_value_comes_back() -> None:
     assert Messages().feed(delivered) == [b"value"]
 
 
-def test_messages_of_nats_are_found_and_what_it_asks_is_answered_wherever_they_are_cut() -> None:
+def test_nats_messages_are_parsed_and_requests_answered_wherever_they_are_cut() -> None:
     control = b"NATS/1.0 100 FlowControl Request\r\n\r\n"
     data = (
         b"MSG _D.0 1 $JS.ACK.x 4\r\na\r\nb\r\nPING\r\n"
@@ -125,7 +125,7 @@ def test_messages_of_nats_are_found_and_what_it_asks_is_answered_wherever_they_a
         assert messages.answers == [b"PONG\r\n", b"PUB $JS.FC.y 0\r\n\r\n"]
 
 
-def test_servers_of_nats_know_each_other_and_sync_always_when_they_have_to() -> None:
+def test_nats_settings_have_routes_and_sync_only_if_needed() -> None:
     text = nats.settings(1, [10, 11], [20, 21], Path("/data"), sync_always=True)
     assert "port: 11\n" in text
     assert "listen: 127.0.0.1:21" in text
@@ -139,13 +139,13 @@ def test_servers_of_nats_know_each_other_and_sync_always_when_they_have_to() -> 
 # -- Redis
 
 
-def test_records_of_redis_are_one_command_each() -> None:
+def test_each_redis_record_is_one_command() -> None:
     one, two = (command(b"XADD", b"s", b"*", b"v", value) for value in (b"one", b"two"))
     assert adds(b"s", Batch(0, [b"one", b"two"], None)) == one + two
     assert adds(b"s", Batch(0, [b"one"], [b"key"])) == command(b"XADD", b"s", b"*", b"k", b"key", b"v", b"one")
 
 
-def test_replies_of_redis_are_counted_wherever_they_are_cut() -> None:
+def test_redis_replies_are_counted_wherever_they_are_cut() -> None:
     data = b"$15\r\n1700000000000-0\r\n$15\r\n1700000000000-1\r\n:1\r\n$15\r\n1700000000001-0\r\n:0\r\n"
     for pieces in cuts(data):
         replies = Replies()
@@ -154,18 +154,18 @@ def test_replies_of_redis_are_counted_wherever_they_are_cut() -> None:
         assert [wait for _, waits in fed for wait in waits] == [1, 0]
 
 
-def test_an_id_of_redis_counts_when_all_of_it_is_there() -> None:
+def test_a_redis_id_counts_only_when_it_is_complete() -> None:
     replies = Replies()
     assert replies.feed(b"$15\r\n17000") == (0, ())
     assert replies.feed(b"00000000-0\r\n") == (1, ())
 
 
-def test_a_refusal_of_redis_is_an_error() -> None:
+def test_a_refusal_by_redis_is_an_error() -> None:
     with pytest.raises(ValueError, match="OOM"):
         Replies().feed(b"$15\r\n1700000000000-0\r\n-OOM command not allowed\r\n")
 
 
-def test_a_replica_of_redis_has_a_leader() -> None:
+def test_a_redis_replica_has_a_leader() -> None:
     assert "replicaof 127.0.0.1 1\n" in redis.settings(2, Path("/data"), sync_always=False, leader=1)
     assert "appendfsync always\n" in redis.settings(1, Path("/data"), sync_always=True, leader=None)
 
@@ -179,7 +179,7 @@ def a_delivery(entries: bytes, count: int, messages: int) -> bytes:
     return b"\x05" + header + entries
 
 
-def test_frames_of_rabbitmq_are_found_wherever_they_are_cut() -> None:
+def test_rabbitmq_frames_are_parsed_wherever_they_are_cut() -> None:
     data = stream.frame(stream.CREDIT, b"abc") + stream.frame(stream.OPEN, b"")
     for pieces in cuts(data):
         frames = stream.Frames()
@@ -187,7 +187,7 @@ def test_frames_of_rabbitmq_are_found_wherever_they_are_cut() -> None:
         assert found == [(stream.CREDIT, b"abc"), (stream.OPEN, b"")]
 
 
-def test_publishing_ids_of_rabbitmq_say_how_many_messages_are_confirmed() -> None:
+def test_rabbitmq_confirmations_count_messages_by_publishing_ids() -> None:
     ((key, body),) = stream.Frames().feed(stream.publish(2, [b"aa", b"bb", b"cc"], together=2))
     assert key == stream.PUBLISH
     assert struct.unpack_from(">BI", body) == (2, 2)
@@ -195,7 +195,7 @@ def test_publishing_ids_of_rabbitmq_say_how_many_messages_are_confirmed() -> Non
     assert stream.confirmed(struct.pack(">BIQQ", 2, 2, *ids)) == 3
 
 
-def test_values_of_rabbitmq_come_back_alone_and_together() -> None:
+def test_rabbitmq_values_are_read_back_alone_and_together() -> None:
     ((_, body),) = stream.Frames().feed(stream.publish(0, [b"aa", b"bb", b"cc"], together=2))
     together, alone = body[5 + 8 : 5 + 8 + 11 + 12], body[5 + 8 + 11 + 12 + 8 :]
     delivery = memoryview(a_delivery(together + alone, count=2, messages=3))
@@ -203,7 +203,7 @@ def test_values_of_rabbitmq_come_back_alone_and_together() -> None:
     assert [bytes(value) for value in stream.chunk_values(delivery)] == [b"aa", b"bb", b"cc"]
 
 
-def test_rabbitmq_does_not_claim_what_it_has_not() -> None:
+def test_rabbitmq_supports_only_the_workloads_that_it_can_do() -> None:
     contestant = rabbitmq.RabbitMq()
     assert contestant.supports(a_workload()) is None
     assert contestant.supports(a_workload(durability="persisted")) is not None
@@ -211,7 +211,7 @@ def test_rabbitmq_does_not_claim_what_it_has_not() -> None:
     assert contestant.supports(a_workload(streamlets=1_000)) is not None
 
 
-def test_erlang_is_told_where_it_is() -> None:
+def test_the_root_directory_in_erlangs_script_is_relocated_once() -> None:
     script = "    ROOTDIR=/usr/lib/erlang\nelse\n    ROOTDIR=/usr/lib/erlang\nfi\n"
     moved = rabbitmq.relocated(script, Path("/cache"))
     assert moved == "    ROOTDIR=/cache/usr/lib/erlang\nelse\n    ROOTDIR=/cache/usr/lib/erlang\nfi\n"
@@ -221,7 +221,7 @@ def test_erlang_is_told_where_it_is() -> None:
 # -- Kafka
 
 
-def test_only_the_first_broker_of_kafka_is_a_controller() -> None:
+def test_only_the_first_kafka_broker_is_a_controller() -> None:
     first, second = (kafka.broker_settings(number, 9000 + number, 9000, Path("/logs")) for number in (1, 2))
     assert "process.roles=broker,controller\n" in first
     assert "listeners=PLAINTEXT://127.0.0.1:9001,CONTROLLER://127.0.0.1:9000\n" in first
@@ -230,12 +230,12 @@ def test_only_the_first_broker_of_kafka_is_a_controller() -> None:
     assert "controller.quorum.voters=1@127.0.0.1:9000\n" in second
 
 
-def test_partitions_of_kafka_are_led_by_the_brokers_in_turn() -> None:
+def test_kafka_brokers_lead_partitions_in_turn() -> None:
     assert kafka.replicas(3, 2, 2) == [[1, 2], [2, 1], [1, 2]]
     assert kafka.replicas(2, 1, 1) == [[1], [1]]
 
 
-def test_levels_of_kafka() -> None:
+def test_durabilities_become_kafka_settings() -> None:
     leader, persisted = a_workload(), a_workload(durability="persisted")
     replicated = a_workload(durability="replicated", replicas=1)
     assert [kafka_peer.acks(each) for each in (leader, replicated, persisted)] == ["1", "all", "1"]
@@ -244,7 +244,7 @@ def test_levels_of_kafka() -> None:
     assert kafka_peer.topic_settings(persisted) == {"flush.messages": "1"}
 
 
-def test_the_tools_of_kafka_measure_no_latency() -> None:
+def test_kafkas_tools_support_only_throughput_workloads() -> None:
     contestant = KafkaJava()
     assert contestant.supports(a_workload(streamlets=8, producers=2)) is None
     assert contestant.supports(a_workload(consumers=1, backlog_bytes=1_000)) is None
@@ -252,7 +252,7 @@ def test_the_tools_of_kafka_measure_no_latency() -> None:
         assert contestant.supports(a_workload(**refused)) is not None
 
 
-def test_reports_of_the_producer_tool() -> None:
+def test_reports_of_kafkas_producer_tool_are_parsed() -> None:
     window = "340 records sent, 3365.3 records/sec (0.32 MB/sec), 61.7 ms avg latency, 74.0 ms max latency."
     last = (
         "7871 records sent, 78710.0 records/sec (7.51 MB/sec), 61.70 ms avg latency, 74.00 ms max latency,"
@@ -263,7 +263,7 @@ def test_reports_of_the_producer_tool() -> None:
     assert produced("WARN something else") is None
 
 
-def test_reports_of_the_consumer_tool() -> None:
+def test_reports_of_kafkas_consumer_tool_are_parsed() -> None:
     line = "2026-01-01 10:00:00:123, 0, 95.3674, 953.6743, 1000000, 10000000.0000, 0, 100, 953.6743, 10000000.0000"
     assert consumed(line) == 1_000_000
     assert consumed("SLF4J: Defaulting to no-operation (NOP) logger implementation") is None
@@ -272,19 +272,19 @@ def test_reports_of_the_consumer_tool() -> None:
 # -- all
 
 
-def test_the_packages_that_are_missing_are_those_that_apt_would_install() -> None:
+def test_the_missing_packages_are_those_that_apt_would_install() -> None:
     simulation = "Reading package lists...\nInst libpopt0 (1.19)\nInst socat (1.7)\nConf libpopt0 (1.19)\n"
     assert new_packages(simulation) == ["libpopt0", "socat"]
 
 
-def test_each_partition_has_a_name_in_each_round() -> None:
+def test_each_partition_has_its_own_name_in_each_round() -> None:
     workload = a_workload(streams=2, streamlets=3)
     first, second = names(workload, 1), names(workload, 2)
     assert len({*first, *second}) == 12
     assert first[1 * 3 + 2] == "round-1-1-2"
 
 
-def test_a_program_in_go_is_the_one_on_the_path_or_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_go_program_is_taken_from_the_path_or_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.compare.peers.install.CACHE", tmp_path / "cache")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Missing, match="no some-server, and no go"):
@@ -303,13 +303,13 @@ def test_a_program_in_go_is_the_one_on_the_path_or_is_built(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize(("rate", "bounded"), [(0, False), (1000, True)])
-def test_requests_of_kafka_are_bounded_at_a_rate(rate: float, *, bounded: bool) -> None:
+def test_kafka_requests_in_flight_are_bounded_only_at_a_rate(rate: float, *, bounded: bool) -> None:
     settings = {"bootstrap": "127.0.0.1:1", "acks": "all", "topics": ["some"]}
     task = Task(role="produce", index=0, workload=a_workload(rate=rate), settings=settings)
     assert ("max.in.flight.requests.per.connection" in producer_settings(Worker(task))) == bounded
 
 
-def test_a_workload_may_set_what_only_kafka_understands() -> None:
+def test_a_workload_can_have_settings_only_for_kafka() -> None:
     workload = a_workload(settings={"kafka": {"batch.size": 1280}, "kafka-java": {"max.request.size": 1 << 20}})
     settings = {"bootstrap": "127.0.0.1:1", "acks": "1", "topics": ["some"]}
     worker = Worker(Task(role="produce", index=0, workload=workload, settings=settings))
@@ -317,7 +317,7 @@ def test_a_workload_may_set_what_only_kafka_understands() -> None:
     assert producer_properties(worker)["max.request.size"] == 1 << 20
 
 
-def test_records_for_kafka_fill_a_batch_of_each_partition_in_turn_or_have_keys() -> None:
+def test_kafka_records_are_divided_over_partitions_or_have_keys() -> None:
     divided = Counter(each["partition"] for each in messages(a_workload(streamlets=1024, batch_bytes=1024), 0))
     assert divided == dict.fromkeys(range(1024), 10)
     many = Counter(each["partition"] for each in messages(a_workload(streamlets=1024, batch_bytes=1 << 20), 0))

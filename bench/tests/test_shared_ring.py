@@ -1,4 +1,4 @@
-"""What is done to the bytes of a chunk on its way through a socket and through a ring."""
+"""The work on the bytes of a chunk on its way through a socket and through a ring."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The load generator for small requests, against a broker that only looks at what it is sent."""
+"""The load generator for small requests, against a broker that only inspects its requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.unit.client.support import description
 
 TIMEOUT_S = 30
 Answer = Callable[[int], bytes]
-"""From a request id to a frame."""
+"""From a request id to the frame of the answer."""
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def accepted(request_id: int) -> bytes:
 
 
 class Peer:
-    """Takes requests over any number of connections, and answers those that have come together, the last one first."""
+    """Takes requests over any number of connections, and answers those that arrive together, the last one first."""
 
     def __init__(self, path: Path, answer: Answer) -> None:
         self.chunks: list[ChunkHeader] = []
@@ -61,7 +61,7 @@ class Peer:
         self._threads[0].start()
 
     def _listen(self) -> None:
-        with contextlib.suppress(OSError):  # it is closed
+        with contextlib.suppress(OSError):  # the listener is closed
             while True:
                 connection, _ = self._listener.accept()
                 self._threads.append(threading.Thread(target=self._serve, args=(connection,)))
@@ -69,7 +69,7 @@ class Peer:
 
     def _serve(self, connection: socket.socket) -> None:
         received = b""
-        with connection, contextlib.suppress(OSError):  # who is refused has gone
+        with connection, contextlib.suppress(OSError):  # a refused client has gone
             while data := connection.recv(MIB):
                 received += data
                 ids = []
@@ -79,7 +79,7 @@ class Peer:
                 connection.sendall(b"".join(map(self._answer, reversed(ids))))
 
     def _frame(self, received: bytes) -> FrameHeader | None:
-        """The first one, if all of it is there; its chunk is noted."""
+        """The first frame, if it is complete; its chunk is noted."""
         if len(received) < HEADER_BYTES:
             return None
         frame = decode_header(memoryview(received), 0, BULK_BYTES_MAX)
@@ -118,7 +118,7 @@ def requests(stream: StreamDescription, *producers: int) -> bytes:
     return frames_of([chunk_of(stream, KIB, producer, lean=True) for producer in producers])
 
 
-def test_each_request_is_a_valid_chunk_that_goes_on_where_its_producer_was(
+def test_each_request_is_a_valid_chunk_with_its_producers_next_sequence(
     program: Path, stream: StreamDescription, tmp_path: Path
 ) -> None:
     with serving(tmp_path / "socket", accepted) as peer:
@@ -133,7 +133,9 @@ def test_each_request_is_a_valid_chunk_that_goes_on_where_its_producer_was(
         assert {chunk.streamlet_id for chunk in chunks} == {producer % 2}
 
 
-def test_a_refusal_ends_it_with_what_the_broker_says(program: Path, stream: StreamDescription, tmp_path: Path) -> None:
+def test_a_refusal_ends_the_program_with_the_brokers_message(
+    program: Path, stream: StreamDescription, tmp_path: Path
+) -> None:
     def refused(request_id: int) -> bytes:
         return encode_error(api.MULTI_WRITE_CHUNKS.number, request_id, common_pb2.Error(message="no such stream"))
 
@@ -150,7 +152,7 @@ def test_a_refusal_ends_it_with_what_the_broker_says(program: Path, stream: Stre
         assert words in ran.stderr
 
 
-def test_at_a_rate_no_more_is_sent_than_is_due(program: Path, stream: StreamDescription, tmp_path: Path) -> None:
+def test_a_rate_limits_the_requests_sent(program: Path, stream: StreamDescription, tmp_path: Path) -> None:
     with serving(tmp_path / "socket", accepted) as peer:
         ran = sent(program, tmp_path, requests(stream, 1, 2), count=2, rate=200, seconds=0.1)
     assert ran.returncode == 0, ran.stderr
@@ -160,7 +162,9 @@ def test_at_a_rate_no_more_is_sent_than_is_due(program: Path, stream: StreamDesc
 
 @pytest.mark.parametrize("request_bytes", [KIB, 16 * KIB])
 @pytest.mark.parametrize("lean", [True, False])
-def test_a_chunk_is_as_large_as_it_may_be(stream: StreamDescription, request_bytes: int, *, lean: bool) -> None:
+def test_a_chunk_is_as_large_as_the_request_allows(
+    stream: StreamDescription, request_bytes: int, *, lean: bool
+) -> None:
     chunk = chunk_of(stream, request_bytes, 1, lean=lean)
     assert request_bytes - 128 < chunk.chunk_bytes <= request_bytes
     assert verify_chunk(memoryview(chunk.to_bytes()), 0).version == (2 if lean else 1)

@@ -1,4 +1,4 @@
-"""The regression gate's arithmetic. What it measures is not tested."""
+"""The arithmetic of the regression gate; its measurements are not tested."""
 
 import pytest
 
@@ -26,7 +26,7 @@ ROUND = {
 }
 
 
-def test_each_ratio_is_made_of_the_figures_of_a_round() -> None:
+def test_each_ratio_is_computed_from_the_figures_of_a_round() -> None:
     found = {name: ratio.of(ROUND) for name, ratio in RATIOS.items()}
     assert found == pytest.approx({
         "send_batch": 0.5,
@@ -43,7 +43,7 @@ def test_each_ratio_is_made_of_the_figures_of_a_round() -> None:
     })  # fmt: skip
 
 
-def test_of_each_figure_the_best_round_counts() -> None:
+def test_the_best_round_counts_for_each_figure() -> None:
     worse = {name: value * (2 if BEST[name] is min else 0.5) for name, value in ROUND.items()}
     half = len(ROUND) // 2
     first = dict(list(ROUND.items())[:half] + list(worse.items())[half:])
@@ -59,7 +59,7 @@ def test_a_round_with_a_disturbed_denominator_does_not_flatter_a_ratio() -> None
     }
 
 
-def test_a_loss_is_a_share_of_what_was_there_in_either_direction() -> None:
+def test_a_loss_is_relative_whether_more_or_less_is_better() -> None:
     more = Ratio("more", lambda _: 0.0)
     less = Ratio("less", lambda _: 0.0, more_is_better=False)
     assert more.loss(then=4.0, now=3.0) == pytest.approx(0.25)
@@ -68,14 +68,14 @@ def test_a_loss_is_a_share_of_what_was_there_in_either_direction() -> None:
     assert less.loss(then=3.0, now=2.0) == pytest.approx(-0.5)
 
 
-def test_only_a_loss_of_more_than_is_allowed_fails() -> None:
+def test_only_a_loss_above_the_limit_fails() -> None:
     then = {"push": 4.0, "ack": 3.0}
     assert [line.ok for line in judge(then, {"push": 3.0, "ack": 4.0}, 0.25)] == [True, True]
     assert [line.ok for line in judge(then, {"push": 2.9, "ack": 4.1}, 0.25)] == [False, False]
     assert [line.ok for line in judge(then, {"push": 40.0, "ack": 0.3}, 0.25)] == [True, True]
 
 
-def test_only_what_was_never_recorded_is_added() -> None:
+def test_only_unrecorded_ratios_are_added() -> None:
     recorded = {"machine": {"load": 1.0}, "ratios": {"send": 0.1}, "rounds": [{"ping_ms": 1.0}]}
     measured = {"machine": {"load": 3.0}, "ratios": {"send": 0.2, "epochs": 0.7}, "rounds": [{"ping_ms": 2.0}]}
 
@@ -87,13 +87,13 @@ def test_only_what_was_never_recorded_is_added() -> None:
     assert with_new(both, measured) == both
 
 
-def test_a_ratio_that_was_never_recorded_cannot_have_lost() -> None:
+def test_an_unrecorded_ratio_is_new_and_passes() -> None:
     (line,) = judge({}, {"push": 1.0}, 0.25)
     assert line.ok
     assert line.then is None
     assert "| new | ok |" in table([line])
 
 
-def test_the_table_has_then_and_now() -> None:
+def test_the_table_shows_the_recorded_and_the_new_ratio() -> None:
     text = table(judge({"push": 4.0}, {"push": 2.0}, 0.25))
     assert text.endswith("| more | 4 | 2 | 0.50 × | **lost** |")

@@ -1,4 +1,4 @@
-"""The benchmark of Spark's real-time mode: what it makes of the files of its sink."""
+"""The benchmark of Spark's real-time mode: how it evaluates the files of its sink."""
 
 from pathlib import Path
 
@@ -13,12 +13,12 @@ pytestmark = pytest.mark.timeout(60)
 
 
 def write(folder: Path, name: str, opened_us: int, closed_us: int, *pairs: tuple[int, int]) -> None:
-    """A file as the sink leaves it: with room for more."""
+    """Write a file as the sink leaves it: with room for more."""
     longs = [opened_us, closed_us, *(value for pair in pairs for value in pair), *[0] * (2 * ROOM)]
     np.array(longs, np.int64).tofile(folder / name)
 
 
-def test_records_that_were_due_while_their_task_stood_still_are_told_from_the_rest(tmp_path: Path) -> None:
+def test_records_due_while_their_task_stood_still_are_marked(tmp_path: Path) -> None:
     write(tmp_path, "0-0", 1_000, 9_000, (2_000, 2_001), (8_000, 8_001))
     write(tmp_path, "0-1", 1_000, 9_000, (3_000, 3_001))
     write(tmp_path, "1-0", 14_000, 0, (9_500, 15_000), (15_000, 15_001), (15_001, 15_002))
@@ -31,7 +31,7 @@ def test_records_that_were_due_while_their_task_stood_still_are_told_from_the_re
     assert stills_ms(found, from_us=9_001) == []
 
 
-def test_a_file_that_is_just_being_made_is_no_task_yet(tmp_path: Path) -> None:
+def test_a_file_that_is_being_written_is_no_task_yet(tmp_path: Path) -> None:
     (tmp_path / "0-0").touch()
     write(tmp_path, "0-1", 0, 0)
 

@@ -1,4 +1,4 @@
-"""The arithmetic of the costs of stages, and each stage once. What is measured is not tested."""
+"""The arithmetic of the costs of stages, and a run of each stage; the measurements are not tested."""
 
 import inspect
 import json
@@ -40,7 +40,7 @@ EXACT = {load: COST.of(load) for load in LOADS}
 
 
 def samples() -> Samples:
-    """A hundred of each stage and load, of which three quarters were disturbed."""
+    """A hundred samples of each stage and load; three quarters of them were disturbed."""
     made = Samples()
     for stage in LIMITS:
         if stage != COPY_ALONE:
@@ -51,12 +51,12 @@ def samples() -> Samples:
     return made
 
 
-def test_a_cost_is_per_request_per_chunk_and_per_byte() -> None:
+def test_a_cost_is_the_sum_of_its_parts_per_request_chunk_and_byte() -> None:
     assert COST.of(Load(1, 1000)) == pytest.approx(10 + 2 + 0.05)
     assert COST.of(Load(4, 1_000_000)) == pytest.approx(10 + 4 * 2 + 4 * 50)
 
 
-def test_what_follows_the_formula_is_found_again() -> None:
+def test_a_fit_of_exact_costs_finds_them_again() -> None:
     assert fit(EXACT) == pytest.approx(COST, abs=1e-6)
 
 
@@ -67,7 +67,7 @@ def test_the_error_of_a_fit_is_relative() -> None:
     assert found[:3] == pytest.approx(COST[:3], rel=0.3)
 
 
-def test_the_error_may_be_relative_to_something_larger() -> None:
+def test_the_error_of_a_fit_can_be_relative_to_larger_costs() -> None:
     constant = dict.fromkeys(LOADS, 30.0)
     large = Load(16, 256 << 10)
     disturbed = constant | {large: 60.0}
@@ -82,22 +82,22 @@ def test_no_cost_is_negative() -> None:
     assert (found.chunk_us, found.byte_s_per_gb) == (0.0, 0.0)
 
 
-def test_nothing_costs_nothing() -> None:
+def test_a_fit_of_zeros_is_zero() -> None:
     assert fit(dict.fromkeys(LOADS, 0.0))[:3] == (0.0, 0.0, 0.0)
 
 
-def test_with_one_chunk_in_each_request_its_cost_is_the_requests() -> None:
+def test_the_cost_of_a_single_chunk_per_request_counts_for_the_request() -> None:
     found = fit({load: cost for load, cost in EXACT.items() if load.chunks == 1})
     assert found == pytest.approx((12.0, 0.0, 0.05, 0.0), abs=1e-6)
 
 
-def test_a_low_quantile_is_of_those_that_nobody_disturbed() -> None:
+def test_a_quantile_is_taken_from_the_sorted_samples() -> None:
     assert quantile([5.0, 1.0, 9.0, 7.0, 3.0], 0.0) == 1.0
     assert quantile([5.0, 1.0, 9.0, 7.0, 3.0], 0.5) == 5.0
     assert quantile([4.0]) == 4.0
 
 
-def test_the_median_counts_for_sockets_and_a_low_quantile_for_the_rest() -> None:
+def test_sockets_count_by_their_median_and_other_stages_by_a_low_quantile() -> None:
     measured = reduced(samples())
     assert list(measured) == list(LIMITS)
     assert measured["backup: frame to answer"] == pytest.approx(EXACT)
@@ -105,13 +105,13 @@ def test_the_median_counts_for_sockets_and_a_low_quantile_for_the_rest() -> None
     assert measured["unix socket: send"][load] == pytest.approx(3 * EXACT[load])
 
 
-def test_a_copy_costs_what_a_broker_takes_longer_with_one() -> None:
+def test_the_cost_of_a_copy_is_the_difference_of_a_broker_with_and_without_it() -> None:
     measured = reduced(samples())
     assert list(measured[COPY_ALONE].values()) == pytest.approx([30.0] * len(LOADS))
     assert costs_of(measured)[COPY_ALONE] == pytest.approx((30.0, 0.0, 0.0, 0.0), abs=1e-3)
 
 
-def test_a_share_is_the_limits_part_of_a_stages_cost() -> None:
+def test_a_share_is_the_part_of_the_limits_in_a_stages_cost() -> None:
     measured = dict.fromkeys(LIMITS, EXACT) | {"copy": dict.fromkeys(LOADS, 1.0), "crc32c": dict.fromkeys(LOADS, 2.0)}
     load = SHOWN[0]
     assert share("broker: frame to answer", measured, load) == pytest.approx(3 / EXACT[load])
@@ -141,7 +141,7 @@ def test_the_table_has_a_row_for_each_stage() -> None:
     assert "| copy + crc32c | 200% |" in row
 
 
-def test_what_is_done_per_record_has_the_limit_of_a_call() -> None:
+def test_work_per_record_is_compared_with_its_limit() -> None:
     lines = list(record_table({"send, a value": 0.4, "records()": 0.5}, {"append_m_per_s": 10.0}))
     assert lines[2:] == ["| send, a value | 0.400 | 2.50 | 10.0 | 25% |", "| records() | 0.500 | 2.00 |  |  |"]
 
@@ -156,14 +156,14 @@ def test_the_figures_are_json() -> None:
 
 
 @pytest.mark.parametrize("method", ["reachable", "connection"])
-def test_the_cluster_of_the_stages_is_asked_as_a_real_one_is(method: str) -> None:
+def test_the_fake_cluster_has_the_signatures_of_a_real_one(method: str) -> None:
     ours, theirs = (inspect.signature(getattr(each, method)).parameters for each in (Cluster, Locality))
     assert [name.removeprefix("_") for name in ours] == list(theirs)
 
 
-async def test_a_producer_finds_all_of_a_cluster_that_it_needs() -> None:
+async def test_a_producer_works_with_the_fake_cluster() -> None:
     cluster = Cluster()
-    async with Producer(cluster, ProducerSettings()) as producer:  # type: ignore[arg-type]  # it is asked as one
+    async with Producer(cluster, ProducerSettings()) as producer:  # type: ignore[arg-type]  # it acts as one
         await producer.prepare("s")
         delivery = producer.send("s", b"x")
         await until_sent(cluster.wire)
@@ -172,7 +172,7 @@ async def test_a_producer_finds_all_of_a_cluster_that_it_needs() -> None:
     cluster.close()
 
 
-async def test_each_stage_finds_all_that_it_needs(tmp_path: Path) -> None:
+async def test_each_stage_can_run_once(tmp_path: Path) -> None:
     seen, load = Samples(), Load(1, 1024)
     loads, broker, backup = [load], Writes(tmp_path, [load], memory_bytes=2 * SEGMENT_BYTES), Replicas([load])
     pushes = [Pushes(loads, verify=verify) for verify in (True, False)]

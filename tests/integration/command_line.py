@@ -1,4 +1,4 @@
-"""The `kera` command within the process of the tests: what a plain command prints, without another Python's start."""
+"""The `kera` command within the process of the tests: what a plain command prints, without starting another Python."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from kera.cli.__main__ import main
 
 
 def run_kera(*arguments: str, stdin: bytes = b"", env: Mapping[str, str] | None = None) -> CompletedProcess[bytes]:
-    """Run a command that ends by itself, in the main thread; files stand for the three standard streams.
+    """Run a command that ends by itself, in the main thread; files stand in for the three standard streams.
 
-    What is about signals, pipes, terminals or a process's end is for a process of its own.
+    Tests of signals, pipes, terminals or the end of a process need a process of their own.
     """
     with contextlib.ExitStack() as stack:
         standard = [stack.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8")) for _ in range(3)]

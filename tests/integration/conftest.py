@@ -1,4 +1,4 @@
-"""Real daemons for the tests of this folder, and which worker runs what."""
+"""Real daemons for the tests of this folder, and the distribution of tests over the workers."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,7 +45,7 @@ def programs_start_alone() -> Iterator[None]:
 
 @pytest.fixture
 def chunks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Consumers put no small chunks together: for tests that look at chunks."""
+    """Consumers do not merge small chunks: for tests that look at chunks."""
     monkeypatch.setenv("KERA_CONSUMER_JOINED_BYTES_MAX", "0")
 
 
@@ -88,7 +88,7 @@ def shared_members(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedC
 
 @pytest.fixture
 async def members(shared_members: SharedCluster) -> SharedCluster:
-    """Three brokers and three backups that keep what they have, for tests that kill them: each finds all of them."""
+    """Three persistent brokers and backups for tests that kill them: each test finds all of them running."""
     await shared_members.make_whole()
     return shared_members
 

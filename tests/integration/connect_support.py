@@ -1,4 +1,4 @@
-"""What tests of ``kera connect`` share: a cluster, copies as processes that are killed, and what is in a stream."""
+"""Shared by the tests of ``kera connect``: a cluster, copies as processes to kill, and the content of a stream."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Copy:
         self._process.send_signal(signal.SIGCONT)
 
     def wait(self) -> tuple[int, str]:
-        """Its code, and what it has said on standard error."""
+        """Its exit code and its standard error."""
         code = self._wait()
         self._log.seek(0)
         return code, self._log.read().decode()
@@ -117,7 +117,7 @@ def copying(bootstrap: str, *arguments: str, log: Path, env: Mapping[str, str] |
 
 
 def killed_again_and_again(bootstrap: str, *arguments: str, log: Path, times: int, seed: int) -> None:
-    """Start a copy, and kill it at a random moment, so many times."""
+    """Start a copy and kill it at a random moment, `times` times."""
     chance = random.Random(seed)
     for _ in range(times):
         with copying(bootstrap, *arguments, log=log) as copy:
@@ -145,7 +145,7 @@ def table(client: Client, stream: str) -> pa.Table:
 
 
 def has(client: Client, stream: str, count: int) -> None:
-    """Wait until a stream has so many records."""
+    """Wait until a stream has `count` records."""
     deadline = time.monotonic() + COPY_TIMEOUT_S
     while sum(each.next_record for entries in client.bounds(stream).values() for each in entries) < count:
         assert time.monotonic() < deadline

@@ -1,4 +1,4 @@
-"""A console as it is run, and a Chromium that looks at it."""
+"""A running console, and a Chromium that looks at it."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ async def a_console(*arguments: str, bootstrap: str, **settings: object) -> Asyn
 
 @dataclass
 class Look:
-    """A page of a browser, and what it has complained of."""
+    """A page of a browser, and its complaints."""
 
     page: Page
     complaints: list[str] = field(default_factory=list)
-    """What the console of the page says: scripts that fail, and what its policy does not let be."""
+    """The page's console messages: scripts that fail, and what its policy blocks."""
     asked: list[str] = field(default_factory=list)
     """Addresses."""
 
@@ -102,7 +102,7 @@ class Look:
 
 @contextlib.asynccontextmanager
 async def a_browser(*flags: str, dark: bool = False) -> AsyncIterator[Look]:
-    """A browser of somebody who has not been here before. `flags`: others of Chromium's."""
+    """The browser of a new visitor. `flags`: additional flags of Chromium."""
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=[*FLAGS, *flags])
         try:

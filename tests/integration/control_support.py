@@ -1,8 +1,8 @@
-"""What tests of recovery and migration share: clusters that notice a death soon, loads that keep a ledger, timelines.
+"""Shared by tests of recovery and migration: clusters that notice a death soon, loads that keep a ledger, timelines.
 
 A `Writer` sends numbered records of its own to all streamlets of a stream, and keeps what was acknowledged, and when. A
-`Reader` sees each of them once, in the order of its writer, with ordinals that go on by one, or says what it saw
-instead. `check_log` compares a stream with what its writers were told.
+`Reader` sees each record once, in its writer's order, with ordinals that grow by one, or reports what it saw instead.
+`check_log` compares a stream with the ledgers of its writers.
 """
 
 from __future__ import annotations
@@ -38,13 +38,15 @@ from tests.integration.support import Members, number_of, until, value_of
 HEARTBEAT_MS = 200
 HEARTBEATS_MISSED_MAX = 8
 DETECTION_S = HEARTBEAT_MS * HEARTBEATS_MISSED_MAX / 1000
-"""A member that is silent for so long is dead; on a busy machine less would be noticed of those that are not."""
+"""A member that is silent for this long counts as dead; a shorter time would also hit live members of a busy
+machine.
+"""
 SESSION_TIMEOUT_MS = 1_500
-"""So is a coordinator that leads, for ZooKeeper."""
+"""The same for a leading coordinator, by ZooKeeper."""
 SEGMENT_BYTES = 64 * KIB
 TIMEOUT_S = 60.0
 WRITER_RECORDS = 1 << 32
-"""Writer number w has the records from w * this on."""
+"""Writer number w numbers its records from w * this on."""
 FINISHED = ("done", "cancelled")
 
 
@@ -63,7 +65,7 @@ def control_cluster_of(
     kind: type[LocalCluster] = LocalCluster,
     **arguments: Any,
 ) -> LocalCluster:
-    """A cluster that keeps what it has, and notices within `DETECTION_S` who is gone; it has not been started."""
+    """A cluster that keeps its data and notices a death within `DETECTION_S`; it has not been started."""
     return kind(
         data_dir=data_dir,
         brokers=brokers,
@@ -84,18 +86,18 @@ def control_cluster_of(
 
 @contextlib.asynccontextmanager
 async def control_cluster(data_dir: Path, **arguments: Any) -> AsyncIterator[LocalCluster]:
-    """Such a cluster, started; shared memory is left clean. See `control_cluster_of`."""
+    """A started cluster of `control_cluster_of`; shared memory is left clean."""
     cluster = control_cluster_of(data_dir, **arguments)
     try:
         async with cluster:
             yield cluster
     finally:
         for name in broker_names(cluster):
-            Path(cluster.ready[name]["arena_path"]).unlink(missing_ok=True)  # of one that was killed
+            Path(cluster.ready[name]["arena_path"]).unlink(missing_ok=True)  # the file of a killed broker
 
 
 async def connect(cluster: Members, **settings: Any) -> Client:
-    """A client that gives up a request soon: a broker that is stopped never answers."""
+    """A client that soon gives up a request: a stopped broker never answers."""
     return await Client.connect(cluster.bootstrap, ClientSettings.load(**{"request_timeout_ms": 3_000, **settings}))
 
 
@@ -110,7 +112,7 @@ def broker_id_of(cluster: Members, name: str) -> int:
 
 
 def broker_name(cluster: Members, broker_id: int) -> str:
-    """What the broker with this id is called."""
+    """The name of the broker with this id."""
     return next(name for name in broker_names(cluster) if broker_id_of(cluster, name) == broker_id)
 
 
@@ -138,12 +140,12 @@ def _lacking(cluster: Members, name: str, prefixes: tuple[str, ...]) -> dict[str
 
 
 async def until_safe(cluster: Members, timeout_s: float = TIMEOUT_S) -> None:
-    """Wait until everything at all brokers that run has its replicas. Nothing may be written meanwhile."""
+    """Wait until everything at all running brokers has its replicas. Nothing may be written meanwhile."""
     await _until_none_lack(cluster, (DEFICIENT, *UNDER_WAY), timeout_s)
 
 
 async def until_replicas(cluster: Members, timeout_s: float = TIMEOUT_S) -> None:
-    """Wait until no virtual segment at a broker that runs has lost a replica. Records may be written meanwhile."""
+    """Wait until no virtual segment of a running broker lacks a replica. Records may be written meanwhile."""
     await _until_none_lack(cluster, (DEFICIENT,), timeout_s)
 
 
@@ -165,19 +167,19 @@ def now_us() -> int:
 
 
 class Writer:
-    """Sends records of its own to all streamlets of a stream, each at its own pace, and keeps what became of them."""
+    """Sends records of its own to all streamlets of a stream, each at its own pace, and keeps their outcomes."""
 
     def __init__(
         self, producer: Producer, stream: StreamDescription, number: int, *, pause_s: float, backlog_max: int
     ) -> None:
-        """`backlog_max`: a streamlet with so many records that wait for an answer gets no more."""
+        """`backlog_max`: a streamlet with this many unanswered records gets no more."""
         count = stream.config.streamlets
         self.stream = stream
         self.number = number
         self.deliveries: list[list[Delivery]] = [[] for _ in range(count)]
         """By streamlet, in the order in which they were sent."""
         self.times_s = [array("d") for _ in range(count)]
-        """When these came; of the monotonic clock."""
+        """When these arrived, by the monotonic clock."""
         self.sent = [0] * count
         self.errors: list[BaseException] = []
         self.paused = False
@@ -223,7 +225,7 @@ class Writer:
 
     @property
     def acknowledged(self) -> int:
-        """How many records."""
+        """The number of acknowledged records."""
         return sum(map(len, self.deliveries))
 
     @property
@@ -233,18 +235,18 @@ class Writer:
 
     @property
     def duplicates(self) -> int:
-        """How many of them had arrived before, and were recognised."""
+        """The number of records that had arrived before and were recognised."""
         return sum(delivery.duplicate for deliveries in self.deliveries for delivery in deliveries)
 
     def check(self) -> None:
-        """Nothing that was sent has failed."""
+        """Check that nothing that was sent has failed."""
         if self.errors:
             raise Wrong(f"{self.stream.name}: {len(self.errors)} records failed: {self.errors[0]!r}")
 
     async def go_on(
         self, streamlets: Iterable[int] | None = None, count: int = 5, timeout_s: float = TIMEOUT_S
     ) -> None:
-        """Wait until so many more records of each of these streamlets are acknowledged."""
+        """Wait until this many more records of each of these streamlets are acknowledged."""
         wanted = {number: len(self.deliveries[number]) + count for number in streamlets or range(len(self.sent))}
         with saying(lambda: f"{self.stream.name}: no {count} more of streamlets {list(wanted)}, but {self._state()}"):
             await until(
@@ -269,7 +271,7 @@ class Writer:
 
 
 def record_number(writer: int, streamlet: int, ordinal: int, streamlets: int) -> int:
-    """The number of what a writer sends to a streamlet."""
+    """The number of a writer's record for a streamlet."""
     return writer * WRITER_RECORDS + ordinal * streamlets + streamlet
 
 
@@ -281,7 +283,7 @@ def _longest_gap_s(times_s: Sequence[float], begun_s: float, ended_s: float) -> 
 
 @contextlib.contextmanager
 def saying(text: Callable[[], str]) -> Iterator[None]:
-    """Time-outs say what was waited for."""
+    """Time-outs say what the test waited for."""
     try:
         yield
     except TimeoutError:
@@ -300,7 +302,7 @@ async def writer(
     delivery_timeout_ms: int = 120_000,
     **settings: Any,
 ) -> AsyncIterator[Writer]:
-    """A writer in the background; all of it is delivered when the block is left in peace."""
+    """A writer in the background; everything is delivered when the block ends without an error."""
     async with client.producer(
         chunk_bytes_max=chunk_bytes_max, delivery_timeout_ms=delivery_timeout_ms, **settings
     ) as producer:
@@ -319,7 +321,7 @@ async def writer(
 
 
 async def settle(writers: Sequence[Writer], timeout_s: float = TIMEOUT_S) -> None:
-    """Nothing more is sent, and all that was is acknowledged."""
+    """Send nothing more, and wait until everything that was sent is acknowledged."""
     await asyncio.gather(*(each.settle(timeout_s) for each in writers))
 
 
@@ -327,7 +329,7 @@ async def settle(writers: Sequence[Writer], timeout_s: float = TIMEOUT_S) -> Non
 
 
 class Reader:
-    """Reads a stream from its start, and checks each record against the one that is due."""
+    """Reads a stream from its start, and checks each record against the record that is due."""
 
     def __init__(
         self,
@@ -338,7 +340,7 @@ class Reader:
         foreign: bytes | None = None,
         **settings: Any,
     ) -> None:
-        """`keep`: remember where each record was; `foreign`: the value of those that belong to no writer.
+        """`keep`: remember where each record was; `foreign`: the value of records that belong to no writer.
 
         `settings` are the consumer's.
         """
@@ -346,7 +348,7 @@ class Reader:
         self.records = 0
         self.foreign_records = 0
         self.seen: dict[tuple[int, int], int] = {}
-        """By streamlet and writer: how many, the first so many of it."""
+        """By streamlet and writer: how many of the writer's records, counted from its first."""
         self.places: dict[tuple[int, int], list[tuple[int, int]]] = {}
         """Likewise: the entry and the ordinal of each."""
         self.error: Exception | None = None
@@ -359,11 +361,11 @@ class Reader:
         self._reopen = False
 
     def reopen(self) -> None:
-        """With the next chunk, end this consumer, and go on with another one where it stopped."""
+        """At the next chunk, end this consumer, and go on with another one where it stopped."""
         self._reopen = True
 
     async def run(self) -> None:
-        """Read until cancelled; what goes wrong is `error`."""
+        """Read until cancelled; a failure is kept in `error`."""
         try:
             while True:
                 await self.read()
@@ -444,9 +446,9 @@ async def check_log(
     *,
     foreign: bytes | None = None,
 ) -> int:
-    """Whether all that was acknowledged is there, once, in its writer's order, where it was acknowledged to be.
+    """Check that every acknowledged record is there once, in its writer's order, at the acknowledged place.
 
-    Nothing may be under way. Returns how many records these are, with those that are `foreign`; raises `Wrong`.
+    Nothing may be under way. Returns the number of records, `foreign` ones included; raises `Wrong`.
     """
     found = Reader(client, await client.describe(stream), keep=True, foreign=foreign, shared_memory="never")
     with saying(lambda: f"{stream}: after {timeout_s} s {found.records} records were read"):
@@ -458,7 +460,7 @@ async def check_log(
             if len(places) != len(deliveries):
                 raise Wrong(f"{stream}/{streamlet}: {len(deliveries)} were acknowledged, {len(places)} are there")
             for at, (delivery, place) in enumerate(zip(deliveries, places, strict=True)):
-                # The answer to a repeat of what is not in memory any more may name no place.
+                # The answer to a repeat may name no place when the record is not in memory any more.
                 if delivery.position is not None and place != (delivery.entry.entry, delivery.record):
                     raise Wrong(f"{stream}/{streamlet}: record {at} is at {place}, acknowledged was {delivery}")
     return found.records + found.foreign_records
@@ -468,7 +470,7 @@ async def check_log(
 
 
 async def recoveries_since(client: Client, since_us: int) -> list[RecoveryDescription]:
-    """Those that were noticed since then."""
+    """The recoveries that were noticed since then."""
     return [each for each in await client.admin.recoveries() if each.detected_us >= since_us]
 
 
@@ -490,7 +492,7 @@ async def until_recovered(
 
 @dataclass(frozen=True)
 class Timeline:
-    """What became of a broker's death, when."""
+    """When each event after a broker's death happened."""
 
     info: RecoveryDescription
     killed_us: int

@@ -13,7 +13,7 @@ from kera.local.cluster import RunningCluster
 
 TIMEOUT_S = 60.0
 WARNING = "import warnings; warnings.simplefilter('default', ResourceWarning)\n"
-"""What an option of the interpreter would do, with which tests/forked_programs.py does not fork it."""
+"""The effect of an interpreter option; with the option itself, tests/forked_programs.py would not fork the program."""
 
 
 class Ended(NamedTuple):
@@ -25,7 +25,9 @@ class Ended(NamedTuple):
 
 
 async def run_program(program: str, cluster: RunningCluster, stream: str, *options: str, create: bool = True) -> Ended:
-    """Run `program` with a stream, which is new: its arguments are the address of the cluster and the stream's name."""
+    """Run `program` with a stream, by default a new one: its arguments are the cluster's address and the stream's
+    name.
+    """
     if create:
         async with await Client.connect(cluster.bootstrap) as client:
             await client.admin.create_stream(stream)

@@ -1,8 +1,8 @@
-"""For each method a request that is right, and one like it about somebody else: what `field_mutants` starts from.
+"""For each method a valid request, and a like request about somebody else: `field_mutants` starts from these.
 
-The requests are about a stream, a producer and a consumer group of the sender's own. What a request is *meant* to do to
-somebody else's, such as deleting a stream by its name, is not sent: who may do that is a matter of rights, not of
-fields. `Case.rights` names these fields, with all that is within them.
+The requests are about a stream, a producer and a consumer group of the sender's own. Requests that are *meant* to
+affect somebody else, such as deleting a stream by its name, are not sent: that is a matter of rights, not of fields.
+`Case.rights` names these fields, with all that is within them.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from kera.v1 import latency_pb2 as latency
 from kera.v1 import schema_pb2 as schema
 
 STRANGER_ID = 900_001
-"""A broker or backup that there is not."""
+"""The id of a broker or backup that does not exist."""
 WAIT_MS = 1
 RETENTION_MS = 3_600_000
 
 
 @dataclass(frozen=True)
 class Theirs:
-    """What a request can be about: of whoever sends it, or of somebody else."""
+    """The things that a request can be about: the sender's, or somebody else's."""
 
     stream: common.StreamInfo
     consumer_group: str
     member: str
     producer: str
     cursors: tuple[common.Cursor, ...]
-    """Somewhere within the stream, one for each of two streamlets."""
+    """A place within the stream for each of two streamlets."""
     broker: common.BrokerInfo
     """The owner of its first streamlet."""
     coordinator_epoch: int
@@ -56,7 +56,7 @@ class Case:
 
     build: Build
     rights: tuple[str, ...] = ()
-    """Paths of fields that say whom the request is about."""
+    """The paths of fields that say whom the request is about."""
     internal: bool = False
     """Only daemons send it."""
 

@@ -1,6 +1,6 @@
-"""Every field of a message, and of a chunk's header, as a foreign client may set it. Pure: nothing is sent here.
+"""Values that a foreign client may set in each field of a message or chunk header. Pure: it sends nothing.
 
-From a request that is right, `messages` makes those that differ from it in one field: absent, zero, the largest and the
+From a valid request, `messages` makes requests that differ from it in one field: absent, zero, the largest and the
 smallest value that the field can have, another's (that of a second request), an enumeration's number that nobody knows,
 text that is long, hostile or no name; a list that is empty, has each element twice, has very many, or the wrong order.
 It goes into messages within messages, and into the first element of lists of them.
@@ -19,11 +19,11 @@ from google.protobuf.message import Message
 from kera.core.format.chunk import HEADER_CRC_AT
 
 MANY = 1_000
-"""Elements of a list that has very many."""
+"""The number of elements of a very long list."""
 UNKNOWN = 99
-"""Of no enumeration."""
+"""A number that no enumeration has."""
 DEPTH_MAX = 4
-"""Messages within messages."""
+"""The depth of messages within messages."""
 _RANGES = {
     FieldDescriptor.TYPE_UINT32: (0, (1 << 32) - 1),
     FieldDescriptor.TYPE_UINT64: (0, (1 << 64) - 1),
@@ -33,7 +33,7 @@ _RANGES = {
 _TEXTS = ("", "x" * 70_000, "\x00\x1b[2J\u202e\n", "../../etc/passwd", "{}'\"%s")
 
 HEADER_FIELDS = {
-    # name: offset, format, smallest, largest; of the part of a chunk's header that its producer writes
+    # name: offset, format, smallest, largest; in the part of a chunk's header that its producer writes
     "magic": (0, "<I", 0, (1 << 32) - 1),
     "version": (4, "<B", 0, 255),
     "flags": (5, "<B", 0, 255),
@@ -53,7 +53,7 @@ HEADER_FIELDS = {
     "payload_crc32c": (80, "<I", 0, (1 << 32) - 1),
 }
 PLACEMENT_FIELDS = {
-    # likewise, of the part that brokers write
+    # likewise, in the part that brokers write
     "group_id": (88, "<Q", 0, (1 << 64) - 1),
     "segment_id": (96, "<I", 0, (1 << 32) - 1),
     "entry": (100, "<I", 0, (1 << 32) - 1),
@@ -64,9 +64,9 @@ PLACEMENT_FIELDS = {
 
 
 def messages(valid: Message, other: Message) -> Iterator[tuple[str, Message]]:
-    """What differs from `valid` in one field, each with the field's path and what was done to it.
+    """Messages that differ from `valid` in one field, each with the field's path and the kind of change.
 
-    `other` is a request like it of somebody else.
+    `other` is a like request of somebody else.
     """
     for path, mutate in _changes(type(valid)(), valid, other, "", DEPTH_MAX):
         changed = type(valid)()
@@ -76,7 +76,7 @@ def messages(valid: Message, other: Message) -> Iterator[tuple[str, Message]]:
 
 
 def _changes(kind: Any, valid: Any, other: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
-    """Of the message at `path`: each change, and a function that makes it to a message of the same kind."""
+    """For the message at `path`: each change, and a function that applies it to a message of the same kind."""
     for field in kind.DESCRIPTOR.fields:
         name = f"{path}{field.name}"
         if field.is_repeated:
@@ -198,7 +198,7 @@ def field_of(chunk: bytes, name: str) -> int:
 
 
 def chunks(valid: bytes, other: bytes) -> Iterator[tuple[str, bytes]]:
-    """Chunks that differ from `valid` in one field of the header, each with its name and what was done to it."""
+    """Chunks that differ from `valid` in one field of the header, each with its name and the kind of change."""
     for name, (_, _, smallest, largest) in {**HEADER_FIELDS, **PLACEMENT_FIELDS}.items():
         was, others = field_of(valid, name), field_of(other, name)
         values = {

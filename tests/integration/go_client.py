@@ -1,4 +1,4 @@
-"""The client in Go of clients/go, built once, as tests run its commands."""
+"""The Go client of clients/go, built once, with its commands as tests run them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = ROOT / "clients" / "go"
 BUILD_S = 300
-"""The first time all that it depends on is fetched and compiled, too."""
+"""The first build also fetches and compiles all dependencies."""
 TIMEOUT_S = 60.0
 
 
@@ -37,7 +37,7 @@ class GoClient:
         self._folder = folder
 
     def tool(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run Go's own command in the module, with the toolchain and the versions that are there."""
+        """Run Go's own command in the module, with the installed toolchain and versions."""
         return subprocess.run(
             [self._go, *arguments],
             cwd=MODULE,
@@ -50,12 +50,12 @@ class GoClient:
         )
 
     def unformatted(self) -> str:
-        """Files that are not as gofmt writes them."""
+        """Files that differ from gofmt's output."""
         gofmt = Path(self.tool("env", "GOROOT").stdout.strip(), "bin", "gofmt")
         return subprocess.run([gofmt, "-l", MODULE], capture_output=True, text=True, check=True).stdout
 
     def build(self) -> None:
-        """Build the commands; skips the test where what they depend on can be had from nowhere."""
+        """Build the commands; skips the test if their dependencies are not available."""
         fetched = self.tool("mod", "download")
         if fetched.returncode:
             pytest.skip(f"the modules of clients/go cannot be fetched: {fetched.stderr[-500:]}")
@@ -95,7 +95,7 @@ class GoClient:
 
 
 def records_in(output: bytes) -> list[GoRecord]:
-    """What kera-consume has printed; a line that was not finished does not count."""
+    """The records that kera-consume has printed; an unfinished line does not count."""
     whole, _, _ = output.rpartition(b"\n")
     return [_record(json.loads(line)) for line in whole.splitlines()]
 
@@ -110,7 +110,7 @@ def _bytes(text: str | None) -> bytes | None:
 
 
 def find_go() -> str:
-    """The command; skips the test where there is none that is new enough."""
+    """The command; skips the test without a new enough one."""
     found = subprocess.run(
         ["sh", str(ROOT / "scripts" / "go.sh"), "--look"], capture_output=True, text=True, check=False
     )

@@ -1,4 +1,5 @@
-"""A consumer of a consumer group, in a process of its own: it says what it took, commits that, and says so.
+"""A consumer of a consumer group, in a process of its own: it reports the records that it takes, commits them, and
+reports that.
 
 ``python -m tests.integration.group_worker '{"bootstrap": …, "consumer_group": …, "stream": …}'``; each line that it
 prints is an event. It ends when its standard input does.
@@ -20,12 +21,12 @@ COMMIT_INTERVAL_S = 0.1
 
 
 def say(**event: Any) -> None:
-    """Print an event; it is out before anything else happens."""
+    """Print an event; flush it before anything else happens."""
     print(json.dumps(event), flush=True)  # noqa: T201 - it is what the test reads
 
 
 async def consume(task: dict[str, Any]) -> None:
-    """Take and commit, until cancelled; then commit, and leave."""
+    """Take and commit until cancelled; then commit and leave."""
     settings = GroupConsumerSettings.load(**{"commit_interval_ms": 0, **task.get("settings", {})})
     async with (
         await Client.connect(task["bootstrap"]) as client,
@@ -60,7 +61,7 @@ async def commit(consumer: GroupConsumer) -> None:
 
 
 async def commit_once(consumer: GroupConsumer) -> None:
-    """What is taken meanwhile is not part of it."""
+    """The commit does not include records that are taken meanwhile."""
     say(committing=True)
     try:
         await consumer.commit()

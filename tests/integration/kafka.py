@@ -47,7 +47,7 @@ file.delete.delay.ms=100
 
 
 def jars() -> Path | None:
-    """The folder of jars; None: nobody has fetched them."""
+    """The folder of jars; None: they have not been fetched."""
     return next((each.parent for each in sorted(ROOT.glob("build/kafka/*/.complete"))), None)
 
 
@@ -67,7 +67,9 @@ def kafka_or_skip(directory: Path) -> Kafka:
 
 
 def headers_of(number: int) -> list[tuple[str, bytes | None]] | None:
-    """Of a numbered record: each third one has some, with a name that repeats, one that is empty, and a null."""
+    """The headers of a numbered record: each third record has some, with a repeated name, an empty value, and a
+    null.
+    """
     return [("n", b"%d" % number), ("none", None), ("n", b""), ("", b"\xff")] if number % 3 == 0 else None
 
 
@@ -148,10 +150,10 @@ class Kafka:
                 preexec_fn=_die_with_parent,  # noqa: PLW1509 - one call of the kernel, which needs no lock
             )
 
-    # -- what tests do with it -------------------------------------------------------------------------------------
+    # -- operations for tests -------------------------------------------------------------------------------------
 
     def restart(self) -> None:
-        """End it at once, and start it again where it was, with what it had."""
+        """End the broker at once, and start it again at the same address with its data."""
         self._stop()
         assert self._launched(self._directory / "server.properties"), self._log.read_text()[-4000:]
 
@@ -171,7 +173,7 @@ class Kafka:
         admin.create_partitions([NewPartitions(name, partitions)])[name].result()
 
     def remove_before(self, topic: str, offset: int) -> None:
-        """Of partition 0."""
+        """Remove the records of partition 0 before an offset."""
         admin = AdminClient({"bootstrap.servers": self.bootstrap})
         for removed in admin.delete_records([confluent_kafka.TopicPartition(topic, 0, offset)]).values():
             removed.result()

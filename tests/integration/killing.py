@@ -1,4 +1,4 @@
-"""A shell command that has a cluster of the tests kill a daemon and start it again, for `kera check --kill`."""
+"""A shell command that lets a test's cluster kill a daemon and start it again, for `kera check --kill`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STOP = "stop"
 
 @contextlib.contextmanager
 def killing_command(directory: Path, kill: Callable[[], str]) -> Iterator[str]:
-    """The command: it runs `kill` in a thread of this process, prints what that returns, and fails if that does."""
+    """The command: it runs `kill` in a thread of this process, prints its result, and fails if `kill` does."""
     request, reply = directory / "request", directory / "reply"
     for path in (request, reply):
         os.mkfifo(path)

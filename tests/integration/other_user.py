@@ -1,6 +1,6 @@
-"""A program that tests start as root, and that goes on as another user once it has loaded what it needs.
+"""A program that tests start as root, and that continues as another user once it has loaded its modules.
 
-It reads a stream, and looks into all that it has mapped of brokers. It is asked with a line of JSON: ``{"read":
+It reads a stream, and searches all the memory of brokers that it has mapped. Each request is a line of JSON: ``{"read":
 records}``, ``{"find": [texts]}`` in arenas that are mapped, ``{"open_arenas": true}``.
 """
 
@@ -22,7 +22,7 @@ OTHER_USER = 65_534
 
 
 async def read(client: Client, stream: str, wanted: int, shared_memory: Any, kept: list[Any]) -> Answer:
-    """Read so many records; what was read in place stays mapped."""
+    """Read `wanted` records; those read in place stay mapped."""
     records, in_place = 0, True
     try:
         async for chunk in client.consumer(stream, start="earliest", shared_memory=shared_memory).batches():
@@ -37,7 +37,7 @@ async def read(client: Client, stream: str, wanted: int, shared_memory: Any, kep
 
 
 def _arenas() -> list[tuple[int, int]]:
-    """Where arenas are mapped: first and last address."""
+    """The first and last address of each mapped arena."""
     found = []
     for line in Path("/proc/self/maps").read_text().splitlines():
         if ".arena" in line:
@@ -47,14 +47,14 @@ def _arenas() -> list[tuple[int, int]]:
 
 
 def find(texts: list[str]) -> Answer:
-    """Whether each text is anywhere in what is mapped, from the first byte to the last."""
+    """Whether each text is anywhere in the mapped memory."""
     arenas = _arenas()
     mapped = [ctypes.string_at(start, end - start) for start, end in arenas]
     return {"files": len(arenas), "found": [any(text.encode() in memory for memory in mapped) for text in texts]}
 
 
 def open_arenas() -> Answer:
-    """How many arenas can be opened by their names."""
+    """The number of arenas that can be opened by their names."""
     return {"opened": sum(os.access(path, os.R_OK) for path in Path("/dev/shm").glob("*.arena"))}
 
 
@@ -64,7 +64,7 @@ async def main() -> None:
     settings = ClientSettings(tls_ca=Path(ca), user="alice", password=os.environ["KERA_TEST_PASSWORD"])
     kept: list[Any] = []
     async with await Client.connect(bootstrap, settings) as client:
-        loaded = await read(client, stream, 1, "never", [])  # so that nothing is missing that only root can load
+        loaded = await read(client, stream, 1, "never", [])  # so that everything that only root can load is loaded
         assert not loaded["error"], loaded
         await asyncio.to_thread(find, [])
     os.setgroups([])

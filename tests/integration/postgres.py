@@ -24,12 +24,12 @@ START_TIMEOUT_S = 60.0
 USER = "kera"
 SETTINGS = (
     *("listen_addresses=", "fsync=off", "max_connections=50", "shared_buffers=32MB", "wal_level=logical"),
-    "max_replication_slots=100",  # tests share a server, and copies of changes keep theirs
+    "max_replication_slots=100",  # tests share a server, and copies of changes keep their slots
 )
 
 
 def programs() -> Path | None:
-    """The newest ones."""
+    """The programs of the newest version."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
     return found[-1].parent if found else None
 
@@ -51,11 +51,11 @@ class Postgres:
         self._programs = found
         self._process: subprocess.Popen[bytes] | None = None
         self._parent = ThreadPoolExecutor(1, thread_name_prefix="postgres-parent")
-        # Not pytest's: nobody but its owner may enter that, and a socket's path has to be short.
+        # Not pytest's directory: only its owner may enter that, and a socket's path has to be short.
         self._directory = Path(tempfile.mkdtemp(prefix="kera-pg-"))
 
     def url(self, table: str, database: str = "postgres", **more: str) -> str:
-        """For ``kera connect copy``."""
+        """The address of a table for ``kera connect copy``."""
         parameters = "".join(f"&{name}={value}" for name, value in more.items())
         return f"postgresql://{USER}@/{database}?host={self._directory}&table={table}{parameters}"
 
@@ -99,17 +99,17 @@ class Postgres:
         return False
 
     def stop(self) -> None:
-        """As after a loss of power: all its processes end at once, and the next start recovers."""
+        """Stop as after a loss of power: all processes end at once, and the next start recovers."""
         self._stop()
 
     def start(self) -> None:
-        """Again, after `stop` or `kill`: as soon as the processes of before are gone."""
+        """Start again after `stop` or `kill`, as soon as the earlier processes are gone."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._start():
             assert time.monotonic() < deadline, (self._directory / "log").read_text()[-4000:]
 
     def kill(self) -> None:
-        """Its first process only, with SIGKILL: the others notice that."""
+        """Kill only the first process, with SIGKILL: the others notice that."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
@@ -132,7 +132,7 @@ class Postgres:
             self._process.wait()
             self._process = None
 
-    # -- what tests do with it -------------------------------------------------------------------------------------
+    # -- operations for tests -------------------------------------------------------------------------------------
 
     def connect(self, database: str = "postgres") -> Any:
         return adbc.connect(f"postgresql://{USER}@/{database}?host={self._directory}")
@@ -149,7 +149,7 @@ class Postgres:
             return list(cursor.fetchall())
 
     def waits_for(self, query: str, value: Any) -> None:
-        """Until a query gives it."""
+        """Wait until a query gives this value."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while (found := self.rows(query)) != [(value,)]:
             assert time.monotonic() < deadline, f"{query}: {found}, not {value}"

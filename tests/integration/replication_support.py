@@ -1,4 +1,4 @@
-"""What tests of replication share: clusters with backups, a load that keeps what became of it, and recovery of all."""
+"""Shared by tests of replication: clusters with backups, a load that keeps the outcome of each record, and recovery."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def replicated_cluster(
     segment_bytes: int = SEGMENT_BYTES,
     **settings: object,
 ) -> Iterator[RunningCluster]:
-    """A cluster of one broker and some backups that keep what they have; nothing is left in shared memory."""
+    """A cluster of one broker and some backups that keeps its data; shared memory is left clean."""
     settings = {"metrics_port": 0, "repair_delay_ms": 1_000, **settings}
     arena: Path | None = None
     try:
@@ -62,7 +62,7 @@ def replicated_cluster(
                 arena = arena_of(running)
     finally:
         if arena is not None:
-            arena.unlink(missing_ok=True)  # of a broker that was killed
+            arena.unlink(missing_ok=True)  # the file of a killed broker
 
 
 def backup_names(cluster: Members) -> list[str]:
@@ -71,12 +71,12 @@ def backup_names(cluster: Members) -> list[str]:
 
 
 def backup_name(cluster: Members, backup_id: int) -> str:
-    """What the backup with this id is called."""
+    """The name of the backup with this id."""
     return next(name for name in backup_names(cluster) if cluster.ready[name]["backup_id"] == backup_id)
 
 
 def backup_infos(cluster: RunningCluster, names: Iterable[str]) -> list[common_pb2.BackupInfo]:
-    """Where backups are."""
+    """The addresses of backups."""
     ready = [cluster.ready[name] for name in names]
     return [common_pb2.BackupInfo(backup_id=each["backup_id"], frames_address=each["frames_address"]) for each in ready]
 
@@ -88,7 +88,7 @@ async def in_threads(function: object, names: Iterable[str]) -> None:
 
 
 def samples(cluster: Members, daemon: str = BROKER) -> dict[str, float]:
-    """What a daemon measures: by name without ``kera_broker_`` or ``kera_backup_``, with labels."""
+    """The metrics of a daemon: by name without ``kera_broker_`` or ``kera_backup_``, with labels."""
     url = f"http://{cluster.ready[daemon]['metrics_address']}/metrics"
     with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
         lines = response.read().decode().splitlines()
@@ -98,13 +98,13 @@ def samples(cluster: Members, daemon: str = BROKER) -> dict[str, float]:
 
 
 def under_replicated(cluster: RunningCluster) -> dict[str, float]:
-    """What the broker tells of things that have too few replicas; empty: nothing."""
+    """The broker's gauges of things with too few replicas; empty if there are none."""
     names = ("virtual_segments_deficient", "replication_backlog", "replication_lag_bytes")
     return {name: value for name, value in samples(cluster).items() if name.startswith(names) and value}
 
 
 async def until_replicated(cluster: RunningCluster, timeout_s: float = TIMEOUT_S) -> None:
-    """Wait until everything has its replicas; nothing may be written meanwhile. Raises `Wrong` if it does not come."""
+    """Wait until everything has its replicas; nothing may be written meanwhile. Raises `Wrong` after the time-out."""
     try:
         await until(lambda: not under_replicated(cluster), timeout_s)
     except TimeoutError:
@@ -112,15 +112,15 @@ async def until_replicated(cluster: RunningCluster, timeout_s: float = TIMEOUT_S
 
 
 class Writing:
-    """Sends records 0, 1, … to the streamlets of a stream in turn, and keeps what became of each."""
+    """Sends records 0, 1, … to the streamlets of a stream in turn, and keeps the outcome of each."""
 
     def __init__(
         self, producer: Producer, stream: StreamDescription, *, pause_s: float = 0.005, burst: int = 5
     ) -> None:
-        """`burst`: so many records, then a pause."""
+        """`burst`: this many records, then a pause."""
         self.stream = stream
         self.acknowledged: list[tuple[int, Delivery]] = []
-        """Numbers and deliveries, in the order in which they came."""
+        """Numbers and deliveries, in the order of arrival."""
         self.errors: list[BaseException] = []
         self.sent = 0
         self.paused = False
@@ -131,7 +131,7 @@ class Writing:
         self._waiting: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Write until `stopping`; then wait for what is under way."""
+        """Write until `stopping`; then wait for the records under way."""
         while not self.stopping:
             if self.paused:
                 await asyncio.sleep(self._pause_s)
@@ -170,7 +170,7 @@ async def writing(
     chunk_bytes_max: int = 4 * KIB,
     **settings: Any,
 ) -> AsyncIterator[Writing]:
-    """A producer that writes in the background; all of it is delivered when the block is left in peace."""
+    """A producer that writes in the background; everything is delivered when the block ends without an error."""
     async with client.producer(chunk_bytes_max=chunk_bytes_max, **settings) as producer:
         description = await producer.prepare(stream)
         running = Writing(producer, description, pause_s=pause_s, burst=burst)
@@ -187,7 +187,7 @@ async def writing(
 
 @dataclass
 class Found:
-    """What was recovered: chunks in order, and their bytes."""
+    """The recovered chunks in order, and their bytes."""
 
     result: ReplicasRead
     data: dict[ChunkHeader, bytes] = field(default_factory=dict)
@@ -202,7 +202,7 @@ class Found:
 
 
 async def recover(cluster: RunningCluster, names: Sequence[str], broker_id: int = BROKER_ID) -> Found:
-    """Read what these backups have of the broker."""
+    """Read everything that these backups have of the broker."""
     data: dict[ChunkHeader, bytes] = {}
 
     async def take(chunk: ChunkHeader, view: memoryview) -> None:
@@ -213,9 +213,9 @@ async def recover(cluster: RunningCluster, names: Sequence[str], broker_id: int 
 
 
 def check_recovered(found: Found, loads: Iterable[Writing]) -> int:
-    """Whether every acknowledged record is there, once, where it was acknowledged; returns how many these are.
+    """Check that every acknowledged record is there once, at the acknowledged place; returns the number of records.
 
-    Raises `Wrong`, with what is missing.
+    Raises `Wrong`, with the missing records.
     """
     result = found.result
     for name in ("conflicts", "gaps", "unread", "disagreeing", "backups_failed"):
@@ -252,7 +252,7 @@ def _check_load(
     here = {(entry, number) for (entry, _), number in numbers.items()}
     for number, delivery in load.acknowledged:
         key = delivery.entry, delivery.record
-        if delivery.position is None:  # of a repeat of what is on the broker's disk only, nobody knows the place
+        if delivery.position is None:  # a repeat of a record that is only on the broker's disk has no known place
             if (delivery.entry, number) not in here:
                 missing.append((number, delivery))
         elif key not in numbers:
@@ -275,7 +275,7 @@ def _check_load(
 async def list_replicas(
     cluster: RunningCluster, name: str, broker_id: int = BROKER_ID
 ) -> dict[int, backup_pb2.ReplicaInfo]:
-    """What one backup has of the broker, by virtual segment."""
+    """The replicas that one backup has of the broker, by virtual segment."""
     channel = await FrameChannel.connect_tcp(cluster.ready[name]["frames_address"], timeout_s=TIMEOUT_S)
     try:
         request = backup_pb2.ListReplicasRequest(broker_id=broker_id)
@@ -291,7 +291,7 @@ async def list_replicas(
 
 
 async def until_quiet(cluster: RunningCluster, names: Sequence[str], timeout_s: float = TIMEOUT_S) -> None:
-    """Wait until what backups have changes no more: a broker frees replicas in the background."""
+    """Wait until the content of backups no longer changes: a broker frees replicas in the background."""
     unmoved, last = 0, None
     async with asyncio.timeout(timeout_s):
         while unmoved < QUIET_POLLS:
@@ -324,9 +324,9 @@ async def _contents(cluster: RunningCluster, name: str) -> dict[int, tuple[backu
 
 
 async def check_agreement(cluster: RunningCluster, names: Iterable[str]) -> int:
-    """Whether replicas of one virtual segment are the same, as far as they go; returns how many were compared.
+    """Check that replicas of one virtual segment agree as far as they go; returns how many were compared.
 
-    Only where nothing is written meanwhile. Raises `Wrong`.
+    Nothing may be written meanwhile. Raises `Wrong`.
     """
     first: dict[int, tuple[str, backup_pb2.ReplicaInfo, bytes]] = {}
     compared = 0
@@ -346,7 +346,7 @@ async def check_agreement(cluster: RunningCluster, names: Iterable[str]) -> int:
 
 
 def check_files(data_dir: Path) -> dict[str, Any]:
-    """What ``kera verify`` tells of the directories of a cluster that has stopped. Raises `Wrong` if that is damage."""
+    """The report of ``kera verify`` on the directories of a stopped cluster. Raises `Wrong` if it has damage."""
     directories = [str(path) for path in sorted(data_dir.iterdir()) if path.name.startswith(("broker-", "backup-"))]
     argv = [sys.executable, "-m", "kera.cli", "verify", "--json", *directories]
     ended = subprocess.run(argv, capture_output=True, text=True, check=False)

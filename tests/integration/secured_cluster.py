@@ -1,4 +1,4 @@
-"""A cluster with security on, as tests of it have one: whom it knows is the test's."""
+"""A cluster with security on for tests; each test makes the users that it needs."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Secured:
         daemon_settings: Mapping[str, Any] = MappingProxyType({}),
         **arguments: Any,
     ) -> None:
-        """`arguments`: of `LocalCluster`, if it is to be another one; `daemon_settings`: of all daemons."""
+        """`arguments`: of `LocalCluster`, to change the cluster; `daemon_settings`: of all daemons."""
         settings_of = {kind: arguments.pop(f"{kind}_settings", {}) for kind in ("coordinator", "broker", "backup")}
         authority, _ = Authority.open_or_make(directory)
         self.ca = authority.path
         one = authority.issue(HOST)
         self.secrets = {kind: directory / f"secret-of-{kind}" for kind in ("coordinator", "broker", "backup")}
-        """As on three hosts; it is the same."""
+        """The files of each kind of daemon, as on three hosts; their content is the same."""
         for path in self.secrets.values():
             path.write_text(SECRET)
         self.secret = self.secrets["coordinator"]
@@ -78,7 +78,7 @@ class Secured:
         return await Client.connect(self.cluster.bootstrap, self.settings(user=user, password=PASSWORD, **settings))
 
     async def ask(self, method: Method[RequestT, ResponseT], request: RequestT) -> ResponseT:
-        """As a daemon."""
+        """Call a method as a daemon."""
         channel = GrpcChannel(self.cluster.bootstrap, tls=self.tls, introduction=of_daemon(SECRET))
         try:
             return await call(channel, method, request, timeout_s=10)

@@ -1,7 +1,7 @@
-"""A cluster that tests use one after the other: whatever they kill, stop or drain in it, the next one finds it whole.
+"""A cluster that tests use one after the other: after any kills, stops or drains, the next test finds it whole.
 
-What tests share is the processes. Streams and consumer groups are each test's own: they are deleted before the next
-one. A cluster that cannot be made whole, as a test failed in the middle of something, is replaced by a new one.
+Tests share the processes. Streams and consumer groups belong to one test: they are deleted before the next one. A
+cluster that cannot be made whole, because a test failed in the middle of something, is replaced by a new one.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from kera.local.cluster import LocalCluster, RunningCluster
 from kera.local.running import run_in_thread
 
 WHOLE_S = 30.0
-"""So long a cluster may take until it is whole."""
+"""The time that a cluster may take until it is whole."""
 FINISHED = ("done", "cancelled")
 
 
 class SharedCluster:
-    """A cluster with the methods of `LocalCluster`, which runs on a loop of its own: a test's ends with the test."""
+    """A cluster with the methods of `LocalCluster`, on an event loop of its own: a test's loop ends with the test."""
 
     def __init__(self, make: Callable[[], LocalCluster]) -> None:
         """`make` gives a cluster that has not been started."""
@@ -50,7 +50,7 @@ class SharedCluster:
         ready = self.ready
         self._stack.close()
         self._paused.clear()
-        for each in ready.values():  # of a broker that was killed
+        for each in ready.values():  # the file of a killed broker
             if "arena_path" in each:
                 Path(each["arena_path"]).unlink(missing_ok=True)
 
@@ -66,17 +66,17 @@ class SharedCluster:
 
     @property
     def processes(self) -> dict[str, int]:
-        """Name to process id, of the daemons that run."""
+        """Name to process id of the running daemons."""
         return self._cluster.processes
 
     @property
     def ready(self) -> dict[str, dict[str, Any]]:
-        """Name to ready line, of all daemons."""
+        """Name to ready line of all daemons."""
         return self._cluster.ready
 
     @property
     def log_dir(self) -> Path:
-        """Where each daemon's log is."""
+        """The directory of the daemons' logs."""
         return self._cluster.log_dir
 
     async def kill(self, name: str) -> None:
@@ -94,11 +94,11 @@ class SharedCluster:
         await asyncio.to_thread(self._cluster.resume, name)
 
     async def restart(self, name: str) -> None:
-        """See `LocalCluster.restart`; with settings a daemon would not be what the next test expects."""
+        """See `LocalCluster.restart`; without settings, since the next test expects the usual daemon."""
         await asyncio.to_thread(self._cluster.restart, name)
 
     async def make_whole(self) -> None:
-        """Have everything run that belongs to it, with nothing of an earlier test; else start a new cluster."""
+        """Make every daemon run, without remains of an earlier test; otherwise start a new cluster."""
         try:
             async with asyncio.timeout(WHOLE_S):
                 for name in sorted(self._paused):
@@ -110,16 +110,16 @@ class SharedCluster:
             await asyncio.to_thread(self._start)
 
     async def _is_whole(self) -> bool:
-        """Whether it is; begins what it lacks."""
+        """Whether the cluster is whole; starts what is missing."""
         gone = self.ready.keys() - self.processes.keys()
         await asyncio.gather(*(self.restart(name) for name in gone))
         try:
             return await self._is_as_new()
-        except KeraError:  # nobody leads yet, or somebody has died just now
+        except KeraError:  # no leader yet, or a daemon has just died
             return False
 
     async def _is_as_new(self) -> bool:
-        """Whether all members live and nothing is under way; removes what tests have left."""
+        """Whether all members live and nothing is under way; removes the remains of tests."""
         async with await Client.connect(self.bootstrap, ClientSettings.load(request_timeout_ms=3_000)) as client:
             admin = client.admin
             known = await admin.describe_cluster()

@@ -1,4 +1,4 @@
-"""A network that is slow and loses packets, as TCP has it: what is lost comes late, and all behind it with it."""
+"""A slow network that loses packets, as TCP shows it: a lost packet comes late, and all packets after it, too."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class SlowNetwork:
     """Connections to `host`:`port` lead to a server elsewhere."""
 
     def __init__(self, server: tuple[str, int], *, delay_s: float, loss: float, seed: int) -> None:
-        """`delay_s`: one way. `loss`: the part of all packets."""
+        """`delay_s`: one way. `loss`: the fraction of packets that are lost."""
         self._server = server
         self._delay_s = delay_s
         self._loss = loss
@@ -38,7 +38,7 @@ class SlowNetwork:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _lateness_s(self) -> float:
-        """How much later than without loss a packet comes."""
+        """How much later a packet comes than without loss."""
         late_s, retransmission_s = 0.0, max(RETRANSMISSION_S_MIN, 3 * self._delay_s)
         while self._choices.random() < self._loss:
             late_s += retransmission_s
@@ -54,7 +54,7 @@ class SlowNetwork:
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(writer.transport.abort)
             handshake_s = 2 * self._delay_s + self._lateness_s() + self._lateness_s()
-            await asyncio.sleep(handshake_s)  # sleep: that is what this network is
+            await asyncio.sleep(handshake_s)  # sleep: the delay of this network
             with contextlib.suppress(OSError):
                 there_reader, there_writer = await asyncio.open_connection(*self._server)
                 stack.callback(there_writer.transport.abort)

@@ -1,4 +1,4 @@
-"""What tests with brokers that are killed share: clusters that keep their data, a load, and what a broker tells."""
+"""Shared by tests that kill brokers: clusters that keep their data, a load, and the metrics and logs of brokers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOISE = random.Random(7).randbytes(64 * KIB)
 
 
 class Members(Protocol):
-    """What is asked of a cluster, whoever runs it."""
+    """The parts of a cluster that these helpers use, for every kind of cluster."""
 
     @property
     def bootstrap(self) -> str: ...
@@ -41,7 +41,7 @@ class Members(Protocol):
 def keeping_cluster(
     data_dir: Path, *, arena_bytes: int = 4 * MIB, segment_bytes: int = 64 * KIB, **settings: object
 ) -> Iterator[RunningCluster]:
-    """A cluster of one broker that is not ephemeral, and tells its metrics; nothing is left in shared memory."""
+    """A cluster of one persistent broker with metrics; shared memory is left clean."""
     settings = {"metrics_port": 0, **settings}
     with LocalCluster.running(
         data_dir=data_dir, arena_bytes=arena_bytes, segment_bytes=segment_bytes, broker_settings=settings
@@ -50,7 +50,7 @@ def keeping_cluster(
             yield running
         finally:
             last = arena_of(running)
-    last.unlink(missing_ok=True)  # of a broker that was killed, or could not put everything on disk
+    last.unlink(missing_ok=True)  # a killed broker leaves it, and a broker that could not put everything on disk
 
 
 def arena_of(cluster: RunningCluster) -> Path:
@@ -59,13 +59,13 @@ def arena_of(cluster: RunningCluster) -> Path:
 
 
 def lose_host(cluster: RunningCluster) -> None:
-    """What a host's crash does to its broker: the process and its memory are gone, its disk stays."""
+    """What a crash of the host does to its broker: the process and its memory are gone, and its disk stays."""
     cluster.kill(BROKER)
     arena_of(cluster).unlink()
 
 
 def disk_bytes(path: Path) -> int:
-    """What the segments below `path` occupy."""
+    """The disk space of the segments below `path`."""
     total = 0
     for file in path.rglob("*.segment"):
         with contextlib.suppress(FileNotFoundError):
@@ -74,7 +74,7 @@ def disk_bytes(path: Path) -> int:
 
 
 def fill_up(disk: Path, leave_bytes: int) -> Path:
-    """A file that takes all room but so much; the broker may be taking some at the same time."""
+    """A file that takes all but `leave_bytes` of the disk; the broker may be taking some at the same time."""
     filler = disk / "filler"
     with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while (room := shutil.disk_usage(disk).free - leave_bytes) > 0:
@@ -83,7 +83,7 @@ def fill_up(disk: Path, leave_bytes: int) -> Path:
 
 
 def metrics(cluster: RunningCluster) -> dict[str, int]:
-    """What the broker measures, by name without the common prefix."""
+    """The broker's metrics, by name without the common prefix."""
     url = f"http://{cluster.ready[BROKER]['metrics_address']}/metrics"
     with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
         lines = response.read().decode().splitlines()
@@ -92,25 +92,25 @@ def metrics(cluster: RunningCluster) -> dict[str, int]:
 
 
 def metric(cluster: RunningCluster, name: str) -> int:
-    """One of them."""
+    """One metric of the broker."""
     return metrics(cluster)[name]
 
 
 def tell(cluster: RunningCluster) -> None:
-    """Print what helps to understand a failure."""
+    """Print information that helps to understand a failure."""
     with contextlib.suppress(OSError):
         print(metrics(cluster))  # noqa: T201 - pytest shows it
     print((cluster.log_dir / f"{BROKER}.log").read_text()[-8000:])  # noqa: T201 - the same
 
 
 def log_events(cluster: RunningCluster, event: str) -> list[dict[str, Any]]:
-    """What the broker has logged under this name."""
+    """The broker's log entries with this event."""
     lines = (cluster.log_dir / f"{BROKER}.log").read_text().splitlines()
     return [entry for line in lines if line.startswith("{") and (entry := json.loads(line)).get("event") == event]
 
 
 def troubles(told: dict[str, Any]) -> list[dict[str, str]]:
-    """The warnings and problems of `kera cluster health` or `kera top`, but for those that no cluster is to blame for.
+    """The warnings and problems of `kera cluster health` or `kera top`, without those that are not the cluster's fault.
 
     These are how full this machine's disk is, and a feature level that rises a moment after the last daemon has come.
     """
@@ -126,7 +126,7 @@ async def until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> 
 
 
 async def until_found(look: Callable[[], Awaitable[T | None]], timeout_s: float = TIMEOUT_S) -> T:
-    """What somebody says who is asked, as soon as that is something."""
+    """Call `look` until it returns something, and return that."""
     async with asyncio.timeout(timeout_s):
         while not (answer := await look()):
             await asyncio.sleep(0.02)
@@ -134,20 +134,20 @@ async def until_found(look: Callable[[], Awaitable[T | None]], timeout_s: float 
 
 
 def value_of(number: int) -> bytes:
-    """The record with this number: of some length, and with its own bytes."""
+    """The record with this number: its length and bytes depend on the number."""
     start = number * 31 % (len(NOISE) - 2048)
     return b"%d:" % number + NOISE[start : start + 100 + number % 1500]
 
 
 def number_of(value: bytes | None) -> int:
-    """Which record this is; all its bytes are compared."""
+    """The number of this record; all its bytes are compared."""
     number = int((value or b"").partition(b":")[0])
     assert value == value_of(number), f"record {number} has other bytes"
     return number
 
 
 class Load:
-    """Sends records 0, 1, … to the streamlets in turn, all the time, and keeps what became of each."""
+    """Sends records 0, 1, … to the streamlets in turn, all the time, and keeps the outcome of each."""
 
     def __init__(self, producer: Producer, stream: str, streamlets: int, pause_s: float) -> None:
         self._producer = producer
@@ -155,7 +155,7 @@ class Load:
         self.stream = stream
         self.streamlets = streamlets
         self.deliveries: list[Delivery] = []
-        """Of record 0, 1, …"""
+        """The outcomes of record 0, 1, …"""
         self.sent = 0
         self.stopping = False
 
@@ -178,7 +178,7 @@ class Load:
         return bool(pending._accumulator.delivered.done())
 
     def of(self, streamlet: int) -> list[tuple[int, Delivery]]:
-        """What was delivered to a streamlet, with its numbers."""
+        """The deliveries to a streamlet, with the numbers of the records."""
         found = list(enumerate(self.deliveries))[streamlet :: self.streamlets]
         assert all(each.entry.streamlet_id == streamlet for _, each in found)
         return found
@@ -188,7 +188,7 @@ class Load:
 async def load(
     producer: Producer, stream: str = "s", streamlets: int = 2, timeout_s: float = TIMEOUT_S, pause_s: float = 0.002
 ) -> AsyncIterator[Load]:
-    """A load in the background, ended and delivered when the block is left."""
+    """A load in the background; it is ended and delivered when the block ends."""
     running = Load(producer, stream, streamlets, pause_s)
     async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as tasks:
         tasks.create_task(running.run())
@@ -199,7 +199,7 @@ async def load(
 
 
 class Follower:
-    """Reads along until an error ends it."""
+    """Reads until an error ends it."""
 
     def __init__(self, consumer: Consumer, streamlets: int = 2) -> None:
         self._consumer = consumer
@@ -219,7 +219,7 @@ async def read(
 ) -> dict[int, list[int]]:
     """The numbers of the records in each streamlet, in order; all their bytes are compared."""
     found: dict[int, list[int]] = {streamlet: [] for streamlet in range(streamlets)}
-    ahead: dict[str, Any] = {"prefetch_bytes_max": MIB, "fetch_bytes_max": MIB // 4}  # a small memory is also writers'
+    ahead: dict[str, Any] = {"prefetch_bytes_max": MIB, "fetch_bytes_max": MIB // 4}  # writers need some memory, too
     start: Any = "earliest"
     async with asyncio.timeout(timeout_s):
         while True:
@@ -229,7 +229,7 @@ async def read(
                     async for record in consumer:
                         found[record.streamlet].append(number_of(record.value))
                 return found
-            except DataLost as error:  # over the gap, as whoever wants the rest would
+            except DataLost as error:  # over the gap, like a reader that wants the rest
                 start = consumer.positions()
                 available = Position(*error.attributes["available_from"])
                 start[error.attributes["streamlet_id"]][error.attributes["entry"]] = available

@@ -1,4 +1,4 @@
-"""A cluster with security on: who may do what, and what becomes of it when that changes."""
+"""A cluster with security on: what each user may do, and how a change of rights takes effect."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.timeout(180)
 VALUES = [b"%d" % number for number in range(1000)]
 Transport = Literal["tcp", "grpc", "unix", "auto"]
 REVOKED_S = 2.0
-"""Within which what was revoked is over."""
+"""A revoked right has no effect any more after this time."""
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,9 @@ async def consume_one(client: Client, group: str, stream: str) -> None:
 
 
 @pytest.mark.parametrize("transport", ["tcp", "grpc", "unix", "auto"])
-async def test_a_user_does_what_it_may(secured: Secured, admin: Client, transport: Transport) -> None:
+async def test_a_user_can_write_read_and_consume_with_the_rights_for_it(
+    secured: Secured, admin: Client, transport: Transport
+) -> None:
     stream, group = f"mine-{transport}", f"group-{transport}"
     await admin.admin.create_stream(stream, streamlets=2, replication=1)
     await secured.grant("user:alice", f"stream:{stream}", Operation.READ, Operation.WRITE)
@@ -94,7 +96,7 @@ async def test_a_user_does_what_it_may(secured: Secured, admin: Client, transpor
                     break
 
 
-async def test_a_user_does_nothing_else(secured: Secured, admin: Client) -> None:
+async def test_a_user_without_a_right_is_refused(secured: Secured, admin: Client) -> None:
     await admin.admin.create_stream("seen", streamlets=1)
     await write_one(admin, "seen")
     await admin.admin.create_stream("unseen", streamlets=1)
@@ -122,7 +124,7 @@ async def test_a_user_does_nothing_else(secured: Secured, admin: Client) -> None
 
 
 @pytest.mark.parametrize("transport", ["tcp", "grpc"])
-async def test_who_is_not_known_does_nothing_at_all(secured: Secured, transport: Transport) -> None:
+async def test_clients_that_do_not_authenticate_are_refused(secured: Secured, transport: Transport) -> None:
     for wrong, text in (
         ({}, "nobody has authenticated"),
         ({"user": "alice", "password": "wrong horse battery"}, "the user name or the password is not right"),
@@ -135,7 +137,7 @@ async def test_who_is_not_known_does_nothing_at_all(secured: Secured, transport:
                 await client.admin.list_streams()
 
 
-async def test_what_is_for_daemons_is_for_no_super_user(secured: Secured) -> None:
+async def test_a_super_user_cannot_call_the_methods_of_daemons(secured: Secured) -> None:
     ready = secured.cluster.ready
     calls: list[tuple[str, Any, Any]] = [
         ("broker-1", broker_pb2.DropStreamRequest(stream_id=1), api.DROP_STREAM),
@@ -151,7 +153,7 @@ async def test_what_is_for_daemons_is_for_no_super_user(secured: Secured) -> Non
         await channel.close()
 
 
-async def test_a_connection_of_frames_that_shows_nothing_may_only_authenticate(secured: Secured) -> None:
+async def test_an_unauthenticated_frame_connection_may_only_authenticate(secured: Secured) -> None:
     address = secured.cluster.ready["broker-1"]["frames_address"]
     channel = await FrameChannel.connect_tcp(address, timeout_s=5, tls=secured.tls)
     with pytest.raises(AuthenticationFailed, match="nobody has authenticated over this connection"):
@@ -163,7 +165,7 @@ async def test_a_connection_of_frames_that_shows_nothing_may_only_authenticate(s
 
 
 class Writing:
-    """Records of alice, one after the other, until they are taken no more."""
+    """Writes records of alice, one after the other, until one is refused."""
 
     def __init__(self, client: Client, stream: str) -> None:
         self.client = client
@@ -185,7 +187,7 @@ class Writing:
 
 
 class Reading:
-    """What alice reads of a stream, until it is given nothing more."""
+    """Reads a stream for alice until the reads are refused."""
 
     def __init__(self, client: Client, stream: str) -> None:
         self.client = client
@@ -205,7 +207,7 @@ class Reading:
 
 @pytest.mark.parametrize("transport", ["tcp", "grpc"])
 @pytest.mark.parametrize("what", ["right", "user"])
-async def test_what_is_revoked_is_over_when_that_is_answered(
+async def test_revoking_a_right_or_a_user_ends_its_reads_and_writes(
     secured: Secured, admin: Client, transport: Transport, what: str
 ) -> None:
     stream, name = f"revoked-{what}-{transport}", f"r-{what}-{transport}"
@@ -227,19 +229,19 @@ async def test_what_is_revoked_is_over_when_that_is_answered(
         else:
             await secured.ask(api.DELETE_USER, messages.DeleteUserRequest(name=name))
         over_s = time.monotonic()
-        while not all(task.done() for task in tasks):  # what it must not see
+        while not all(task.done() for task in tasks):  # the reader must not see these
             await producer.send(stream, b"secret")
         assert writing.last_s <= over_s + REVOKED_S
         assert reading.last_s <= over_s + REVOKED_S
         refused = NotAllowed | UnknownStream | AuthenticationFailed
         assert isinstance(reading.error, refused), reading.error
-        assert isinstance(writing.error, refused | Uncertain), writing.error  # what was in flight may be stored
+        assert isinstance(writing.error, refused | Uncertain), writing.error  # a record in flight may be stored
     written = await read_all(admin, stream)
     assert len(written) - written.count(b"secret") <= writing.acknowledged + 1
     assert reading.records <= written.index(b"secret")
 
 
-async def test_a_token_does_what_it_is_narrowed_to_until_it_is_revoked(secured: Secured, admin: Client) -> None:
+async def test_a_narrowed_token_works_for_its_stream_only_until_it_is_revoked(secured: Secured, admin: Client) -> None:
     for stream in ("token-in", "token-out"):
         await admin.admin.create_stream(stream, streamlets=1)
         await secured.grant("user:alice", f"stream:{stream}", Operation.READ, Operation.WRITE)
@@ -261,7 +263,7 @@ async def test_a_token_does_what_it_is_narrowed_to_until_it_is_revoked(secured: 
 
 
 @pytest.mark.timeout(300)  # all that the client is made of may have to be compiled
-async def test_the_client_in_go_shows_a_token_over_tls(
+async def test_the_go_client_authenticates_with_a_token_over_tls(
     go: GoClient, secured: Secured, admin: Client, tmp_path: Path
 ) -> None:
     await admin.admin.create_stream("from-go", streamlets=2)
@@ -287,7 +289,7 @@ async def test_the_client_in_go_shows_a_token_over_tls(
         assert problem in errors
 
 
-async def test_users_and_rules_outlast_the_coordinator(secured: Secured, admin: Client) -> None:
+async def test_users_and_rules_survive_a_restart_of_the_coordinator(secured: Secured, admin: Client) -> None:
     await admin.admin.create_stream("lasting", streamlets=1)
     await secured.grant("user:alice", "stream:lasting", Operation.WRITE)
     before = await secured.ask(api.LIST_RIGHTS, messages.ListRightsRequest())
@@ -297,7 +299,7 @@ async def test_users_and_rules_outlast_the_coordinator(secured: Secured, admin: 
         await write_one(alice, "lasting")
 
 
-async def test_a_broker_that_starts_anew_is_told_who_may_do_what(secured: Secured, admin: Client) -> None:
+async def test_a_restarted_broker_gets_the_rules(secured: Secured, admin: Client) -> None:
     stream = await admin.admin.create_stream("told", streamlets=1, replication=1)
     await secured.grant("user:alice", "stream:told", Operation.WRITE)
     secured.cluster.restart(f"broker-{stream.assignments[0].broker_id}")
@@ -306,7 +308,7 @@ async def test_a_broker_that_starts_anew_is_told_who_may_do_what(secured: Secure
     assert await read_all(admin, "told") == [b"one"]
 
 
-async def test_everybody_may_change_its_own_password_and_no_other(secured: Secured) -> None:
+async def test_a_user_may_change_only_its_own_password(secured: Secured) -> None:
     await secured.make_user("carol")
     async with await secured.client("carol") as carol:
         with pytest.raises(NotAllowed):
@@ -322,13 +324,13 @@ async def test_everybody_may_change_its_own_password_and_no_other(secured: Secur
         await client.admin.list_streams()
 
 
-async def test_nobody_learns_what_passwords_are_checked_against(secured: Secured) -> None:
+async def test_listing_users_reveals_no_password_verifiers(secured: Secured) -> None:
     users = (await secured.ask(api.LIST_USERS, messages.ListUsersRequest())).users
     assert {"admin", "alice"} <= {user.name for user in users}
     assert not any(user.scram.salt or user.scram.stored_key or user.scram.server_key for user in users)
 
 
-async def test_metrics_are_for_those_who_may_describe_the_cluster(secured: Secured) -> None:
+async def test_metrics_require_the_right_to_describe_the_cluster(secured: Secured) -> None:
     context = secured.tls.client_context()
 
     def get(name: str, path: str, token: str = "") -> tuple[int, str]:
@@ -355,5 +357,5 @@ async def test_metrics_are_for_those_who_may_describe_the_cluster(secured: Secur
         status, text = await asyncio.to_thread(get, name, "/metrics", token.secret)
         assert status == 200
         assert "kera_access_denied_total" in text
-        assert "kera_access_version 0.0" not in text  # it goes by what was told
+        assert "kera_access_version 0.0" not in text  # the daemon has received the rules
         assert "[+] state: it serves" in (await asyncio.to_thread(get, name, "/readyz", token.secret))[1]

@@ -1,4 +1,4 @@
-"""The command line of a cluster with security on: who it is, what it may, and how the first user is made."""
+"""The command line of a cluster with security on: authentication, rights, and the first user."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(180)
 
 
 class CommandLine:
-    """Commands of somebody whom a cluster with security on may know."""
+    """Commands against a cluster with security on, with or without credentials."""
 
     def __init__(self, secured: Secured, directory: Path) -> None:
         self.secured = secured
@@ -32,7 +32,7 @@ class CommandLine:
         self.password.chmod(0o600)
 
     def run(self, *arguments: str, stdin: bytes = b"", **shown: Any) -> CompletedProcess[bytes]:
-        """`shown`: settings of clients that say who it is."""
+        """`shown`: the client settings that authenticate the user."""
         said = {f"KERA_CLIENT_{name.upper()}": str(value) for name, value in shown.items()}
         environment = {
             "KERA_BOOTSTRAP": self.secured.cluster.bootstrap,
@@ -42,11 +42,11 @@ class CommandLine:
         return run_kera(*arguments, stdin=stdin, env=environment)
 
     def as_user(self, name: str, *arguments: str, stdin: bytes = b"") -> str:
-        """What is printed for a user of the cluster."""
+        """The output of a command for a user of the cluster."""
         return output(self.run(*arguments, stdin=stdin, user=name, password_file=self.password))
 
     def refused(self, name: str, *arguments: str, stdin: bytes = b"", code: int = 1) -> str:
-        """What a user is told that may not."""
+        """The error of a command that the user may not run."""
         done = self.run(*arguments, stdin=stdin, user=name, password_file=self.password)
         assert done.returncode == code, done
         last = done.stderr.decode().splitlines()[-1]
@@ -81,7 +81,7 @@ def new_name(what: str) -> str:
 
 @pytest.fixture
 def user(kera: CommandLine) -> str:
-    """One that may do nothing yet."""
+    """A user without rights."""
     name = new_name("user")
     kera.as_user("admin", "user", "create", name, "--password-file", str(kera.password))
     return name
@@ -97,7 +97,7 @@ def stream(kera: CommandLine) -> str:
 # -- the first user ------------------------------------------------------------------------------------------------
 
 
-def test_who_has_the_secret_of_the_cluster_makes_the_first_user_and_nobody_else(kera: CommandLine) -> None:
+def test_only_the_cluster_secret_allows_creating_the_first_user(kera: CommandLine) -> None:
     command = ("user", "create", new_name("user"), "--password-file", str(kera.password))
     refused = kera.run(*command)
     assert (refused.returncode, refused.stdout) == (1, b"")
@@ -109,7 +109,7 @@ def test_who_has_the_secret_of_the_cluster_makes_the_first_user_and_nobody_else(
     assert kera.as_daemon(*command).returncode == 0
 
 
-def test_who_has_the_secret_gives_a_new_password_when_the_old_one_is_lost(kera: CommandLine, user: str) -> None:
+def test_the_cluster_secret_allows_replacing_a_lost_password(kera: CommandLine, user: str) -> None:
     other = kera.directory / f"{user}-password"
     other.write_text("what nobody had before")
     other.chmod(0o600)
@@ -118,13 +118,14 @@ def test_who_has_the_secret_gives_a_new_password_when_the_old_one_is_lost(kera: 
     assert kera.run("token", "list", user=user, password_file=other).returncode == 0
 
 
-def test_a_secret_that_is_none_is_told(kera: CommandLine, tmp_path: Path) -> None:
+def test_a_missing_cluster_secret_file_is_reported(kera: CommandLine, tmp_path: Path) -> None:
     done = kera.run("user", "list", "--cluster-secret-file", f"{tmp_path}/secret")
     assert done.returncode == 2
     assert f"cluster_secret_file {tmp_path}/secret cannot be read: No such file or directory" in done.stderr.decode()
 
 
-# -- every command, whoever we are ---------------------------------------------------------------------------------
+# -- every command, with each way to authenticate
+# ---------------------------------------------------------------------------------
 
 
 @pytest.fixture(
@@ -136,7 +137,7 @@ def test_a_secret_that_is_none_is_told(kera: CommandLine, tmp_path: Path) -> Non
     ]
 )
 def shown(request: pytest.FixtureRequest, kera: CommandLine, tmp_path: Path) -> dict[str, Any]:
-    """Settings by which clients say that they are the admin, in each way."""
+    """Settings with which clients authenticate as the admin, one for each way."""
     if request.param == "password":
         return {"user": "admin", "password_file": kera.password}
     if request.param == "password of the environment":
@@ -149,7 +150,7 @@ def shown(request: pytest.FixtureRequest, kera: CommandLine, tmp_path: Path) -> 
     return {"config": settings}
 
 
-def test_every_command_works_for_who_has_authenticated(
+def test_every_command_works_with_each_way_to_authenticate(
     kera: CommandLine, shown: dict[str, Any], tmp_path: Path
 ) -> None:
     config = shown.pop("config", None)
@@ -170,7 +171,7 @@ def test_every_command_works_for_who_has_authenticated(
     assert sorted(run("consume", stream, "--group", group, "--count", "2").split()) == ["one", "two"]
     assert group in run("group", "list")
     while not run("group", "describe", group).startswith(f"{group}: 0 consumers"):
-        pass  # on a busy machine, the coordinator hears only from its silence that it has left
+        pass  # on a busy machine, only the member's silence shows the coordinator that it has left
     run("group", "delete", group, "--yes")
     run("stream", "alter", stream, "--retention-ms", "3600000")
     assert stream in run("stream", "list")
@@ -190,7 +191,7 @@ def test_every_command_works_for_who_has_authenticated(
     run("token", "list")
 
 
-def test_a_user_checks_and_measures_a_cluster(kera: CommandLine) -> None:
+def test_check_and_bench_work_for_an_authenticated_user(kera: CommandLine) -> None:
     said = json.loads(kera.as_user("admin", "check", "--json", "--seconds", "1", "--rate", "100"))
     assert said["verdict"] == "kept"
     measured = kera.as_user(
@@ -199,7 +200,7 @@ def test_a_user_checks_and_measures_a_cluster(kera: CommandLine) -> None:
     assert "records" in measured.lower()
 
 
-def test_who_shows_nothing_is_told_what_to_show(kera: CommandLine, stream: str) -> None:
+def test_commands_without_credentials_say_how_to_authenticate(kera: CommandLine, stream: str) -> None:
     for command in (
         ("stream", "list"),
         ("stream", "create", "new"),
@@ -221,7 +222,7 @@ def test_who_shows_nothing_is_told_what_to_show(kera: CommandLine, stream: str) 
         assert b"say who you are: KERA_CLIENT_USER" in done.stdout
 
 
-def test_what_a_user_lacks_is_named_with_the_command_that_grants_it(kera: CommandLine, user: str, stream: str) -> None:
+def test_a_refusal_names_the_command_that_grants_the_missing_right(kera: CommandLine, user: str, stream: str) -> None:
     kera.as_user("admin", "acl", "grant", f"user:{user}", "describe", f"stream:{stream}")
     error = kera.refused(user, "stream", "delete", stream, "--yes")
     grant = re.search(r"kera (acl grant user:\S+ delete stream:\S+)", error)
@@ -233,7 +234,7 @@ def test_what_a_user_lacks_is_named_with_the_command_that_grants_it(kera: Comman
 # -- users, rules and tokens ---------------------------------------------------------------------------------------
 
 
-def test_what_is_granted_can_be_done_and_what_is_revoked_cannot(kera: CommandLine, user: str, stream: str) -> None:
+def test_granted_rights_work_until_they_are_revoked(kera: CommandLine, user: str, stream: str) -> None:
     rule = f"user:{user}", "read,write", f"stream:{stream}"
     assert kera.run("acl", "check", "write", rule[2], user=user, password_file=kera.password).returncode == 1
     granted = kera.as_user("admin", "acl", "grant", *rule)
@@ -250,7 +251,7 @@ def test_what_is_granted_can_be_done_and_what_is_revoked_cannot(kera: CommandLin
     assert "has no such rule" in kera.refused("admin", "acl", "revoke", *rule)
 
 
-def test_a_role_counts_for_who_has_it(kera: CommandLine, user: str, stream: str) -> None:
+def test_a_user_has_the_rights_of_its_role(kera: CommandLine, user: str, stream: str) -> None:
     role = new_name("role")
     kera.as_user("admin", "acl", "grant", f"role:{role}", "describe", f"stream:{stream}")
     kera.as_user("admin", "user", "roles", user, "--role", role)
@@ -259,7 +260,7 @@ def test_a_role_counts_for_who_has_it(kera: CommandLine, user: str, stream: str)
     assert stream not in kera.as_user(user, "stream", "list")
 
 
-def test_a_token_is_shown_in_place_of_a_password_for_what_it_is_narrowed_to(
+def test_a_token_replaces_the_password_for_the_stream_it_is_narrowed_to(
     kera: CommandLine, user: str, stream: str, tmp_path: Path
 ) -> None:
     kera.as_user("admin", "acl", "grant", f"user:{user}", "read,write", f"stream:{stream}")
@@ -277,17 +278,17 @@ def test_a_token_is_shown_in_place_of_a_password_for_what_it_is_narrowed_to(
     assert b"the token is not known" in kera.run("stream", "list", token_file=file).stderr
 
 
-def test_who_deletes_itself_is_gone_when_that_is_said(kera: CommandLine) -> None:
+def test_a_user_that_deletes_itself_is_refused_at_once(kera: CommandLine) -> None:
     name = new_name("user")
     kera.as_user("admin", "user", "create", name, "--role", "boss", "--password-file", str(kera.password))
     assert kera.as_user(name, "user", "delete", name, "--yes") == f"deleted user {name}\n"
     assert "is not right" in kera.refused(name, "user", "list")
 
 
-# -- what is down --------------------------------------------------------------------------------------------------
+# -- outages --------------------------------------------------------------------------------------------------
 
 
-def test_a_broker_that_cannot_be_told_is_named_with_what_that_means(kera: CommandLine, user: str) -> None:
+def test_a_change_warns_about_a_broker_that_cannot_be_notified(kera: CommandLine, user: str) -> None:
     kera.secured.cluster.kill("broker-2")
     try:
         done = kera.run("user", "delete", user, "--yes", user="admin", password_file=kera.password)
@@ -300,7 +301,7 @@ def test_a_broker_that_cannot_be_told_is_named_with_what_that_means(kera: Comman
     )
 
 
-def test_while_the_coordinator_is_down_a_change_fails_in_words_and_soon(kera: CommandLine) -> None:
+def test_a_change_fails_with_a_clear_error_while_the_coordinator_is_down(kera: CommandLine) -> None:
     name = new_name("user")
     create = "user", "create", name, "--password-file", str(kera.password)
     kera.secured.cluster.kill("coordinator")
@@ -312,7 +313,7 @@ def test_while_the_coordinator_is_down_a_change_fails_in_words_and_soon(kera: Co
     kera.as_user("admin", *create)
 
 
-def test_while_the_store_of_the_metadata_is_down_a_change_fails_in_words(zookeeper: ZooKeeper, tmp_path: Path) -> None:
+def test_a_change_fails_with_an_error_while_the_metadata_store_is_down(zookeeper: ZooKeeper, tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         secured = Secured(
             tmp_path, stack, brokers=1, backups=0, replication=0, zookeeper=f"{zookeeper.address}/access-commands"
@@ -333,7 +334,7 @@ def test_while_the_store_of_the_metadata_is_down_a_change_fails_in_words(zookeep
         assert alice["roles"] == ["etl"]
 
 
-def test_users_of_a_cluster_without_security_are_kept_with_a_warning() -> None:
+def test_creating_a_user_warns_while_security_is_off() -> None:
     with LocalCluster.running(arena_bytes=64 << 20, segment_bytes=1 << 20) as cluster:
         bootstrap = {"KERA_BOOTSTRAP": cluster.bootstrap}
         done = run_kera("user", "create", "alice", "--no-password", env=bootstrap)
@@ -347,7 +348,7 @@ def test_users_of_a_cluster_without_security_are_kept_with_a_warning() -> None:
 # --- contexts ------------------------------------------------------------------------------------------------
 
 
-def test_a_context_is_all_that_a_command_needs(kera: CommandLine, tmp_path: Path) -> None:
+def test_a_context_provides_all_the_settings_that_commands_need(kera: CommandLine, tmp_path: Path) -> None:
     said = {"XDG_CONFIG_HOME": str(tmp_path)}
     where = ("--bootstrap", kera.secured.cluster.bootstrap, "--tls-ca", str(kera.secured.ca))
     who = ("--user", "admin", "--password-file", str(kera.password))

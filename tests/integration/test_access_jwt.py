@@ -1,4 +1,4 @@
-"""A cluster that takes the tokens of an issuer: JSON web tokens, whose keys it fetches."""
+"""A cluster that accepts an issuer's JSON web tokens, and fetches the issuer's keys."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from tests.token_issuer import AUDIENCE, ISSUER, Published, claims_of, jwk, key_
 pytestmark = pytest.mark.timeout(180)
 TRANSPORTS = pytest.mark.parametrize("transport", ["tcp", "grpc"])
 EXPIRED_S = 3.0
-"""Within which what an expired token was shown for is over."""
+"""An expired token has no effect any more after this time."""
 PAUSE_S = 0.02
-"""Between the records of a stream that somebody reads meanwhile."""
+"""The pause between records while a client reads the stream."""
 SHORT_S = (4, 16, 64)
-"""For how long a token is good that is to expire soon: on a busy machine the first may expire before it is used."""
+"""Lifetimes to try for a token that is to expire soon: on a busy machine the first may expire before it is used."""
 
 
 class Issuing:
-    """A cluster, and the issuer whose tokens it takes."""
+    """A cluster, and the issuer of the tokens that it accepts."""
 
     def __init__(self, directory: Path, page: Published, stack: contextlib.ExitStack) -> None:
         self.page = page
@@ -63,7 +63,7 @@ class Issuing:
         )
 
     async def refused(self, token: str, **settings: Any) -> str:
-        """What is said to who shows it."""
+        """The error for a client that shows this token."""
         path = self.file("refused", token)
         with pytest.raises(AuthenticationFailed) as raised:
             async with await self.client(path, **settings) as client:
@@ -101,7 +101,7 @@ async def write(client: Client, stream: str, values: list[bytes]) -> None:
 
 @TRANSPORTS
 @pytest.mark.parametrize("length", ["short", "long"])
-async def test_a_token_with_a_role_does_what_its_role_may(
+async def test_a_token_has_the_rights_of_the_roles_in_it(
     issuing: Issuing, admin: Client, transport: str, length: str
 ) -> None:
     stream, group, role = (f"{kind}-{length}-{transport}" for kind in ("stream", "group", "role"))
@@ -125,7 +125,7 @@ async def test_a_token_with_a_role_does_what_its_role_may(
 
 
 class Reading:
-    """What somebody reads of a stream, until it is given nothing more."""
+    """Reads a stream until the reads are refused."""
 
     def __init__(self, client: Client, stream: str) -> None:
         self.client = client
@@ -145,7 +145,7 @@ class Reading:
 async def expiring(
     issuing: Issuing, admin: Client, stream: str, transport: str
 ) -> AsyncIterator[tuple[Reading, asyncio.Task[None], float]]:
-    """Somebody who reads a new stream with a token that expires soon, what runs it, and when the token expires."""
+    """A reader of a new stream whose token expires soon, the task that runs it, and when the token expires."""
     await admin.admin.create_stream(stream, streamlets=1, replication=1)
     await issuing.secured.grant("role:reader", f"stream:{stream}", Operation.READ)
     await write(admin, stream, [b"first"])
@@ -183,7 +183,7 @@ async def test_a_consumer_ends_when_its_token_expires(issuing: Issuing, admin: C
 
 
 @TRANSPORTS
-async def test_a_consumer_goes_on_if_there_is_a_newer_token_in_the_file(
+async def test_a_consumer_continues_with_a_newer_token_from_its_file(
     issuing: Issuing, admin: Client, transport: str
 ) -> None:
     stream = f"renewed-{transport}"
@@ -201,7 +201,7 @@ async def test_a_consumer_goes_on_if_there_is_a_newer_token_in_the_file(
 
 
 @TRANSPORTS
-async def test_who_is_not_let_in_learns_why(issuing: Issuing, transport: str) -> None:
+async def test_the_error_for_a_refused_token_says_why(issuing: Issuing, transport: str) -> None:
     now_s = time.time()
     for token, why in (
         (issuing.token("alice", aud="other"), "the token is for 'other' (aud), and not for 'kera'"),
@@ -221,7 +221,7 @@ async def test_who_is_not_let_in_learns_why(issuing: Issuing, transport: str) ->
 
 
 @pytest.mark.slow
-async def test_keys_at_an_address_change_without_a_restart(issuing: Issuing, admin: Client) -> None:
+async def test_new_keys_of_the_issuer_are_accepted_without_a_restart(issuing: Issuing, admin: Client) -> None:
     before = issuing.page.data
     token = issuing.token("admin", key_id="two", name="two")
     path = issuing.file("two", token)
@@ -232,12 +232,12 @@ async def test_keys_at_an_address_change_without_a_restart(issuing: Issuing, adm
     try:
         async with await issuing.client(path, retry_timeout_ms=60_000) as client:
             await client.admin.list_streams()
-            await admin.admin.list_streams()  # with the key from before
+            await admin.admin.list_streams()  # with the old key
     finally:
         issuing.page.data = before
 
 
-async def test_daemons_start_without_the_issuer_and_take_its_tokens_when_there_are_keys(tmp_path: Path) -> None:
+async def test_daemons_start_without_the_issuers_keys_and_load_them_later(tmp_path: Path) -> None:
     keys = tmp_path / "keys.json"
     settings = {"jwt_keys": str(keys), "jwt_issuer": ISSUER, "jwt_audience": AUDIENCE}
     with contextlib.ExitStack() as stack:
@@ -283,7 +283,7 @@ async def test_daemons_start_without_the_issuer_and_take_its_tokens_when_there_a
             await write(client, "early", [b"two"])
 
 
-async def test_what_is_too_long_to_be_a_token_does_no_harm(issuing: Issuing, admin: Client) -> None:
+async def test_oversized_tokens_are_rejected_and_do_no_harm(issuing: Issuing, admin: Client) -> None:
     for transport in ("tcp", "grpc"):
         channel: Any = GrpcChannel(issuing.secured.cluster.bootstrap, tls=issuing.secured.tls)
         if transport == "tcp":

@@ -1,4 +1,4 @@
-"""A short version of the program `access` of chaos."""
+"""A short run of the chaos program `access`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from tests.chaos.access import ACCESS
 
 
 @pytest.mark.timeout(180)
-async def test_nothing_is_done_two_seconds_after_it_was_refused_though_a_leader_is_lost(tmp_path: Path) -> None:
+async def test_refused_operations_end_within_two_seconds_despite_a_lost_leader(tmp_path: Path) -> None:
     run = await ACCESS.short(tmp_path, rounds=2, seed=1)
     assert run.seen["written"] > 0

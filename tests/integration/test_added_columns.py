@@ -45,7 +45,7 @@ async def send(client: Client, stream: str, *batches: pa.RecordBatch) -> None:
 
 
 @pytest.mark.parametrize("shared_memory", ["auto", "never"])
-async def test_records_that_are_older_than_a_column_have_null_in_it(client: Client, shared_memory: str) -> None:
+async def test_records_older_than_a_column_read_as_null_in_it(client: Client, shared_memory: str) -> None:
     name = f"older-{shared_memory}"
     await client.admin.create_stream(name, schema=COLUMNS, key_column="user")
     await send(client, name, old(1), old(2))
@@ -60,7 +60,7 @@ async def test_records_that_are_older_than_a_column_have_null_in_it(client: Clie
         assert [record.row async for record in consumer] == expected
 
 
-async def test_a_producer_that_was_there_before_goes_on_and_takes_the_column_when_a_batch_has_it(
+async def test_an_open_producer_learns_an_added_column_when_a_batch_has_it(
     cluster: RunningCluster, client: Client
 ) -> None:
     await client.admin.create_stream("going-on", schema=COLUMNS)
@@ -80,7 +80,7 @@ async def test_a_producer_that_was_there_before_goes_on_and_takes_the_column_whe
 
 @pytest.mark.parametrize("shared_memory", ["auto", "never"])
 @pytest.mark.parametrize("grouped", [False, True])
-async def test_a_consumer_that_knows_the_older_columns_only_gets_the_new_ones(
+async def test_an_open_consumer_gets_added_columns(
     cluster: RunningCluster, client: Client, shared_memory: str, grouped: bool
 ) -> None:
     name = f"learning-{shared_memory}-{grouped}"
@@ -103,7 +103,7 @@ async def test_a_consumer_that_knows_the_older_columns_only_gets_the_new_ones(
     assert rows == [[row(2)], [row(3, 1.5)], [row(4)]]
 
 
-async def test_the_columns_are_there_after_a_restart_of_everything(tmp_path: Path) -> None:
+async def test_added_columns_survive_a_restart_of_the_cluster(tmp_path: Path) -> None:
     with keeping_cluster(tmp_path) as running:
         async with await Client.connect(running.bootstrap) as client:
             await client.admin.create_stream("kept", schema=COLUMNS)

@@ -1,4 +1,4 @@
-"""The alerts of deploy/, in a real Prometheus that scrapes a real cluster in which these things happen."""
+"""The alerts of deploy/, in a real Prometheus that scrapes a real cluster whose faults trigger them."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ SHORTENED = (
     (r"\[10m\]", "[10s]"),
     (r"\[[15]m\]", "[5s]"),
     ("> 100000", "> 10"),
-    (r"< 0\.15", "< 1.1"),  # no disk is filled for a test: any is too full
+    (r"< 0\.15", "< 1.1"),  # the test does not fill a disk: any disk counts as too full
 )
-"""Hours become seconds, and limits ones that a test reaches."""
+"""Hours become seconds, and limits become values that a test reaches."""
 
 
 def free_port() -> int:
@@ -58,19 +58,19 @@ def configuration(cluster: LocalCluster) -> str:
 
 
 class Prometheus:
-    """What it says of alerts."""
+    """The alerts of a running Prometheus."""
 
     def __init__(self, port: int) -> None:
         self._url = f"http://127.0.0.1:{port}/api/v1/alerts"
 
     def firing(self) -> set[str]:
-        """Names of the alerts that fire."""
+        """The names of the firing alerts."""
         with urllib.request.urlopen(self._url, timeout=10) as answer:
             alerts = json.load(answer)["data"]["alerts"]
         return {each["labels"]["alertname"] for each in alerts if each["state"] == "firing"}
 
     async def until(self, reached: Callable[[set[str]], bool]) -> None:
-        """Wait until the alerts that fire are so."""
+        """Wait until the firing alerts satisfy `reached`."""
         fire: set[str] = set()
 
         async def so() -> bool:
@@ -78,7 +78,7 @@ class Prometheus:
             try:
                 fire = await asyncio.to_thread(self.firing)
             except OSError:
-                return False  # it starts
+                return False  # Prometheus is still starting
             return reached(fire)
 
         try:
@@ -113,7 +113,7 @@ async def prometheus(cluster: LocalCluster, folder: Path) -> AsyncIterator[Prome
         await process.wait()
 
 
-async def test_alerts_fire_for_what_they_are_about_and_for_nothing_else(tmp_path: Path) -> None:
+async def test_each_fault_fires_its_alerts(tmp_path: Path) -> None:
     served = {"metrics_port": 0}
     cluster = LocalCluster(
         brokers=2,
@@ -134,7 +134,7 @@ async def test_alerts_fire_for_what_they_are_about_and_for_nothing_else(tmp_path
     ):
         await alerts.until(lambda firing: firing == {"KeraDiskFilling"})
 
-        # Consumers that share a stream have read a record, and no more of those that come, elsewhere as well.
+        # A consumer group has read a record, and reads none of the later ones, here or in other streamlets.
         await client.admin.create_stream("s", streamlets=4)
         async with client.producer() as producer:
             await producer.prepare("s")
@@ -145,7 +145,7 @@ async def test_alerts_fire_for_what_they_are_about_and_for_nothing_else(tmp_path
             writing = asyncio.create_task(_write(producer))
             await alerts.until(lambda firing: "KeraConsumerGroupLagging" in firing)
 
-            # A producer that lets chunks fill for longer than records may take.
+            # A producer lets chunks fill for longer than records may take.
             await client.latency.create("late", ["s"], 10, window_ms=1_000)
             async with client.producer(linger_ms=100) as slow:
                 await slow.prepare("s")
@@ -155,14 +155,14 @@ async def test_alerts_fire_for_what_they_are_about_and_for_nothing_else(tmp_path
                 await asyncio.wait([late])
             await client.latency.delete("late")
 
-            # A loop that something holds up, again and again.
+            # A loop is held up again and again.
             holding = asyncio.create_task(_hold_up(cluster))
             await alerts.until(lambda firing: "KeraLoopSaturated" in firing)
             holding.cancel()
             await asyncio.wait([holding])
             await cluster.resume("broker-1")
 
-            # A backup that is gone, where each record is to be on two.
+            # A backup is gone, while each record needs two.
             await cluster.kill("backup-2")
             await alerts.until(lambda firing: {"KeraBackupLost", "KeraUnderReplicated", "KeraDaemonDown"} <= firing)
             await cluster.restart("backup-2")
@@ -182,6 +182,6 @@ async def _write(producer: object) -> None:
 async def _hold_up(cluster: LocalCluster) -> None:
     while True:
         await cluster.pause("broker-1")
-        await asyncio.sleep(PAUSE_S)  # sleep: what holds it up
+        await asyncio.sleep(PAUSE_S)  # sleep: the loop is held up
         await cluster.resume("broker-1")
-        await asyncio.sleep(PAUSE_S / 2)  # sleep: and what does not
+        await asyncio.sleep(PAUSE_S / 2)  # sleep: the loop runs

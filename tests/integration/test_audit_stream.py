@@ -1,4 +1,4 @@
-"""What happens to access is in a stream of its own, whichever daemon it happened at."""
+"""The audit stream: events about access from every daemon."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def write(client: Client) -> None:
         await producer.send("orders", b"no")
 
 
-async def test_failures_denials_and_changes_are_in_the_stream(secured: Secured) -> None:
+async def test_the_audit_stream_has_failures_denials_and_changes(secured: Secured) -> None:
     async with await secured.client("admin") as admin:
         await admin.admin.create_stream("orders", streamlets=1)
         rule_id = await secured.grant("user:alice", "stream:orders", Operation.DESCRIBE)

@@ -1,4 +1,4 @@
-"""Bad input and bad surroundings: a clear error that names the thing and the way out; what was there is not lost."""
+"""Bad input and bad surroundings: a clear error names the problem and the way out, and existing data is not lost."""
 
 import os
 import shutil
@@ -37,7 +37,7 @@ ROW = {"timestamp": 0, "keys": None, "value": b"x", "headers": None}
 
 
 async def create(client: Client, name: str, **options: object) -> None:
-    """A stream with two records, which no bad input may harm."""
+    """A stream with two records, which bad input must not harm."""
     await client.admin.create_stream(name, **options)  # type: ignore[arg-type]
     async with client.producer() as producer:
         await producer.send_batch(name, pa.record_batch({"value": FIRST}), streamlet=0)
@@ -80,7 +80,7 @@ def refused(result: subprocess.CompletedProcess[str]) -> str:
     return line
 
 
-async def test_unknown_stream(cluster: RunningCluster) -> None:
+async def test_an_unknown_stream_is_an_error(cluster: RunningCluster) -> None:
     async with await Client.connect(cluster.bootstrap) as client, client.producer() as producer:
         with pytest.raises(UnknownStream, match="nowhere"):
             await producer.prepare("nowhere")
@@ -90,7 +90,7 @@ async def test_unknown_stream(cluster: RunningCluster) -> None:
             await client.consumer("nowhere").start()
 
 
-async def test_streamlet_out_of_range(cluster: RunningCluster) -> None:
+async def test_a_streamlet_out_of_range_is_rejected(cluster: RunningCluster) -> None:
     async with await Client.connect(cluster.bootstrap) as client:
         await create(client, "range", streamlets=2)
         async with client.producer() as producer:
@@ -169,7 +169,7 @@ async def test_chunk_with_a_bad_checksum_is_refused_and_its_neighbours_are_store
         assert sorted(filter(None, await values(client, name))) == sorted([*FIRST, b"good", b"mended"])
 
 
-async def test_record_that_fits_into_no_segment(cluster: RunningCluster) -> None:
+async def test_a_record_larger_than_a_segment_is_rejected(cluster: RunningCluster) -> None:
     async with await Client.connect(cluster.bootstrap) as client:
         await create(client, "oversize")
         async with client.producer() as producer:
@@ -182,7 +182,7 @@ async def test_record_that_fits_into_no_segment(cluster: RunningCluster) -> None
         assert await values(client, "oversize") == [*FIRST, b"kept"], "a batch is refused as a whole"
 
 
-async def test_schema_mismatch(cluster: RunningCluster) -> None:
+async def test_a_batch_that_does_not_match_the_schema_is_rejected(cluster: RunningCluster) -> None:
     async with await Client.connect(cluster.bootstrap) as client:
         schema = pa.schema([("carrier", pa.string()), ("delay", pa.int32())])
         await client.admin.create_stream("typed", schema=schema, key_column="carrier")
@@ -201,7 +201,7 @@ async def test_schema_mismatch(cluster: RunningCluster) -> None:
             assert [record.row async for record in consumer] == good.to_pylist()
 
 
-async def test_stream_that_exists(cluster: RunningCluster) -> None:
+async def test_creating_an_existing_stream_fails_and_changes_nothing(cluster: RunningCluster) -> None:
     async with await Client.connect(cluster.bootstrap) as client:
         await create(client, "twice")
         with pytest.raises(StreamExists, match="twice"):
@@ -210,7 +210,7 @@ async def test_stream_that_exists(cluster: RunningCluster) -> None:
         assert await values(client, "twice") == FIRST
 
 
-async def test_coordinator_down_at_the_start(tmp_path: Path, unused_tcp_port: int) -> None:
+async def test_the_error_names_the_coordinator_that_cannot_be_reached(tmp_path: Path, unused_tcp_port: int) -> None:
     address = f"127.0.0.1:{unused_tcp_port}"
     broker = start(
         *("broker", "--coordinator", address, "--data-dir", str(tmp_path), "--arena-bytes", "16MiB"),
@@ -222,7 +222,7 @@ async def test_coordinator_down_at_the_start(tmp_path: Path, unused_tcp_port: in
             await client.admin.list_streams()
 
 
-async def test_port_that_is_taken(cluster: RunningCluster, tmp_path: Path) -> None:
+async def test_a_daemon_does_not_start_on_a_taken_port(cluster: RunningCluster, tmp_path: Path) -> None:
     port = cluster.bootstrap.rpartition(":")[2]
     coordinator = start("coordinator", "--port", port, "--data-dir", str(tmp_path / "coordinator"))
     assert f"cannot listen on 127.0.0.1:{port}" in refused(coordinator)
@@ -236,7 +236,7 @@ async def test_port_that_is_taken(cluster: RunningCluster, tmp_path: Path) -> No
         assert sum(broker.alive for broker in (await client.admin.describe_cluster()).brokers) == 2
 
 
-def test_shared_memory_too_small(tmp_path: Path) -> None:
+def test_a_broker_does_not_start_with_too_little_shared_memory(tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as shm_dir:
         broker = start("broker", "--data-dir", str(tmp_path), "--arena-bytes", "1TiB", "--shm-dir", shm_dir)
         assert not list(Path(shm_dir).iterdir()), "no part of an arena is left"
@@ -258,8 +258,8 @@ def small_mount(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(path)], check=True)
 
 
-def test_shared_memory_that_is_almost_full(small_mount: Path, tmp_path: Path) -> None:
-    """The arena would fit, but for what is there already; it would be a bus error later if it was not noticed now."""
+def test_a_broker_does_not_start_when_shared_memory_is_almost_full(small_mount: Path, tmp_path: Path) -> None:
+    """The arena would fit into an empty mount; if the lack went unnoticed, it would be a bus error later."""
     (small_mount / "other").write_bytes(bytes(3 * MIB))
     sizes = ("--arena-bytes", "2MiB", "--segment-bytes", "512KiB")
     line = refused(start("broker", "--data-dir", str(tmp_path / "data"), "--shm-dir", str(small_mount), *sizes))
@@ -268,7 +268,7 @@ def test_shared_memory_that_is_almost_full(small_mount: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("daemon", ["coordinator", "broker"])
-def test_disk_path_that_cannot_be_written(daemon: str, tmp_path: Path) -> None:
+def test_a_daemon_does_not_start_with_an_unwritable_data_directory(daemon: str, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("not a directory")
     result = start(daemon, "--data-dir", str(file / "data"), "--port", "0")

@@ -1,4 +1,4 @@
-"""`kera check` against real daemons: a cluster that is killed and keeps all, and streams that others tamper with."""
+"""`kera check` against real daemons: it passes while brokers are killed, and notices tampering with its streams."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from tests.integration.shared_cluster import SharedCluster
 
 pytestmark = pytest.mark.timeout(120)
 LOAD_S = 100.0
-"""More than a test takes: what is done to its stream ends the load, or the test does."""
+"""Longer than a test takes: either the tampering ends the load, or the test ends."""
 ASCII_ONLY = (
     "PYTHONIOENCODING=ascii {kera} check --seconds 2 --kill-every 1 --kill 'printf \"caf\\303\\251\"' | grep -q xe9"
 )
 NO_SPACE = "kera: error: cannot write the output: No space left on device\n"
 checks: list[Check] = []
-"""Those whose streams were tampered with, in their order."""
+"""The checks whose streams were tampered with, in order."""
 Tampering = Callable[[Client, str], Coroutine[Any, Any, Any]]
 
 
@@ -62,7 +62,7 @@ def test_a_cluster_whose_brokers_are_killed_keeps_its_promises(
     shown = json.loads(ended.stdout)
     assert (ended.returncode, shown["verdict"]) == (0, "kept"), shown
     kills = [(kill["exit_code"], kill["output"]) for kill in shown["kills"]]
-    assert kills  # how many there is time for, the machine decides
+    assert kills  # the machine decides how many there is time for
     assert kills == [(0, f"broker-{number} is back") for number in range(1, len(kills) + 1)]
     assert shown["acknowledged"] > 100
     assert shown["calm_s"] is not None
@@ -77,7 +77,7 @@ async def streams_of(bootstrap: str) -> list[str]:
 
 
 async def tampered(cluster: RunningCluster, name: str, tamper: Tampering, **options: Any) -> Outcome:
-    """The outcome of a check of a stream with which something is done as soon as it has acknowledged records."""
+    """Check a stream, tamper with it as soon as it has acknowledged records, and return the outcome."""
 
     @contextlib.asynccontextmanager
     async def watching(check: Check) -> AsyncIterator[None]:
@@ -102,7 +102,7 @@ async def tampered(cluster: RunningCluster, name: str, tamper: Tampering, **opti
     return outcome
 
 
-async def test_records_of_somebody_else_are_found(cluster: RunningCluster) -> None:
+async def test_a_check_reports_records_of_another_program(cluster: RunningCluster) -> None:
     async def write(client: Client, name: str) -> None:
         async with client.producer() as producer:
             await producer.prepare(name)
@@ -119,8 +119,8 @@ async def test_records_of_somebody_else_are_found(cluster: RunningCluster) -> No
     assert outcome.stream_kept
 
 
-async def test_what_is_wrong_is_wrong_though_no_command_has_succeeded(cluster: RunningCluster) -> None:
-    """One that takes a host down may well end with an error of its own."""
+async def test_violations_count_even_if_no_kill_command_succeeds(cluster: RunningCluster) -> None:
+    """A command that takes a host down may well end with an error of its own."""
 
     async def write(client: Client, name: str) -> None:
         while not any(each.exit_code == 255 for check in checks for each in check.kills.done):
@@ -133,7 +133,7 @@ async def test_what_is_wrong_is_wrong_though_no_command_has_succeeded(cluster: R
     assert (outcome.verdict, outcome.counts, outcome.stream_kept) == ("violated", {"never sent": 1}, True)
 
 
-async def test_others_in_its_consumer_group_leave_nothing_to_check(
+async def test_a_foreign_member_in_its_consumer_group_makes_a_check_impossible(
     cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_workload, "MEMBERS_EVERY_S", 0.1)
@@ -153,7 +153,7 @@ async def test_others_in_its_consumer_group_leave_nothing_to_check(
     assert re.fullmatch("others consume in its consumer group 'kera-check-[0-9a-f]+'", str(outcome.impossible))
 
 
-async def test_a_stream_that_is_deleted_and_made_anew_cannot_be_checked(cluster: RunningCluster) -> None:
+async def test_a_stream_that_is_deleted_and_recreated_cannot_be_checked(cluster: RunningCluster) -> None:
     async def make_anew(client: Client, name: str) -> None:
         await client.admin.delete_stream(name)
         await client.admin.create_stream(name, streamlets=2)
@@ -165,7 +165,7 @@ async def test_a_stream_that_is_deleted_and_made_anew_cannot_be_checked(cluster:
     assert not outcome.stream_kept
 
 
-async def test_a_stream_from_which_records_are_removed_cannot_be_checked(cluster: RunningCluster) -> None:
+async def test_a_stream_with_removed_records_cannot_be_checked(cluster: RunningCluster) -> None:
     async def truncate(client: Client, name: str) -> None:
         await client.admin.truncate_stream(name, "latest")
 
@@ -178,7 +178,7 @@ async def test_a_stream_from_which_records_are_removed_cannot_be_checked(cluster
     )
 
 
-async def test_a_stream_whose_level_is_lowered_cannot_be_checked(cluster: RunningCluster) -> None:
+async def test_a_stream_whose_durability_changes_cannot_be_checked(cluster: RunningCluster) -> None:
     async def alter(client: Client, name: str) -> None:
         await client.admin.alter_stream(name, durability="persisted")
 
@@ -198,8 +198,8 @@ async def test_a_stream_to_which_another_check_writes_cannot_be_checked(cluster:
     assert outcome.impossible == "another check writes to stream 'check-twice'"
 
 
-def test_what_level_leader_loses_and_tells_is_no_violation(tmp_path: Path) -> None:
-    """A broker loses its memory: what is behind the loss is read as well, and nothing of it is missing."""
+def test_reported_losses_with_durability_leader_are_no_violation(tmp_path: Path) -> None:
+    """A broker loses its memory: the check also reads the records after the loss, and misses none of them."""
     with LocalCluster.running(brokers=1, data_dir=tmp_path, arena_bytes=64 << 20, segment_bytes=256 << 10) as there:
 
         def lose_memory() -> str:
@@ -219,7 +219,7 @@ def test_what_level_leader_loses_and_tells_is_no_violation(tmp_path: Path) -> No
     assert shown["lost_as_told"] < shown["acknowledged"] / 2
 
 
-def test_damage_costs_the_records_of_its_chunk_and_no_others(tmp_path: Path) -> None:
+def test_damage_loses_only_the_records_of_its_chunk(tmp_path: Path) -> None:
     with LocalCluster.running(brokers=1, data_dir=tmp_path, arena_bytes=64 << 20, segment_bytes=256 << 10) as there:
 
         def damage() -> str:
@@ -244,9 +244,7 @@ def test_damage_costs_the_records_of_its_chunk_and_no_others(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_check_that_is_told_to_end_removes_what_it_has_made(
-    cluster: RunningCluster, number: signal.Signals, code: int
-) -> None:
+def test_a_terminated_check_deletes_its_streams(cluster: RunningCluster, number: signal.Signals, code: int) -> None:
     before = asyncio.run(streams_of(cluster.bootstrap))
     command = [sys.executable, "-m", "kera.cli", "check", "--bootstrap", cluster.bootstrap]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -257,7 +255,7 @@ def test_a_check_that_is_told_to_end_removes_what_it_has_made(
     assert asyncio.run(streams_of(cluster.bootstrap)) == before
 
 
-def test_who_ends_the_load_before_the_first_command_has_checked_nothing(cluster: RunningCluster) -> None:
+def test_a_load_that_ends_before_the_first_kill_command_is_not_checked(cluster: RunningCluster) -> None:
     command = [sys.executable, "-m", "kera.cli", "check", "--bootstrap", cluster.bootstrap, "--kill", "true"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         until_it_has_stored(process, cluster.bootstrap)
@@ -267,7 +265,7 @@ def test_who_ends_the_load_before_the_first_command_has_checked_nothing(cluster:
     assert output.splitlines()[-1] == "not checked: no --kill command was run: the load was ended before"
 
 
-def test_a_command_that_hangs_delays_nothing_but_itself(cluster: RunningCluster) -> None:
+def test_a_hanging_kill_command_does_not_delay_the_check(cluster: RunningCluster) -> None:
     ended = run_kera(
         *("check", "--bootstrap", cluster.bootstrap, "--json", "--seconds", "3", "--kill-every", "1", "--within", "3"),
         *("--kill", "true", "--kill", "sleep 999"),
@@ -277,7 +275,7 @@ def test_a_command_that_hangs_delays_nothing_but_itself(cluster: RunningCluster)
     assert [kill["exit_code"] for kill in shown["kills"]] == [0, None]
 
 
-def test_output_for_which_there_is_no_room_is_no_violation(cluster: RunningCluster) -> None:
+def test_a_full_output_device_is_no_violation(cluster: RunningCluster) -> None:
     with Path("/dev/full").open("w") as full:
         ended = subprocess.run(
             [sys.executable, "-m", "kera.cli", "check", "--seconds", "1", "--bootstrap", cluster.bootstrap],
@@ -302,7 +300,7 @@ def test_output_for_which_there_is_no_room_is_no_violation(cluster: RunningClust
         (ASCII_ONLY, 0, ""),
     ],
 )
-def test_output_that_nobody_takes_is_no_violation(cluster: RunningCluster, shell: str, code: int, told: str) -> None:
+def test_closed_or_unread_output_is_no_violation(cluster: RunningCluster, shell: str, code: int, told: str) -> None:
     text = shell.format(kera=f"{shlex.quote(sys.executable)} -m kera.cli")
     ended = subprocess.run(
         ["bash", "-o", "pipefail", "-c", text],
@@ -315,7 +313,7 @@ def test_output_that_nobody_takes_is_no_violation(cluster: RunningCluster, shell
     assert (ended.returncode, ended.stderr) == (code, told)
 
 
-def test_a_process_that_can_open_no_more_connections_says_nothing_of_the_cluster(cluster: RunningCluster) -> None:
+def test_running_out_of_file_descriptors_gives_no_verdict_on_the_cluster(cluster: RunningCluster) -> None:
     text = f"ulimit -n 90; {shlex.quote(sys.executable)} -m kera.cli check --seconds 3 --within 5 --readers 30"
     ended = subprocess.run(
         ["bash", "-c", text],
@@ -329,7 +327,7 @@ def test_a_process_that_can_open_no_more_connections_says_nothing_of_the_cluster
     assert "this process can open no more files and connections: its limit is 90 (ulimit -n); raise" in ended.stdout
 
 
-def test_ctrl_c_ends_the_load_and_checks_what_there_is(cluster: RunningCluster) -> None:
+def test_ctrl_c_ends_the_load_and_checks_the_stored_records(cluster: RunningCluster) -> None:
     argv = [sys.executable, "-m", "kera.cli", "check", "--minutes", "10", "--rate", "200"]
     environment = {**os.environ, "KERA_BOOTSTRAP": cluster.bootstrap}
     with subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -356,7 +354,7 @@ async def stored_in_checks(bootstrap: str) -> list[int]:
     return [sum(entry.next_record for entries in each.values() for entry in entries) for each in found]
 
 
-def test_a_cluster_that_cannot_be_reached_cannot_be_checked() -> None:
+def test_an_unreachable_cluster_cannot_be_checked() -> None:
     ended = run_kera("check", "--bootstrap", "127.0.0.1:1")
     assert ended.returncode == 2
     assert ended.stderr.decode().startswith("kera: error: ")

@@ -42,7 +42,7 @@ class Kera:
         self.stream = stream
 
     def start(self, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
-        """A process of its own."""
+        """Start the command as a process of its own."""
         pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         argv = [sys.executable, "-m", "kera.cli", *arguments]
         environment = {**os.environ, "KERA_BOOTSTRAP": self.bootstrap}
@@ -84,7 +84,7 @@ def kera(bootstrap: str, request: pytest.FixtureRequest) -> Iterator[Kera]:
 
 @pytest.fixture
 def stream(kera: Kera) -> str:
-    """An untyped stream of one streamlet."""
+    """An untyped stream with one streamlet."""
 
     async def create() -> None:
         async with await Client.connect(kera.bootstrap) as client:
@@ -126,7 +126,7 @@ def test_a_stream_is_created_listed_described_and_deleted(kera: Kera) -> None:
     assert kera.fails(1, "stream", "describe", name) == f"there is no stream '{name}'"
 
 
-def test_a_description_says_what_the_stream_holds(kera: Kera, stream: str) -> None:
+def test_describing_a_stream_shows_its_records_and_offsets(kera: Kera, stream: str) -> None:
     kera("produce", stream, stdin=b"a\nb\nc\n")
 
     text = kera("stream", "describe", stream).decode()
@@ -137,7 +137,7 @@ def test_a_description_says_what_the_stream_holds(kera: Kera, stream: str) -> No
     assert entry["end"]["offset"] == entry["length_bytes"]
 
 
-def test_a_stream_that_exists_or_makes_no_sense_is_refused(kera: Kera, stream: str) -> None:
+def test_an_existing_or_invalid_stream_is_not_created(kera: Kera, stream: str) -> None:
     assert stream in kera.fails(1, "stream", "create", stream)
     assert "durability" in kera.fails(1, "stream", "create", stream + "-2", "--durability", "eternal").lower()
     assert "Arrow has no type integer" in kera.fails(2, "stream", "create", stream + "-2", "--column", "a:integer")
@@ -145,7 +145,7 @@ def test_a_stream_that_exists_or_makes_no_sense_is_refused(kera: Kera, stream: s
 
 
 @pytest.mark.slow
-def test_a_stream_that_needs_more_backups_than_there_are_is_refused_soon(kera: Kera) -> None:
+def test_creating_a_stream_fails_soon_without_enough_backups(kera: Kera) -> None:
     began = time.monotonic()
     error = kera.fails(1, "stream", "create", kera.stream, "--replication", "2")
 
@@ -159,7 +159,7 @@ def test_a_stream_that_needs_more_backups_than_there_are_is_refused_soon(kera: K
 
 
 @pytest.mark.slow
-def test_virtual_logs_are_as_many_as_the_stream_can_use(kera: Kera) -> None:
+def test_a_stream_has_at_most_one_virtual_log_for_each_entry(kera: Kera) -> None:
     kera("stream", "create", kera.stream, "--streamlets", "2", "--entries", "2", "--virtual-logs", "2")
     kera("stream", "alter", kera.stream, "--virtual-logs", "4")
 
@@ -169,7 +169,7 @@ def test_virtual_logs_are_as_many_as_the_stream_can_use(kera: Kera) -> None:
     assert error.startswith("virtual_logs must be between 1 and 4, not 5")
 
 
-def test_a_person_is_asked_before_a_stream_is_deleted(kera: Kera, stream: str) -> None:
+def test_deleting_a_stream_asks_for_confirmation_on_a_terminal(kera: Kera, stream: str) -> None:
     for answer, code in ((b"n\n", 1), (b"y\n", 0)):
         ours, theirs = os.openpty()
         with kera.start("stream", "delete", stream, stdin=theirs) as process:
@@ -182,7 +182,7 @@ def test_a_person_is_asked_before_a_stream_is_deleted(kera: Kera, stream: str) -
         assert errors == (b"" if code == 0 else b"kera: error: not confirmed\n")
 
 
-def test_the_brokers_are_shown(kera: Kera) -> None:
+def test_describing_the_cluster_shows_its_brokers(kera: Kera) -> None:
     cluster = kera.json("cluster", "describe")
     assert [(broker["broker_id"], broker["alive"]) for broker in cluster["brokers"]] == [(1, True), (2, True)]
 
@@ -194,9 +194,7 @@ def test_the_brokers_are_shown(kera: Kera) -> None:
 
 
 @pytest.mark.parametrize("group", [False, True], ids=["alone", "in a group"])
-def test_a_chunk_that_cannot_be_read_ends_consume_and_is_left_out_on_demand(
-    kera: Kera, stream: str, group: bool
-) -> None:
+def test_a_corrupt_chunk_ends_consume_unless_it_is_skipped_on_demand(kera: Kera, stream: str, group: bool) -> None:
     kera("produce", stream, stdin=b"before\n")
     asyncio.run(write_a_chunk_that_nobody_can_read(kera.bootstrap, stream))
     kera("produce", stream, stdin=b"behind\n")
@@ -226,7 +224,7 @@ def test_a_chunk_that_cannot_be_read_ends_consume_and_is_left_out_on_demand(
 # --- records in and out ------------------------------------------------------------------------------------
 
 
-def test_lines_go_in_and_come_out_in_order(kera: Kera, stream: str) -> None:
+def test_produced_lines_are_consumed_in_order(kera: Kera, stream: str) -> None:
     lines = b"".join(b"%d %d\n" % (number, number * number) for number in range(200_000))
 
     produced = kera.run("produce", stream, stdin=lines)
@@ -237,13 +235,13 @@ def test_lines_go_in_and_come_out_in_order(kera: Kera, stream: str) -> None:
     assert kera("consume", stream, "--count", "3") == b"".join(lines.splitlines(keepends=True)[:3])
 
 
-def test_a_level_can_be_asked_for(kera: Kera, stream: str) -> None:
+def test_produce_takes_a_durability(kera: Kera, stream: str) -> None:
     kera("produce", stream, "--durability", "persisted", stdin=b"a\n")
     assert "durability" in kera.fails(2, "produce", stream, "--durability", "eternal", stdin=b"b\n")
     assert kera("consume", stream, "--from", "earliest", "--until-end") == b"a\n"
 
 
-def test_lines_may_wait_for_a_latency_target(kera: Kera, stream: str) -> None:
+def test_produce_takes_a_latency_target(kera: Kera, stream: str) -> None:
     kera("produce", stream, "--latency-target", "50ms", stdin=b"a\nb\n")
     assert "--latency-target: 'soon' is not a duration" in kera.fails(
         2, "produce", stream, "--latency-target", "soon", stdin=b"c\n"
@@ -252,7 +250,7 @@ def test_lines_may_wait_for_a_latency_target(kera: Kera, stream: str) -> None:
     assert kera("consume", stream, "--from", "earliest", "--until-end") == b"a\nb\n"
 
 
-def test_lines_with_keys_go_where_kafka_s_clients_would_put_them(kera: Kera, stream: str) -> None:
+def test_a_kafka_partitioner_places_lines_as_kafkas_clients_do(kera: Kera, stream: str) -> None:
     placed = f"{stream}-placed"
     kera("stream", "create", placed, "--streamlets", "7")
     keys = [f"key-{number}" for number in range(50)]
@@ -266,7 +264,7 @@ def test_lines_with_keys_go_where_kafka_s_clients_would_put_them(kera: Kera, str
     assert all(name in refused for name in ("murmur3", "crc32c", "murmur2_random", "consistent_random"))
 
 
-def test_keys_go_in_and_formats_come_out(kera: Kera, stream: str) -> None:
+def test_keys_are_parsed_and_consumed_records_are_formatted(kera: Kera, stream: str) -> None:
     kera("produce", stream, "--key-separator", ":", stdin=b"k1:v1\nv2\n")
 
     printed = kera("consume", stream, "--until-end", "--format", r"%t/%p/%e/%o %k=%s %T\n").decode()
@@ -274,7 +272,7 @@ def test_keys_go_in_and_formats_come_out(kera: Kera, stream: str) -> None:
     assert re.fullmatch(rf"{stream}/0/0/0 k1=v1 \d{{16}}\n{stream}/0/0/1 =v2 \d{{16}}\n", printed)
 
 
-def test_headers_go_in_and_come_out(kera: Kera, stream: str) -> None:
+def test_produced_headers_are_consumed(kera: Kera, stream: str) -> None:
     kera("produce", stream, "-H", "trace=a=b", "--header", "n=1", stdin=b"one\ntwo\n")
 
     assert kera("consume", stream, "--until-end", "-f", r"%s %h\n") == b"one trace=a=b,n=1\ntwo trace=a=b,n=1\n"
@@ -284,7 +282,7 @@ def test_headers_go_in_and_come_out(kera: Kera, stream: str) -> None:
     assert "mutually exclusive" in kera.fails(2, "produce", stream, "--json", "-H", "a=b", stdin=b"{}\n")
 
 
-def test_reading_begins_at_an_offset_or_with_the_last_records(kera: Kera) -> None:
+def test_consume_starts_at_an_offset_or_with_the_last_records(kera: Kera) -> None:
     kera("stream", "create", kera.stream, "--streamlets", "2")
     for count, streamlet in ((30, 0), (5, 1)):
         fill(kera, range(count), streamlet)
@@ -304,7 +302,7 @@ def test_reading_begins_at_an_offset_or_with_the_last_records(kera: Kera) -> Non
     assert beyond == f"offset 31 is beyond the end of stream {kera.stream!r}: its next record has offset 30"
     assert consumed("--offset", "30") == []
 
-    # An entry that does not have the offset yet is read from there on.
+    # An entry that has not reached the offset yet is read from there on.
     waiting = kera.start("consume", kera.stream, "--offset", "7", "--streamlet", "1", "-c", "2", "-f", r"%p/%o %s\n")
     fill(kera, range(5, 9), 1)
     assert waiting.communicate(timeout=BOUND_S)[0] == b"1/7 7\n1/8 8\n"
@@ -321,7 +319,7 @@ def fill(kera: Kera, numbers: range, streamlet: int) -> None:
     asyncio.run(send())
 
 
-def test_a_name_that_does_not_exist_is_told_with_the_one_that_was_meant(kera: Kera, stream: str) -> None:
+def test_the_error_for_an_unknown_name_suggests_a_similar_one(kera: Kera, stream: str) -> None:
     assert kera.fails(1, "stream", "describe", stream[:-1] + "z").endswith(f"; did you mean {stream!r}?")
     reset = ("group", "reset", "name-meant", stream, "--to", "latest", "--yes")
     assert kera.fails(1, *reset) == "there is no consumer group 'name-meant' (--create creates one)"
@@ -330,7 +328,7 @@ def test_a_name_that_does_not_exist_is_told_with_the_one_that_was_meant(kera: Ke
     assert kera.fails(1, "group", "describe", "name-meand").endswith("; did you mean 'name-meant'?")
 
 
-def test_internal_streams_are_hidden_and_journals_deleted_with_their_streams(kera: Kera, tmp_path: Path) -> None:
+def test_internal_streams_are_hidden_and_deleted_with_their_streams(kera: Kera, tmp_path: Path) -> None:
     (tmp_path / "lines.jsonl").write_text('{"value": "a"}\n')
     journal = f"_connect.{kera.stream}"
     kera("connect", "copy", str(tmp_path / "lines.jsonl"), f"kera:{kera.stream}", "--create", "--name", kera.stream)
@@ -348,7 +346,7 @@ def test_internal_streams_are_hidden_and_journals_deleted_with_their_streams(ker
     assert journal not in kera("stream", "list", "--internal").decode()
 
 
-def test_json_of_one_stream_can_be_put_into_another(kera: Kera, stream: str) -> None:
+def test_consumed_json_can_be_produced_to_another_stream(kera: Kera, stream: str) -> None:
     copy = stream + "-copy"
     kera("stream", "create", copy, "--codec", "zstd")
     record = {"key": "k", "value": "é", "headers": [["h", "x"]], "timestamp": "2026-01-02T03:04:05.000006Z"}
@@ -364,7 +362,7 @@ def test_json_of_one_stream_can_be_put_into_another(kera: Kera, stream: str) -> 
     kera("stream", "delete", copy, "--yes")
 
 
-def test_rows_of_a_typed_stream_go_in_and_come_out(kera: Kera) -> None:
+def test_rows_of_a_typed_stream_are_produced_and_consumed(kera: Kera) -> None:
     columns = ("id:int64", "at:timestamp[us, UTC]", "fare:float64", "raw:binary", "took:duration[us]")
     flags = [word for column in columns for word in ("--column", column)]
     keyed = ("--key-column", "id", "--timestamp-column", "at")
@@ -387,7 +385,7 @@ def test_rows_of_a_typed_stream_go_in_and_come_out(kera: Kera) -> None:
 
 
 @pytest.mark.slow
-def test_lines_that_do_not_fit_are_named(kera: Kera, stream: str) -> None:
+def test_an_invalid_line_is_named_in_the_error(kera: Kera, stream: str) -> None:
     typed = stream + "-typed"
     kera("stream", "create", typed, "--column", "n:int64")
 
@@ -404,7 +402,7 @@ def test_lines_that_do_not_fit_are_named(kera: Kera, stream: str) -> None:
     kera("stream", "delete", typed, "--yes")
 
 
-def test_a_consumer_waits_for_what_comes(kera: Kera, stream: str) -> None:
+def test_consume_waits_for_new_records(kera: Kera, stream: str) -> None:
     with kera.start("produce", stream) as producer, kera.start("consume", stream) as consumer:
         assert producer.stdin is not None
         assert consumer.stdout is not None
@@ -419,7 +417,7 @@ def test_a_consumer_waits_for_what_comes(kera: Kera, stream: str) -> None:
     assert (consumer.returncode, errors) == (130, b"")
 
 
-def test_from_latest_gives_only_what_is_new(kera: Kera, stream: str) -> None:
+def test_from_latest_gives_only_new_records(kera: Kera, stream: str) -> None:
     kera("produce", stream, stdin=b"old\n")
     with kera.start("consume", stream, "--from", "latest", "--count", "1") as consumer:
         while consumer.poll() is None:
@@ -428,7 +426,7 @@ def test_from_latest_gives_only_what_is_new(kera: Kera, stream: str) -> None:
     assert (consumer.returncode, output, errors) == (0, b"new\n", b"")
 
 
-def test_since_gives_what_is_of_that_time_or_later(kera: Kera, stream: str) -> None:
+def test_since_gives_the_records_of_that_time_or_later(kera: Kera, stream: str) -> None:
     times = ["2026-01-02T03:04:05Z", "2026-01-02T03:04:07Z", "2026-01-02T03:04:06Z", "2026-01-02T03:04:08Z"]
     records = [json.dumps({"value": str(number), "timestamp": time}) for number, time in enumerate(times)]
     kera("produce", stream, "--json", stdin="\n".join(records).encode())
@@ -441,7 +439,7 @@ def test_since_gives_what_is_of_that_time_or_later(kera: Kera, stream: str) -> N
     assert "neither a span" in kera.fails(2, "consume", stream, "--since", "soon")
 
 
-def test_ctrl_c_sends_what_was_read(kera: Kera, stream: str) -> None:
+def test_ctrl_c_ends_produce_after_the_lines_it_has_read(kera: Kera, stream: str) -> None:
     with kera.start("produce", stream) as producer:
         assert producer.stdin is not None
         producer.stdin.write(b"a\nb\n")
@@ -455,8 +453,8 @@ def test_ctrl_c_sends_what_was_read(kera: Kera, stream: str) -> None:
 
 
 @pytest.mark.parametrize("ahead", [True, False])
-def test_a_reader_that_goes_away_ends_the_consumer(kera: Kera, stream: str, ahead: bool) -> None:
-    """Whether more records are there (`ahead`), so that it fails to write, or it waits for some."""
+def test_consume_ends_when_the_reader_of_its_output_goes_away(kera: Kera, stream: str, ahead: bool) -> None:
+    """`ahead`: more records exist, so that a write fails; otherwise the consumer waits for some."""
     kera("produce", stream, stdin=b"x" * 99 + b"\n" + (b"y" * 99 + b"\n") * (100_000 if ahead else 0))
     with kera.start("consume", stream) as consumer:
         assert consumer.stdout is not None
@@ -468,7 +466,7 @@ def test_a_reader_that_goes_away_ends_the_consumer(kera: Kera, stream: str, ahea
 
 
 @pytest.mark.slow
-def test_other_writers_to_the_same_pipe_are_not_disturbed(kera: Kera, stream: str) -> None:
+def test_consume_leaves_its_output_pipe_blocking(kera: Kera, stream: str) -> None:
     kera("produce", stream, stdin=b"x\n")
     reading, writing = os.pipe()
     with kera.start("consume", stream, "--until-end", stdout=writing) as consumer:
@@ -482,11 +480,11 @@ def test_other_writers_to_the_same_pipe_are_not_disturbed(kera: Kera, stream: st
 
 
 @pytest.mark.parametrize("arguments", [("consume", "absent"), ("produce", "absent"), ("stream", "describe", "absent")])
-def test_a_stream_that_is_not_there_is_named(kera: Kera, arguments: tuple[str, ...]) -> None:
+def test_the_error_names_a_missing_stream(kera: Kera, arguments: tuple[str, ...]) -> None:
     assert kera.fails(1, *arguments) == "there is no stream 'absent'"
 
 
-def test_a_cluster_that_is_not_there_is_named(kera: Kera) -> None:
+def test_the_error_names_an_unreachable_cluster(kera: Kera) -> None:
     with socket.create_server(("127.0.0.1", 0)) as unused:
         address = f"127.0.0.1:{unused.getsockname()[1]}"
     message = kera.fails(1, "stream", "list", "--bootstrap", address)
@@ -536,7 +534,7 @@ def test_bench_produce_measures_acknowledgements(kera: Kera, record_bytes: list[
 
 @pytest.mark.slow
 @pytest.mark.parametrize("read", [pytest.param("batches", marks=pytest.mark.slow), "records"])
-def test_bench_consume_reads_all_that_was_sent(kera: Kera, read: str) -> None:
+def test_bench_consume_reads_all_records_sent(kera: Kera, read: str) -> None:
     (result,), _ = bench(kera, "consume", "--records", "20000", "--rounds", "1", "--read", read)
     assert result["records"]["median"] == 20000
     assert result["read"] == read
@@ -553,7 +551,7 @@ def test_bench_e2e_keeps_its_rate_and_measures_availability(kera: Kera, mode: st
     assert result["latency_us"]["samples"] == 1000
 
 
-def test_bench_starts_a_cluster_of_its_own_and_says_so(kera: Kera) -> None:
+def test_bench_without_a_cluster_starts_its_own_and_says_so(kera: Kera) -> None:
     ended = kera.run("bench", "produce", "--records", "1000", "--rounds", "1", "--mode", "send", "--seconds", "20")
 
     assert ended.returncode == 0, ended.stderr.decode()
@@ -580,7 +578,7 @@ def test_bench_measures_replication_on_a_cluster_of_its_own(kera: Kera) -> None:
 
 
 @pytest.mark.slow
-def test_bench_tells_why_a_worker_failed(kera: Kera) -> None:
+def test_bench_reports_why_a_worker_failed(kera: Kera) -> None:
     ended = kera.run("bench", "produce", "--records", "10", "--record-bytes", "2MB", "--bootstrap", kera.bootstrap)
 
     assert ended.returncode == 1

@@ -1,4 +1,4 @@
-"""The secret of a cluster is replaced under load: nothing is lost, and nobody is missed."""
+"""The secret of a cluster is replaced under load, without losing a record or a daemon."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def secured(tmp_path: Path) -> Iterator[Secured]:
 
 
 async def is_known(secured: Secured, name: str, secret: str) -> bool:
-    """Whether a daemon takes a secret."""
+    """Whether a daemon accepts a secret."""
     address = secured.cluster.ready[name]["grpc_address"]
     channel = GrpcChannel(address, tls=secured.tls, introduction=of_daemon(secret))
     try:
         while True:
-            with contextlib.suppress(Uncertain):  # it was forgotten just when it was asked
+            with contextlib.suppress(Uncertain):  # the daemon forgot the secret just during the call
                 await call(channel, api.DESCRIBE_DAEMON, daemon_pb2.DescribeDaemonRequest(), timeout_s=10)
                 return True
     except AuthenticationFailed:
@@ -52,7 +52,7 @@ async def is_known(secured: Secured, name: str, secret: str) -> bool:
         await channel.close()
 
 
-async def test_a_secret_is_replaced_while_records_go_in_and_come_out(secured: Secured) -> None:
+async def test_the_cluster_secret_is_replaced_while_records_are_written(secured: Secured) -> None:
     cluster = secured.cluster
     log = [cluster.log_dir / f"{name}.log" for name in ("broker-1", "broker-2")]
     await until(lambda: all(OVER_TCP in path.read_bytes() for path in log))
@@ -92,9 +92,9 @@ async def test_a_secret_is_replaced_while_records_go_in_and_come_out(secured: Se
                     while any([await is_known(secured, name, secret) for secret in unknown]):
                         await goes_on()
                 await goes_on()
-        await until(lambda: stranger.closed)  # who came with what is no longer a secret
+        await until(lambda: stranger.closed)  # it authenticated with the removed secret
         assert await client.admin.recoveries() == []
-        cluster.restart("broker-1")  # which has never known the old one
+        cluster.restart("broker-1")  # it has never had the old secret
         await goes_on()
         ended.set()
         await writing

@@ -1,4 +1,6 @@
-"""All changes of a real table as a stream, by logical decoding: the table can be rebuilt, whatever is killed when."""
+"""All changes of a real table as a stream, by logical decoding: the table can be rebuilt despite kills at any
+moment.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,12 @@ def changes_of(postgres: Postgres, name: str, **more: str) -> str:
 
 
 def values(client: Client, stream: str) -> list[dict[str, Any] | None]:
-    """Of a stream of one streamlet, in order."""
+    """The values of a stream of one streamlet, in order."""
     return [None if each.value is None else json.loads(each.value) for each in records(client, stream).get(0, [])]
 
 
 def rebuilt(client: Client, stream: str) -> dict[str, Any]:
-    """The table that a stream of changes is about, by key: all changes of a key are in one streamlet, in order."""
+    """The table as its stream of changes gives it, by key: all changes of a key are in one streamlet, in order."""
     whole: dict[str, Any] = {}
     for changes in records(client, stream).values():
         rows: dict[str, Any] = {}
@@ -50,7 +52,7 @@ def in_table(postgres: Postgres, name: str) -> dict[str, Any]:
     return {key: json.loads(row) for key, row in postgres.rows(f"SELECT id::text, row_to_json(t)::text FROM {name} t")}
 
 
-def test_each_change_says_what_it_is_and_when_it_was(postgres: Postgres, client: Client, copy: Any) -> None:
+def test_each_change_has_its_kind_rows_key_and_time(postgres: Postgres, client: Client, copy: Any) -> None:
     postgres.run(
         "CREATE TABLE said (id int PRIMARY KEY, body text, price numeric(6, 2), twice int GENERATED ALWAYS AS (id * 2)"
         " STORED)",
@@ -96,7 +98,7 @@ def test_each_change_says_what_it_is_and_when_it_was(postgres: Postgres, client:
     assert moments == sorted(moments)
 
 
-def test_changes_of_a_stream_with_columns_have_them(postgres: Postgres, client: Client, copy: Any) -> None:
+def test_changes_copied_as_columns_have_the_columns_of_the_table(postgres: Postgres, client: Client, copy: Any) -> None:
     postgres.run(
         "CREATE TABLE typed (a int, b text, tags int[], PRIMARY KEY (a, b))",
         "INSERT INTO typed VALUES (1, 'x', '{1,2}'), (2, 'y', NULL)",
@@ -122,7 +124,7 @@ def test_changes_of_a_stream_with_columns_have_them(postgres: Postgres, client: 
     assert "column 'c'" in said
 
 
-def test_a_large_value_that_was_not_logged_is_looked_up_and_never_null(
+def test_a_large_value_missing_from_the_log_is_looked_up_and_never_null(
     postgres: Postgres, client: Client, copy: Any
 ) -> None:
     postgres.run(
@@ -142,7 +144,7 @@ def test_a_large_value_that_was_not_logged_is_looked_up_and_never_null(
     assert updates == [{"id": 1, "body": "1" * 9000, "n": 1}, {"id": 2, "n": 1}]
 
 
-def test_rows_and_changes_that_come_meanwhile_are_copied_once_each(
+def test_rows_and_changes_during_the_start_are_copied_once_each(
     postgres: Postgres, client: Client, cluster: RunningCluster, tmp_path: Path
 ) -> None:
     postgres.run("CREATE TABLE meanwhile (id int PRIMARY KEY, n int)", "INSERT INTO meanwhile VALUES (1, 0)")
@@ -151,7 +153,7 @@ def test_rows_and_changes_that_come_meanwhile_are_copied_once_each(
     with postgres.connect() as other, other.cursor() as cursor:
         cursor.execute("INSERT INTO meanwhile VALUES (2, 0)")
         with copying(cluster.bootstrap, *arguments, log=tmp_path / "log") as follower:
-            # The slot waits for the transaction, or the snapshot does: its row comes once in either case.
+            # Either the slot or the snapshot waits for the transaction: its row comes once in both cases.
             postgres.waits_for("SELECT count(*) FROM pg_replication_slots WHERE slot_name LIKE '%meanwhile%'", 1)
             postgres.run("UPDATE meanwhile SET n = n + 1")
             other.commit()
@@ -206,13 +208,13 @@ class Writer:
 
 
 def _copied_up_to(postgres: Postgres, name: str, client: Client, stream: str, mark: int) -> None:
-    """Wait until a change that is made now is in the stream."""
+    """Make a change, and wait until the stream has it."""
     postgres.run(f"INSERT INTO {name} VALUES ({mark}, 0)")
     while str(mark) not in rebuilt(client, stream):
         pass
 
 
-def test_a_table_is_rebuilt_after_a_kill_of_the_copy_and_one_of_postgresql(
+def test_a_table_is_rebuilt_after_kills_of_the_copy_and_of_postgresql(
     postgres: Postgres, client: Client, cluster: RunningCluster, tmp_path: Path
 ) -> None:
     postgres.run(
@@ -283,9 +285,7 @@ def _some_transactions(writer: Writer, count: int) -> None:
         threading.Event().wait(0.01)
 
 
-def test_the_slot_moves_on_with_what_was_copied_and_also_past_other_tables(
-    postgres: Postgres, client: Client, copy: Any
-) -> None:
+def test_the_slot_advances_past_copied_changes_and_other_tables(postgres: Postgres, client: Client, copy: Any) -> None:
     postgres.run("CREATE TABLE moves (id int PRIMARY KEY)", "CREATE TABLE moves_not (id int)")
     arguments = (changes_of(postgres, "moves", slot="kera_moves"), "kera:moves")
     slot = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = 'kera_moves'"
@@ -302,7 +302,7 @@ def test_the_slot_moves_on_with_what_was_copied_and_also_past_other_tables(
     assert len(values(client, "moves")) == 1
 
 
-def test_what_is_wrong_with_changes_is_told(postgres: Postgres, cluster: RunningCluster, copy: Any) -> None:
+def test_errors_of_a_copy_of_changes_say_what_is_wrong(postgres: Postgres, cluster: RunningCluster, copy: Any) -> None:
     postgres.run(
         "CREATE TABLE no_key (a int)",
         "CREATE TABLE no_identity (a int PRIMARY KEY)",
@@ -338,7 +338,7 @@ def test_what_is_wrong_with_changes_is_told(postgres: Postgres, cluster: Running
     assert "there is no replication slot" in said
 
 
-def test_a_copy_that_begins_anew_in_its_stream_clears_the_rows_of_the_first_one(
+def test_a_copy_that_starts_over_in_its_stream_clears_the_earlier_rows(
     postgres: Postgres, client: Client, cluster: RunningCluster, copy: Any
 ) -> None:
     postgres.run(
@@ -365,7 +365,7 @@ def test_a_copy_that_begins_anew_in_its_stream_clears_the_rows_of_the_first_one(
     assert table(client, "anew-columns").column("op").to_pylist() == ["r", "r", "r", "t", "r", "r", "r"]
 
 
-def test_a_slot_that_exists_is_not_taken_from_another_copy(postgres: Postgres, copy: Any) -> None:
+def test_a_copy_does_not_take_the_slot_of_another_copy(postgres: Postgres, copy: Any) -> None:
     postgres.run("CREATE TABLE sharing (id int PRIMARY KEY)")
     arguments = (changes_of(postgres, "sharing", slot="kera_shared"), "kera:sharing", "--create")
     assert copy(*arguments)[0] == 0
@@ -379,9 +379,7 @@ def test_a_slot_that_exists_is_not_taken_from_another_copy(postgres: Postgres, c
     assert copy(*arguments)[0] == 0
 
 
-def test_a_table_that_is_dropped_ends_its_copy(
-    postgres: Postgres, cluster: RunningCluster, copy: Any, tmp_path: Path
-) -> None:
+def test_dropping_a_table_ends_its_copy(postgres: Postgres, cluster: RunningCluster, copy: Any, tmp_path: Path) -> None:
     postgres.run("CREATE TABLE dropped (id int PRIMARY KEY)", "INSERT INTO dropped VALUES (1)")
     arguments = (changes_of(postgres, "dropped"), "kera:dropped", "--create")
     with copying(cluster.bootstrap, *arguments, "--follow", log=tmp_path / "log") as follower:
@@ -397,7 +395,7 @@ def test_a_table_that_is_dropped_ends_its_copy(
     assert "the table that was copied was dropped or renamed" in said
 
 
-def test_a_role_that_may_not_make_a_publication_learns_which_rights_it_lacks(postgres: Postgres, copy: Any) -> None:
+def test_a_role_that_may_not_create_a_publication_learns_which_rights_it_lacks(postgres: Postgres, copy: Any) -> None:
     postgres.run(
         "CREATE ROLE reader LOGIN REPLICATION",
         "CREATE TABLE rights (id int PRIMARY KEY)",
@@ -412,7 +410,7 @@ def test_a_role_that_may_not_make_a_publication_learns_which_rights_it_lacks(pos
     assert "publication=" in said
 
 
-def test_begins_with_what_comes_if_it_is_told_to(postgres: Postgres, client: Client, copy: Any) -> None:
+def test_a_copy_from_latest_has_only_later_changes(postgres: Postgres, client: Client, copy: Any) -> None:
     postgres.run("CREATE TABLE latest (id int PRIMARY KEY)", "INSERT INTO latest VALUES (1)")
     arguments = (changes_of(postgres, "latest"), "kera:latest")
     assert copy(*arguments, "--create", "--from", "latest")[0] == 0

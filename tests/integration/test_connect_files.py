@@ -1,4 +1,4 @@
-"""``kera connect copy`` between files and real brokers: each row once, whatever is killed when."""
+"""``kera connect copy`` between files and real brokers: each row once, despite kills at any moment."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def rides(count: int, first: int = 0) -> pa.Table:
     )
 
 
-def test_a_copy_places_keys_as_it_is_told_and_stays_with_that(tmp_path: Path, client: Client, copy: Any) -> None:
+def test_a_copy_keeps_the_partitioner_that_it_began_with(tmp_path: Path, client: Client, copy: Any) -> None:
     path = tmp_path / "placed.jsonl"
     path.write_text("".join(f'{{"key": "key-{number}", "value": "v"}}\n' for number in range(100)))
     made = ("--create", "--streamlets", "5", "--partitioner", "murmur2_random")
@@ -61,7 +61,7 @@ def test_a_copy_places_keys_as_it_is_told_and_stays_with_that(tmp_path: Path, cl
     assert "--partitioner has no effect: only a stream as the target takes it" in said
 
 
-def test_files_of_parquet_become_a_stream_and_a_file_again(tmp_path: Path, client: Client, copy: Any) -> None:
+def test_parquet_files_are_copied_to_a_stream_and_back_to_a_file(tmp_path: Path, client: Client, copy: Any) -> None:
     for number in range(3):
         pq.write_table(rides(1000, 1000 * number), tmp_path / f"{number}.parquet")
 
@@ -82,7 +82,7 @@ def test_files_of_parquet_become_a_stream_and_a_file_again(tmp_path: Path, clien
 
 
 @pytest.mark.parametrize("kind", ["csv", pytest.param("jsonl", marks=pytest.mark.slow)])
-def test_an_import_that_is_killed_at_any_moment_has_each_row_once(
+def test_an_import_with_kills_at_any_moment_has_each_row_once(
     tmp_path: Path, client: Client, cluster: RunningCluster, copy: Any, kind: str
 ) -> None:
     name = f"imported-{kind}"
@@ -103,7 +103,7 @@ def test_an_import_that_is_killed_at_any_moment_has_each_row_once(
     assert stored.sort_by("id").column("id").equals(rides(ROWS).column("id"))
 
 
-def test_an_export_that_is_killed_at_any_moment_has_each_row_once(
+def test_an_export_with_kills_at_any_moment_has_each_row_once(
     tmp_path: Path, client: Client, cluster: RunningCluster, copy: Any
 ) -> None:
     client.admin.create_stream("exported", streamlets=2, schema=rides(0).schema, key_column="id")
@@ -124,7 +124,7 @@ def test_an_export_that_is_killed_at_any_moment_has_each_row_once(
     assert whole.equals(rides(ROWS + 10))
 
 
-def test_an_export_that_follows_ends_with_what_has_come(
+def test_a_following_export_has_the_records_so_far_when_it_is_terminated(
     tmp_path: Path, client: Client, cluster: RunningCluster
 ) -> None:
     client.admin.create_stream("followed-out")
@@ -142,7 +142,7 @@ def test_an_export_that_follows_ends_with_what_has_come(
     assert '"key": "k", "value": "one", "headers": [["h", "x"]]' in line
 
 
-def test_records_without_columns_go_to_a_file_and_back(tmp_path: Path, client: Client, copy: Any) -> None:
+def test_untyped_records_are_copied_to_a_file_and_back(tmp_path: Path, client: Client, copy: Any) -> None:
     client.admin.create_stream("plain")
     with client.producer() as producer:
         for number in range(100):
@@ -155,7 +155,9 @@ def test_records_without_columns_go_to_a_file_and_back(tmp_path: Path, client: C
         assert [each._replace(stream="") for each in there] == [each._replace(stream="") for each in back]
 
 
-def test_a_stream_goes_to_another_stream_of_any_cluster(client: Client, cluster: RunningCluster, copy: Any) -> None:
+def test_a_stream_is_copied_to_another_stream_by_the_address_of_its_cluster(
+    client: Client, cluster: RunningCluster, copy: Any
+) -> None:
     client.admin.create_stream("here", streamlets=3)
     with client.producer() as producer:
         for number in range(1000):
@@ -170,7 +172,7 @@ def test_a_stream_goes_to_another_stream_of_any_cluster(client: Client, cluster:
     }
 
 
-def test_a_created_stream_has_the_key_and_the_time_of_the_stream_that_is_copied(client: Client, copy: Any) -> None:
+def test_a_created_stream_takes_the_key_and_time_columns_of_the_copied_one(client: Client, copy: Any) -> None:
     columns = pa.schema(
         [("id", pa.string()), ("zone", pa.string()), ("at", pa.timestamp("us", "UTC")), ("n", pa.int64())]
     )
@@ -202,7 +204,7 @@ def test_a_created_stream_has_the_key_and_the_time_of_the_stream_that_is_copied(
         (["a.csv", "kera:x", "--file-size", "much"], "--file-size"),
     ],
 )
-def test_what_makes_no_sense_is_told(arguments: list[str], said: str, copy: Any) -> None:
+def test_invalid_arguments_of_a_copy_get_one_line_that_says_why(arguments: list[str], said: str, copy: Any) -> None:
     code, told = copy(*arguments)
     assert code in (1, 2)
     assert told.startswith("kera: error: ")
@@ -230,7 +232,7 @@ def test_columns_that_do_not_fit_are_named_before_anything_is_copied(tmp_path: P
     assert "has no column 'nope'; it has id" in said
 
 
-def test_a_missing_extra_is_told_in_one_line(cluster: RunningCluster) -> None:
+def test_a_missing_extra_is_reported_in_one_line(cluster: RunningCluster) -> None:
     program = (
         "import sys; sys.modules['confluent_kafka'] = None; from kera.cli.__main__ import main;"
         f"sys.exit(main(['connect', 'copy', 'kafka://h/t', 'kera:x', '--bootstrap', '{cluster.bootstrap}']))"
@@ -240,7 +242,7 @@ def test_a_missing_extra_is_told_in_one_line(cluster: RunningCluster) -> None:
     assert done.stderr == "kera: error: confluent_kafka is missing; install it with: pip install 'kera[kafka]'\n"
 
 
-def test_a_copy_whose_stream_was_made_anew_says_so(tmp_path: Path, client: Client, copy: Any) -> None:
+def test_a_copy_whose_stream_was_recreated_ends_and_says_so(tmp_path: Path, client: Client, copy: Any) -> None:
     pq.write_table(rides(10), tmp_path / "x.parquet")
     assert copy(f"{tmp_path}/x.parquet", "kera:again", "--create")[0] == 0
     client.admin.delete_stream("again")
@@ -252,7 +254,7 @@ def test_a_copy_whose_stream_was_made_anew_says_so(tmp_path: Path, client: Clien
     assert "kera connect forget" in said
 
 
-def test_a_stream_that_others_write_to_meanwhile_is_no_trouble(tmp_path: Path, client: Client, copy: Any) -> None:
+def test_a_copy_works_in_a_stream_that_others_write_to(tmp_path: Path, client: Client, copy: Any) -> None:
     pq.write_table(rides(1000), tmp_path / "x.parquet")
     client.admin.create_stream("shared", schema=rides(0).schema)
     with client.producer() as producer:
@@ -283,13 +285,13 @@ with open(path, "ab", buffering=0) as file:
     file.write(text)
 print(count)
 """
-"""Appends rows, cut anywhere, until it finds a file that stops it, or its parent is gone; prints how many."""
+"""Appends rows, cut anywhere, until a stop file exists or its parent is gone; prints the number of rows."""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
-def test_a_file_that_a_process_appends_to_is_followed_record_by_record_through_kills(
+def test_a_growing_file_is_followed_row_by_row_despite_kills(
     tmp_path: Path, client: Client, cluster: RunningCluster, kind: str
 ) -> None:
     name = f"appended-{kind}"

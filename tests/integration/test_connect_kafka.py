@@ -1,4 +1,4 @@
-"""``kera connect copy`` between a real Kafka and real brokers: each record once, whatever is killed when."""
+"""``kera connect copy`` between a real Kafka and real brokers: each record once, despite kills at any moment."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def same(record: Record, message: Any) -> bool:
 
 
 def assert_same(kafka: Kafka, topic: str, client: Client, stream: str, partitions: int) -> int:
-    """The stream has what the topic has: partition p in streamlet p, in order, each record once."""
+    """Check that the stream equals the topic: partition p in streamlet p, in order, each record once."""
     messages, stored = kafka.read(topic, partitions), records(client, stream)
     for number in range(partitions):
         own = stored.get(number, [])
@@ -53,7 +53,7 @@ def assert_same(kafka: Kafka, topic: str, client: Client, stream: str, partition
     return sum(map(len, messages.values()))
 
 
-def test_a_topic_becomes_a_stream_with_all_that_its_records_have(kafka: Kafka, client: Client, copy: Any) -> None:
+def test_a_topic_is_copied_to_a_stream_with_every_part_of_its_records(kafka: Kafka, client: Client, copy: Any) -> None:
     topic = kafka.make_topic("whole", 3)
     kafka.fill(topic, 2000, 3)
 
@@ -72,7 +72,7 @@ def test_a_topic_becomes_a_stream_with_all_that_its_records_have(kafka: Kafka, c
     assert assert_same(kafka, topic, client, "whole", 3) == 2500
 
 
-def test_a_copy_that_is_killed_at_any_moment_copies_each_record_once(
+def test_a_copy_with_kills_at_any_moment_has_each_record_once(
     kafka: Kafka, client: Client, cluster: RunningCluster, copy: Any, tmp_path: Path
 ) -> None:
     topic = kafka.make_topic("killed", 2)
@@ -101,7 +101,7 @@ def test_a_copy_that_is_killed_at_any_moment_copies_each_record_once(
     assert assert_same(kafka, topic, client, "killed", 2) > 500
 
 
-def test_a_copy_that_wakes_up_beside_another_one_ends_and_doubles_nothing(
+def test_a_paused_copy_that_was_replaced_ends_and_duplicates_nothing(
     kafka: Kafka, client: Client, cluster: RunningCluster, copy: Any, tmp_path: Path
 ) -> None:
     topic = kafka.make_topic("asleep", 1)
@@ -121,7 +121,7 @@ def test_a_copy_that_wakes_up_beside_another_one_ends_and_doubles_nothing(
     assert assert_same(kafka, topic, client, "asleep", 1) == 2000
 
 
-def test_a_copy_that_follows_copies_what_comes_and_ends_when_it_is_told_to(
+def test_a_following_copy_takes_new_records_and_ends_at_sigterm(
     kafka: Kafka, client: Client, cluster: RunningCluster, tmp_path: Path
 ) -> None:
     topic = kafka.make_topic("followed", 1)
@@ -156,7 +156,9 @@ def test_aborted_transactions_are_not_copied(kafka: Kafka, client: Client, copy:
     assert [record.value for record in (records(client, "aborted"))[0]] == [b"0", b"2", b"4"]
 
 
-def test_with_another_number_of_streamlets_keys_say_where_records_go(kafka: Kafka, client: Client, copy: Any) -> None:
+def test_keys_place_records_if_the_numbers_of_partitions_and_streamlets_differ(
+    kafka: Kafka, client: Client, copy: Any
+) -> None:
     topic = kafka.make_topic("uneven", 2)
     kafka.fill(topic, 1000, 2)
 
@@ -174,14 +176,14 @@ def test_with_another_number_of_streamlets_keys_say_where_records_go(kafka: Kafk
     assert {len(streamlets) for streamlets in where.values()} == {1}
 
 
-def test_a_topic_that_is_not_there_is_named(kafka: Kafka, copy: Any) -> None:
+def test_the_error_names_a_missing_topic(kafka: Kafka, copy: Any) -> None:
     code, said = copy(kafka.url("nowhere"), "kera:nowhere", "--create")
 
     assert code == 1
     assert f"there is no topic 'nowhere' at {kafka.bootstrap}" in said
 
 
-def test_a_stream_that_is_not_there_is_named_with_the_way_out(kafka: Kafka, copy: Any) -> None:
+def test_the_error_for_a_missing_stream_suggests_create(kafka: Kafka, copy: Any) -> None:
     topic = kafka.make_topic("no-stream", 1)
 
     code, said = copy(kafka.url(topic), "kera:nobody")
@@ -191,7 +193,7 @@ def test_a_stream_that_is_not_there_is_named_with_the_way_out(kafka: Kafka, copy
     assert "--create" in said
 
 
-def test_records_that_the_topic_removed_before_they_were_copied_are_told(
+def test_records_removed_before_they_were_copied_end_the_copy_unless_skipped(
     kafka: Kafka, client: Client, copy: Any
 ) -> None:
     topic = kafka.make_topic("removed", 1)
@@ -210,7 +212,7 @@ def test_records_that_the_topic_removed_before_they_were_copied_are_told(
     assert values == [*range(10), *range(25, 30)]
 
 
-def test_a_topic_that_was_made_anew_is_another_one(kafka: Kafka, copy: Any) -> None:
+def test_a_copy_whose_topic_was_recreated_needs_another_name(kafka: Kafka, copy: Any) -> None:
     topic = kafka.make_topic("anew", 1)
     kafka.fill(topic, 10, 1)
     assert copy(kafka.url(topic), "kera:anew", "--create")[0] == 0
@@ -238,7 +240,7 @@ def test_a_copy_is_listed_and_forgotten(kafka: Kafka, client: Client, cluster: R
     assert b"no copy 'mine'" in again.stderr
 
     assert copy(kafka.url(topic), "kera:listed", "--name", "mine")[0] == 0
-    assert len((records(client, "listed"))[0]) == 20  # that is what forgetting means
+    assert len((records(client, "listed"))[0]) == 20  # a forgotten copy starts over
 
 
 def fill(client: Client, stream: str, count: int, first: int = 0) -> None:
@@ -255,7 +257,7 @@ def fill(client: Client, stream: str, count: int, first: int = 0) -> None:
 
 
 def assert_copied(kafka: Kafka, topic: str, client: Client, stream: str, streamlets: int) -> int:
-    """The topic has what the stream has: streamlet s in partition s, in order, each record once."""
+    """Check that the topic equals the stream: streamlet s in partition s, in order, each record once."""
     stored = records(client, stream)
     deadline = time.monotonic() + COPY_TIMEOUT_S
     messages = kafka.read(topic, streamlets)
@@ -268,7 +270,7 @@ def assert_copied(kafka: Kafka, topic: str, client: Client, stream: str, streaml
     return sum(map(len, messages.values()))
 
 
-def test_a_stream_becomes_a_topic_with_all_that_its_records_have(kafka: Kafka, client: Client, copy: Any) -> None:
+def test_a_stream_is_copied_to_a_topic_with_every_part_of_its_records(kafka: Kafka, client: Client, copy: Any) -> None:
     client.admin.create_stream("to-kafka", streamlets=3)
     fill(client, "to-kafka", 2000)
 
@@ -284,7 +286,7 @@ def test_a_stream_becomes_a_topic_with_all_that_its_records_have(kafka: Kafka, c
     assert assert_copied(kafka, "from-kera", client, "to-kafka", 3) == 2500
 
 
-def test_a_copy_to_kafka_that_is_killed_at_any_moment_copies_each_record_once(
+def test_a_copy_to_kafka_with_kills_at_any_moment_has_each_record_once(
     kafka: Kafka, client: Client, cluster: RunningCluster, copy: Any, tmp_path: Path
 ) -> None:
     client.admin.create_stream("killed-out", streamlets=2)
@@ -313,7 +315,7 @@ def test_a_copy_to_kafka_that_is_killed_at_any_moment_copies_each_record_once(
     assert assert_copied(kafka, "killed-in", client, "killed-out", 2) > 500
 
 
-def test_a_copy_to_kafka_that_wakes_up_beside_another_one_ends_and_doubles_nothing(
+def test_a_paused_copy_to_kafka_that_was_replaced_ends_and_duplicates_nothing(
     kafka: Kafka, client: Client, cluster: RunningCluster, copy: Any, tmp_path: Path
 ) -> None:
     client.admin.create_stream("asleep-out")
@@ -336,7 +338,7 @@ def test_a_copy_to_kafka_that_wakes_up_beside_another_one_ends_and_doubles_nothi
     assert assert_copied(kafka, "asleep-in", client, "asleep-out", 1) == 3000
 
 
-def test_what_a_topic_cannot_have_is_told(kafka: Kafka, client: Client, copy: Any) -> None:
+def test_the_error_says_what_a_topic_cannot_take(kafka: Kafka, client: Client, copy: Any) -> None:
     client.admin.create_stream("typed-out", schema=pa.schema([("id", pa.int64())]))
     client.admin.create_stream("large-out")
 
@@ -355,7 +357,7 @@ def test_what_a_topic_cannot_have_is_told(kafka: Kafka, client: Client, copy: An
     assert kafka.read("large-in", 1) == {0: []}
 
 
-def test_settings_that_copies_depend_on_are_refused_and_values_not_shown(
+def test_invalid_kafka_settings_are_refused_without_showing_their_values(
     kafka: Kafka, copy: Any, tmp_path: Path
 ) -> None:
     config = tmp_path / "client.properties"
@@ -373,7 +375,7 @@ def test_settings_that_copies_depend_on_are_refused_and_values_not_shown(
     assert "cannot be read" in told
 
 
-def test_partitions_that_a_followed_topic_gets_are_told(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partitions_added_to_a_followed_topic_end_the_copy(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kera.connect.kafka.source.LOOK_S", 0.0)
     topic = kafka.make_topic("grows", 1)
     kafka.fill(topic, 10, 1)
@@ -391,7 +393,7 @@ def test_partitions_that_a_followed_topic_gets_are_told(kafka: Kafka, monkeypatc
         asyncio.run(follow())
 
 
-def test_a_killed_copy_whose_records_the_topic_has_removed_goes_on_if_they_were_stored(
+def test_a_killed_copy_continues_if_all_removed_records_were_stored(
     kafka: Kafka, client: Client, cluster: RunningCluster, copy: Any, tmp_path: Path
 ) -> None:
     topic = kafka.make_topic("removed-later", 1)
@@ -414,8 +416,10 @@ def test_a_killed_copy_whose_records_the_topic_has_removed_goes_on_if_they_were_
 @pytest.mark.parametrize(
     ("settings", "name"), [({}, "consistent_random"), ({"partitioner": "murmur2_random"}, "murmur2_random")]
 )
-def test_keys_are_placed_where_a_real_client_places_them(kafka: Kafka, settings: dict[str, Any], name: str) -> None:
-    """`settings` are librdkafka's; without any, it has the default."""
+def test_keys_are_placed_where_a_real_kafka_client_places_them(
+    kafka: Kafka, settings: dict[str, Any], name: str
+) -> None:
+    """`settings` are librdkafka's; without any, its default applies."""
     partitions, chance, partitioner = 7, random.Random(7), PARTITIONERS[name]
     topic = kafka.make_topic(f"placed-{name}", partitions)
     keys = [chance.randbytes(chance.randrange(1, 40)) for _ in range(1000)]

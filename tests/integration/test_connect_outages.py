@@ -1,4 +1,4 @@
-"""``kera connect copy --follow`` outlives restarts of what it copies from and to, and says little about them."""
+"""``kera connect copy --follow`` survives restarts of its source and target, and reports little about them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.integration.kafka import Kafka
 from tests.integration.postgres import Postgres
 
 
-def test_copies_out_of_and_into_a_table_outlive_a_restart_of_postgresql(
+def test_copies_from_and_to_a_table_survive_a_restart_of_postgresql(
     postgres: Postgres, client: Client, cluster: RunningCluster, tmp_path: Path
 ) -> None:
     postgres.run("CREATE TABLE outlives (id int PRIMARY KEY)", "CREATE TABLE outlived (id int)")
@@ -46,7 +46,7 @@ def test_copies_out_of_and_into_a_table_outlive_a_restart_of_postgresql(
     assert postgres.rows("SELECT count(DISTINCT id) FROM outlived") == [(200,)]
 
 
-def test_a_copy_that_waits_for_postgresql_ends_when_it_is_told_to(
+def test_a_copy_that_waits_for_postgresql_ends_at_sigterm(
     postgres: Postgres, client: Client, cluster: RunningCluster, tmp_path: Path
 ) -> None:
     postgres.run("CREATE TABLE waits (id int PRIMARY KEY)")
@@ -63,7 +63,7 @@ def test_a_copy_that_waits_for_postgresql_ends_when_it_is_told_to(
 
 
 @pytest.mark.slow
-def test_a_copy_out_of_a_table_outlives_a_restart_of_every_daemon_of_the_cluster(
+def test_copies_from_and_to_a_table_survive_a_restart_of_every_daemon(
     postgres: Postgres, client: Client, cluster: RunningCluster, tmp_path: Path
 ) -> None:
     postgres.run("CREATE TABLE daemons (id int PRIMARY KEY)", "CREATE TABLE daemons_back (id int)")
@@ -91,7 +91,7 @@ def test_a_copy_out_of_a_table_outlives_a_restart_of_every_daemon_of_the_cluster
 
 
 @pytest.mark.slow
-def test_copies_out_of_and_into_a_topic_outlive_a_restart_of_kafka(
+def test_copies_from_and_to_a_topic_survive_a_restart_of_kafka(
     kafka: Kafka, client: Client, cluster: RunningCluster, tmp_path: Path
 ) -> None:
     source, target = kafka.make_topic("outlives", 1), kafka.make_topic("outlived", 1)

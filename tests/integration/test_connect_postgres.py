@@ -1,4 +1,4 @@
-"""``kera connect copy`` between a real PostgreSQL and real brokers: each row once, whatever is killed when."""
+"""``kera connect copy`` between a real PostgreSQL and real brokers: each row once, despite kills at any moment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.integration.postgres import Postgres
 ROWS = 200_000
 
 
-def test_a_table_becomes_a_stream_and_a_table_again(postgres: Postgres, client: Client, copy: Any) -> None:
+def test_a_table_is_copied_to_a_stream_and_back_to_a_table(postgres: Postgres, client: Client, copy: Any) -> None:
     postgres.run(
         "CREATE TABLE whole (id bigint PRIMARY KEY, amount numeric(10, 2), who uuid, what jsonb, at timestamptz,"
         " day date, clock time, local timestamp, small smallint, middle int, share real, part double precision,"
@@ -48,7 +48,7 @@ def test_a_table_becomes_a_stream_and_a_table_again(postgres: Postgres, client: 
     assert postgres.rows("SELECT sum(id)::bigint, max(amount) FROM made") == [(500_500, "99.75")]
 
 
-def test_rows_that_are_added_are_copied_the_next_time(postgres: Postgres, client: Client, copy: Any) -> None:
+def test_added_rows_are_copied_the_next_time(postgres: Postgres, client: Client, copy: Any) -> None:
     postgres.run(
         "CREATE TABLE added (a int, b text, PRIMARY KEY (a, b))",
         "INSERT INTO added VALUES (1, 'x'), (1, 'y''\\'), (2, 'a')",
@@ -64,7 +64,7 @@ def test_rows_that_are_added_are_copied_the_next_time(postgres: Postgres, client
     assert rows == [(1, "x"), (1, "y'\\"), (2, "a"), (2, "b"), (3, "")]
 
 
-def test_a_row_whose_transaction_was_under_way_is_not_passed_over(
+def test_a_row_of_an_open_transaction_is_not_skipped(
     postgres: Postgres, client: Client, cluster: RunningCluster, copy: Any, tmp_path: Path
 ) -> None:
     postgres.run("CREATE TABLE late (id int PRIMARY KEY)", "INSERT INTO late VALUES (1)")
@@ -86,7 +86,7 @@ def test_a_row_whose_transaction_was_under_way_is_not_passed_over(
 
 
 @pytest.mark.parametrize("kind", ["table", "query"])
-def test_a_row_of_a_younger_transaction_than_all_that_have_ended_is_not_passed_over(
+def test_a_row_of_an_open_transaction_is_not_skipped_though_an_older_one_ended(
     postgres: Postgres, client: Client, copy: Any, kind: str
 ) -> None:
     name = f"young_{kind}"
@@ -110,7 +110,7 @@ def test_a_row_of_a_younger_transaction_than_all_that_have_ended_is_not_passed_o
     assert [row["id"] for row in table(client, name).to_pylist()] == [2, 3]
 
 
-def test_a_transaction_that_does_not_touch_the_table_keeps_nobody_waiting(
+def test_a_copy_does_not_wait_for_transactions_that_did_not_write_the_table(
     postgres: Postgres, client: Client, copy: Any
 ) -> None:
     postgres.run("CREATE TABLE alone (id int PRIMARY KEY)", "INSERT INTO alone VALUES (1)")
@@ -125,7 +125,7 @@ def test_a_transaction_that_does_not_touch_the_table_keeps_nobody_waiting(
     assert table(client, "alone").num_rows == 1
 
 
-def test_a_copy_out_of_a_table_that_is_killed_at_any_moment_has_each_row_once(
+def test_a_copy_from_a_table_with_kills_at_any_moment_has_each_row_once(
     postgres: Postgres, client: Client, cluster: RunningCluster, copy: Any, tmp_path: Path
 ) -> None:
     postgres.run(
@@ -143,7 +143,7 @@ def test_a_copy_out_of_a_table_that_is_killed_at_any_moment_has_each_row_once(
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.slow)])
-def test_a_copy_of_rows_that_are_updated_goes_on_after_kills_and_has_the_last_version_of_each(
+def test_a_copy_of_changing_rows_has_the_last_version_of_each_despite_kills(
     postgres: Postgres, client: Client, cluster: RunningCluster, copy: Any, tmp_path: Path, kills: int
 ) -> None:
     name = f"updated_{kills}"
@@ -160,7 +160,7 @@ def test_a_copy_of_rows_that_are_updated_goes_on_after_kills_and_has_the_last_ve
             if number % 2 == 0:
                 copier.event("progress")
             copier.kill()
-        # Rows of every window change, also of the one that was being copied.
+        # Rows of every window change, also of the window that was being copied.
         postgres.run(f"UPDATE {name} SET changed = nextval('{name}_changes') WHERE id % 20 = {number % 20}")
 
     code, said = copy(*arguments)
@@ -174,7 +174,7 @@ def test_a_copy_of_rows_that_are_updated_goes_on_after_kills_and_has_the_last_ve
 
 
 @pytest.mark.parametrize("cast", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_copy_into_a_table_that_is_killed_at_any_moment_has_each_row_once(
+def test_a_copy_into_a_table_with_kills_at_any_moment_has_each_row_once(
     postgres: Postgres, client: Client, cluster: RunningCluster, copy: Any, tmp_path: Path, cast: bool
 ) -> None:
     name = f"killed_in_{cast}".lower()
@@ -209,7 +209,7 @@ def test_a_copy_into_a_table_that_is_killed_at_any_moment_has_each_row_once(
     ]
 
 
-def test_a_copy_into_a_table_that_wakes_up_beside_another_one_ends_and_doubles_nothing(
+def test_a_paused_copy_into_a_table_that_was_replaced_ends_and_duplicates_nothing(
     postgres: Postgres, client: Client, cluster: RunningCluster, copy: Any, tmp_path: Path
 ) -> None:
     client.admin.create_stream("asleep-table", schema=pa.schema([("id", pa.int64())]))
@@ -236,7 +236,7 @@ def test_a_copy_into_a_table_that_wakes_up_beside_another_one_ends_and_doubles_n
     assert postgres.rows("SELECT count(*), count(DISTINCT id) FROM asleep") == [(30, 30)]
 
 
-def test_records_without_columns_go_into_a_table_with_columns_for_them(
+def test_untyped_records_are_copied_into_a_table_with_columns_for_their_parts(
     postgres: Postgres, client: Client, copy: Any
 ) -> None:
     client.admin.create_stream("plain-out")
@@ -261,7 +261,7 @@ def test_records_without_columns_go_into_a_table_with_columns_for_them(
 
 
 @pytest.mark.parametrize("kind", ["numeric", "bigint", "text", "timestamptz"])
-def test_the_order_is_that_of_the_key_and_not_of_its_text(
+def test_rows_are_copied_in_the_order_of_the_key_and_not_of_its_text(
     postgres: Postgres, client: Client, copy: Any, kind: str
 ) -> None:
     name = f"ordered_{kind}"
@@ -278,7 +278,7 @@ def test_the_order_is_that_of_the_key_and_not_of_its_text(
     assert numbers == (sorted(range(1, 121), key=str) if kind == "text" else list(range(1, 121)))
 
 
-def test_a_decimal_column_takes_numbers(postgres: Postgres, client: Client, copy: Any) -> None:
+def test_a_decimal_column_takes_numerics_but_no_nan(postgres: Postgres, client: Client, copy: Any) -> None:
     postgres.run("CREATE TABLE prices (id int PRIMARY KEY, price numeric)", "INSERT INTO prices VALUES (1, 1.25)")
     client.admin.create_stream("prices", schema=pa.schema([("id", pa.int32()), ("price", pa.decimal128(10, 2))]))
     assert copy(postgres.url("prices"), "kera:prices")[0] == 0
@@ -289,7 +289,7 @@ def test_a_decimal_column_takes_numbers(postgres: Postgres, client: Client, copy
     assert "column 'price' of the row with key 2 has 'NaN', which does not fit decimal" in said
 
 
-def test_what_is_wrong_with_a_table_is_told(postgres: Postgres, client: Client, copy: Any) -> None:
+def test_errors_of_a_copy_say_what_is_wrong_with_the_table(postgres: Postgres, client: Client, copy: Any) -> None:
     postgres.run(
         "CREATE TABLE keyless (a int, b int UNIQUE)",
         "INSERT INTO keyless VALUES (1, 1), (1, 2)",
@@ -329,7 +329,7 @@ def test_what_is_wrong_with_a_table_is_told(postgres: Postgres, client: Client, 
     assert postgres.rows("SELECT count(*) FROM small") == [(0,)]
 
 
-def test_hostile_names_are_names(postgres: Postgres, client: Client, copy: Any) -> None:
+def test_table_and_column_names_with_quotes_are_escaped(postgres: Postgres, client: Client, copy: Any) -> None:
     postgres.run('CREATE TABLE "a""; DROP" ("x""y" int PRIMARY KEY)', 'INSERT INTO "a""; DROP" VALUES (1)')
 
     code, said = copy(postgres.url("a%22%3B%20DROP"), "kera:hostile", "--create")
@@ -338,7 +338,7 @@ def test_hostile_names_are_names(postgres: Postgres, client: Client, copy: Any) 
     assert table(client, "hostile").to_pylist() == [{'x"y': 1}]
 
 
-def test_a_server_that_is_not_there_is_told_without_the_password(
+def test_the_error_for_an_unreachable_server_hides_the_password(
     copy: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PGPASSWORD", "hush-hush")

@@ -112,12 +112,12 @@ REFUSED = {
     *(("date[]", "{infinity}"), ("timestamp[]", "{infinity,2020-01-01}"), ("timestamp[]", "{294276-01-01}")),
     *(("timestamptz[]", "{-infinity}"), ("time[]", "{24:00}"), ("moment", "infinity")),
 }
-"""Values that Arrow's types for these columns do not have; a stream with a column of text takes them all the same."""
+"""Values that Arrow's types for these columns lack; a stream with a text column takes all of them."""
 
 
 @pytest.fixture(scope="module")
 def types(postgres: Postgres) -> Postgres:
-    """A server with some types that people make."""
+    """A server with some user-defined types."""
     postgres.run(
         "CREATE TYPE mood AS ENUM ('sad', 'ok')",
         "CREATE DOMAIN pos AS int CHECK (value > 0)",
@@ -159,7 +159,7 @@ def write(postgres: Postgres, name: str, pieces: Sequence[Piece]) -> None:
 
 
 def put(postgres: Postgres, kind: str, column: pa.Array) -> list[str | None]:
-    """A column into a table with a column of some type: its values there as text."""
+    """Write a column into a table with a column of some type; returns its values there as text."""
     name = f"put_{next(NUMBERS)}"
     postgres.run(f"CREATE TABLE {name} (v {kind})")
     write(postgres, name, [Piece("", 0, 1, pa.record_batch({"v": column}))])
@@ -167,7 +167,7 @@ def put(postgres: Postgres, kind: str, column: pa.Array) -> list[str | None]:
 
 
 def come_back(postgres: Postgres, kind: str, values: Sequence[str], wanted: pa.Schema | None = None) -> None:
-    """Copy values of a type into another table, and see that they are the same there."""
+    """Copy values of a type into another table, and check that they are the same there."""
     name = f"good_{next(NUMBERS)}"
     postgres.run(
         f"CREATE TABLE {name} (id int PRIMARY KEY, v {kind})",
@@ -194,7 +194,7 @@ def are_refused(postgres: Postgres, kind: str, values: Sequence[str]) -> None:
         assert "\n" not in refused.value.message
 
 
-def test_values_at_the_edges_of_some_types_come_back_or_are_refused(types: Postgres) -> None:
+def test_edge_values_of_some_types_are_copied_exactly_or_refused(types: Postgres) -> None:
     for kind in ("money", "oid", '"char"'):
         come_back(types, kind, VALUES[kind])
     for kind in ("timestamp", "int[]"):
@@ -204,7 +204,7 @@ def test_values_at_the_edges_of_some_types_come_back_or_are_refused(types: Postg
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", VALUES)
-def test_every_type_of_postgresql_comes_back_or_is_refused(types: Postgres, kind: str) -> None:
+def test_edge_values_of_every_type_are_copied_exactly_or_refused(types: Postgres, kind: str) -> None:
     are_refused(types, kind, [value for value in VALUES[kind] if (kind, value) in REFUSED])
     come_back(types, kind, [value for value in VALUES[kind] if (kind, value) not in REFUSED])
     if not kind.startswith("bytea"):
@@ -286,7 +286,7 @@ def test_a_decimal_column_takes_the_numerics_that_it_can_hold(types: Postgres) -
     assert piece.rows.column("v").to_pylist() == [Decimal("1.50")]
 
 
-def test_texts_have_one_form_whatever_the_role_has_set(types: Postgres) -> None:
+def test_values_as_text_do_not_depend_on_settings_of_the_role(types: Postgres) -> None:
     types.run(
         "CREATE TABLE forms (id int PRIMARY KEY, span interval, during tsrange)",
         "INSERT INTO forms VALUES (1, '-1 day 2 hours', '[2020-02-01,2020-02-03)')",
@@ -302,7 +302,7 @@ def test_texts_have_one_form_whatever_the_role_has_set(types: Postgres) -> None:
     ]
 
 
-def test_dates_before_the_year_1_are_the_days_that_they_are(types: Postgres) -> None:
+def test_dates_before_the_year_1_are_copied_as_the_right_day(types: Postgres) -> None:
     types.run("CREATE TABLE old (id int PRIMARY KEY, v date)", "INSERT INTO old VALUES (1, '0001-12-31 BC')")
     (piece,) = read(types, "old")
     assert piece.rows.column("v").cast(pa.int32()).to_pylist() == [
@@ -311,7 +311,7 @@ def test_dates_before_the_year_1_are_the_days_that_they_are(types: Postgres) -> 
 
 
 def changes(postgres: Postgres, name: str, values: str, place: Any) -> tuple[Any, list[pa.RecordBatch]]:
-    """What a copy of changes reads from a place on, and where it is then."""
+    """The changes that a copy reads from a place on, and the place after them."""
     end = parse_end(postgres.url(name, changes="logical", values=values))
     assert isinstance(end, TableEnd)
 
@@ -327,7 +327,7 @@ def changes(postgres: Postgres, name: str, values: str, place: Any) -> tuple[Any
     return asyncio.run(run())
 
 
-def test_values_of_changes_are_those_of_the_table_or_are_refused(types: Postgres) -> None:
+def test_changes_have_the_exact_values_of_the_table_or_are_refused(types: Postgres) -> None:
     types.run(
         "CREATE TABLE changing (id int PRIMARY KEY, m money, o oid, t timestamptz, l int[])",
         "INSERT INTO changing VALUES (1, 12.34, 4294967295, '0044-03-15 00:00:00+00 BC', '{1,NULL}')",
@@ -343,7 +343,7 @@ def test_values_of_changes_are_those_of_the_table_or_are_refused(types: Postgres
         changes(types, "changing", "columns", place)
 
 
-def test_changes_as_json_have_all_digits_and_texts_of_what_json_does_not_have(types: Postgres) -> None:
+def test_changes_as_json_have_all_digits_and_texts_for_values_that_json_lacks(types: Postgres) -> None:
     types.run("CREATE TABLE as_json (id int PRIMARY KEY, n numeric, t timestamp, f float8, j jsonb, l int[])")
     place, _ = changes(types, "as_json", "json", None)
     types.run(

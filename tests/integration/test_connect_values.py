@@ -23,7 +23,7 @@ AVRO = ("--create", "--value", "avro")
 
 @pytest.fixture
 def kera(cluster: RunningCluster) -> Any:
-    """Run a command to its end: code, and what it says."""
+    """Run a command to its end: its exit code and its standard error."""
 
     def run(*arguments: str) -> tuple[int, str]:
         done = run_kera(*arguments, "--bootstrap", cluster.bootstrap)
@@ -37,7 +37,7 @@ def values(client: Client, stream: str, deserializer: Any) -> list[Any]:
         return [record.value for record in consumer]
 
 
-def test_a_table_becomes_avro_and_a_column_that_is_added_the_next_version(
+def test_a_table_is_copied_as_avro_and_an_added_column_makes_a_new_version(
     postgres: Postgres, client: Client, kera: Any
 ) -> None:
     postgres.run(
@@ -67,7 +67,7 @@ def test_a_table_becomes_avro_and_a_column_that_is_added_the_next_version(
     )
 
 
-def test_changes_with_columns_become_avro(postgres: Postgres, client: Client, kera: Any) -> None:
+def test_changes_with_columns_are_copied_as_avro(postgres: Postgres, client: Client, kera: Any) -> None:
     postgres.run("CREATE TABLE versions (id bigint PRIMARY KEY, name text)", "INSERT INTO versions VALUES (1, 'a')")
     arguments = (postgres.url("versions", changes="logical", values="columns"), "kera:versions", *AVRO, "--key", "id")
     assert kera("connect", "copy", *arguments)[0] == 0
@@ -92,7 +92,7 @@ def test_changes_with_columns_become_avro(postgres: Postgres, client: Client, ke
     "encoding",
     [("--value", "avro"), *(pytest.param(each, marks=pytest.mark.slow) for each in (("--value", "json"), ()))],
 )
-def test_a_column_that_is_added_while_a_copy_follows_ends_it_before_rows_lack_it(
+def test_a_column_added_during_a_copy_ends_it_before_rows_lack_the_column(
     postgres: Postgres, client: Client, cluster: RunningCluster, kera: Any, tmp_path: Path, encoding: tuple[str, ...]
 ) -> None:
     name = "_".join(("widened", *encoding[1:]))
@@ -118,7 +118,7 @@ def test_a_column_that_is_added_while_a_copy_follows_ends_it_before_rows_lack_it
         assert {"id": 2, "land": "x"} in table(client, name).to_pylist()
 
 
-def test_a_column_that_a_typed_stream_lacks_is_added_by_the_command_that_the_error_names(
+def test_the_error_for_a_missing_column_names_the_command_that_adds_it(
     postgres: Postgres, client: Client, kera: Any
 ) -> None:
     postgres.run("CREATE TABLE lacking (id bigint PRIMARY KEY)", "INSERT INTO lacking VALUES (1)")
@@ -137,7 +137,7 @@ def test_a_column_that_a_typed_stream_lacks_is_added_by_the_command_that_the_err
         assert consumer.to_arrow().sort_by("id").to_pylist() == [{"id": 1, "zip": None}, {"id": 2, "zip": "x"}]
 
 
-def test_json_is_encoded_with_the_schema_of_its_subject_and_a_new_field_needs_a_new_version(
+def test_json_is_encoded_by_its_subject_and_a_new_field_needs_a_new_version(
     client: Client, kera: Any, tmp_path: Path
 ) -> None:
     order: dict[str, Any] = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}
@@ -168,7 +168,7 @@ def test_json_is_encoded_with_the_schema_of_its_subject_and_a_new_field_needs_a_
     assert (first.key, first.headers.pairs) == (b"a", (("h", b"1"),))
 
 
-def test_a_file_becomes_json_with_a_schema(client: Client, kera: Any, tmp_path: Path) -> None:
+def test_a_file_is_copied_as_json_with_a_schema(client: Client, kera: Any, tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("id,at\n1,2026-01-02T12:00:00Z\n")
 
     code, said = kera("connect", "copy", str(tmp_path / "x.csv"), "kera:from-csv", "--create", "--value", "json")
@@ -180,7 +180,7 @@ def test_a_file_becomes_json_with_a_schema(client: Client, kera: Any, tmp_path: 
     assert "subject 'from-csv-value' has schemas of type json, and --value is avro" in said
 
 
-def test_a_copy_from_the_latest_row_keeps_where_it_began(postgres: Postgres, client: Client, kera: Any) -> None:
+def test_a_copy_from_latest_remembers_where_it_began(postgres: Postgres, client: Client, kera: Any) -> None:
     postgres.run("CREATE TABLE newest (id int PRIMARY KEY)", "INSERT INTO newest SELECT generate_series(1, 1000)")
     arguments = ("connect", "copy", postgres.url("newest"), "kera:newest", "--from", "latest")
     assert kera(*arguments, "--create")[0] == 0
@@ -194,7 +194,7 @@ def test_a_copy_from_the_latest_row_keeps_where_it_began(postgres: Postgres, cli
         assert consumer.to_arrow().to_pylist() == [{"id": 1001}]
 
 
-def test_a_stream_that_exists_is_not_the_one_that_options_would_create(
+def test_create_options_that_an_existing_stream_contradicts_are_an_error(
     client: Client, kera: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "x.csv").write_text("id\n1\n")
@@ -209,7 +209,7 @@ def test_a_stream_that_exists_is_not_the_one_that_options_would_create(
 
 
 @pytest.mark.slow
-def test_a_copy_of_encoded_rows_that_is_killed_at_any_moment_has_each_row_once(
+def test_a_copy_of_encoded_rows_with_kills_at_any_moment_has_each_row_once(
     postgres: Postgres, client: Client, cluster: RunningCluster, kera: Any, tmp_path: Path
 ) -> None:
     postgres.run(
@@ -229,7 +229,7 @@ def test_a_copy_of_encoded_rows_that_is_killed_at_any_moment_has_each_row_once(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["avro", "json"])
-def test_records_of_a_topic_are_encoded_in_their_order(kafka: Kafka, client: Client, kera: Any, kind: str) -> None:
+def test_encoded_records_of_a_topic_keep_their_order(kafka: Kafka, client: Client, kera: Any, kind: str) -> None:
     topic = kafka.make_topic(f"numbers-{kind}", 2)
     kafka.fill(topic, 1000, 2)  # numbers are JSON
     definition = '"int"' if kind == "avro" else '{"type": "integer"}'

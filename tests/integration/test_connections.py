@@ -1,4 +1,4 @@
-"""Daemons and those who only connect, or announce and do not send: nobody else is kept from being served."""
+"""Idle connections, and announced requests that are never sent: daemons still serve everybody else."""
 
 import asyncio
 import contextlib
@@ -21,14 +21,14 @@ from kera.v1 import backup_pb2, broker_pb2
 DESCRIPTORS = 256
 IDLE = 300
 IDLE_AT_METRICS = 24
-"""More than it serves at once. Few, as its queue is short, and the kernel has those wait who do not fit into it."""
+"""More than the server serves at once. Few, as its queue is short: the kernel makes all others wait."""
 SERVED_S = 30.0
-"""Longer than a coordinator keeps a connection over which nobody says what HTTP/2 begins with."""
+"""Longer than a coordinator keeps a connection that never sends the beginning of HTTP/2."""
 ANNOUNCING = 40
 
 
 class NarrowCluster(LocalCluster):
-    """Its daemons may have few file descriptors."""
+    """A cluster whose daemons may have few file descriptors."""
 
     def _argv_of(self, name: str) -> list[str]:
         return ["sh", "-c", f'ulimit -n {DESCRIPTORS} && exec "$@"', "sh", *super()._argv_of(name)]
@@ -52,7 +52,7 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]
 
 @contextlib.contextmanager
 def connections(address: str, count: int) -> Iterator[list[socket.socket]]:
-    """So many connections over which nothing is said; a daemon may close them."""
+    """`count` silent connections; a daemon may close them."""
     made: list[socket.socket] = []
     try:
         for _ in range(count):
@@ -65,7 +65,7 @@ def connections(address: str, count: int) -> Iterator[list[socket.socket]]:
 
 
 async def served(client: Client, stream: str) -> None:
-    """A stream is made, written until its segments go to disk, and read."""
+    """Create a stream, write until its segments go to disk, and read."""
     async with asyncio.timeout(SERVED_S):
         await client.admin.create_stream(stream, replication=1, durability="replicated")
         async with client.producer() as producer:
@@ -78,7 +78,7 @@ async def served(client: Client, stream: str) -> None:
 
 
 @pytest.mark.slow
-async def test_idle_connections_use_up_no_descriptors_that_others_need(narrow: RunningCluster) -> None:
+async def test_idle_connections_leave_descriptors_for_other_clients(narrow: RunningCluster) -> None:
     ready = narrow.ready
     addresses = [
         ready["coordinator"]["grpc_address"],
@@ -101,7 +101,7 @@ async def test_idle_connections_use_up_no_descriptors_that_others_need(narrow: R
 
 
 def announcement(daemon: str, bulk_bytes: int) -> bytes:
-    """The first 33 bytes of a request with much bulk."""
+    """The first 33 bytes of a request with a large bulk."""
     method, message = (
         (api.MULTI_WRITE_CHUNKS, broker_pb2.MultiWriteChunksRequest())
         if daemon == "broker-1"
@@ -112,7 +112,7 @@ def announcement(daemon: str, bulk_bytes: int) -> bytes:
 
 
 @pytest.mark.parametrize("daemon", ["broker-1", "backup-1"])
-def test_what_is_only_announced_takes_no_memory(narrow: RunningCluster, daemon: str) -> None:
+def test_an_announced_request_takes_no_memory_before_its_data_arrives(narrow: RunningCluster, daemon: str) -> None:
     process = psutil.Process(narrow.processes[daemon])
     address = narrow.ready[daemon]["frames_address"]
     data = announcement(daemon, 32 * MIB)
@@ -120,7 +120,7 @@ def test_what_is_only_announced_takes_no_memory(narrow: RunningCluster, daemon: 
         before = process.memory_info().rss
         for each in made:
             each.sendall(data)
-        # Another connection's request is answered behind what these have sent: by then it has been taken.
+        # The answer to another connection shows that the daemon has processed what these have sent.
         with socket.create_connection(split_address(address), timeout=SERVED_S) as other:
             other.sendall(b"no frame" + bytes(32))
             while other.recv(1 << 16):

@@ -1,4 +1,4 @@
-"""The console and real daemons, seen by a browser: what it shows, what it changes, and what it keeps to itself."""
+"""The console and real daemons, seen by a browser: what it shows, what it changes, and what it hides."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HOSTILE = '"><script>document.title = "owned"; alert(1)</script><img src=x onerr
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RunningCluster]:
-    """One of its own: streams are called by plain names here."""
+    """A cluster for this module: streams have plain names here."""
     with LocalCluster.running(brokers=2, arena_bytes=128 * MIB, segment_bytes=512 * KIB) as running:
         yield running
 
@@ -52,7 +52,7 @@ async def produce(client: Client, stream: str, *values: bytes) -> None:
 
 
 async def submit(look: Look, form: str, name: str = "") -> None:
-    """Send a form, by its only button or by the one of this name."""
+    """Send a form, by its only button or by the button with this name."""
     button = look.page.locator(f'form[action="{form}"] button', has_text=name or None)
     async with look.page.expect_navigation():
         await button.click()
@@ -63,7 +63,7 @@ async def unfold(look: Look, summary: str) -> None:
 
 
 @needs_chromium
-async def test_a_stream_is_made_filled_browsed_and_moved_in_a_browser(cluster: RunningCluster) -> None:
+async def test_a_stream_is_created_filled_browsed_moved_and_deleted_in_a_browser(cluster: RunningCluster) -> None:
     async with a_console("--admin", bootstrap=cluster.bootstrap) as console, a_browser() as look:
         page = look.page
         assert await look.go(console.url + "/streams") == 200
@@ -121,7 +121,7 @@ async def test_a_stream_is_made_filled_browsed_and_moved_in_a_browser(cluster: R
 
 
 @needs_chromium
-async def test_records_of_a_schema_are_produced_filtered_and_read_on_a_phone(cluster: RunningCluster) -> None:
+async def test_records_with_a_schema_are_produced_filtered_and_read_on_a_phone(cluster: RunningCluster) -> None:
     schema = {"type": "record", "name": "Ride", "fields": [{"name": "km", "type": "long"}]}
     async with (
         connected(cluster) as client,
@@ -159,7 +159,7 @@ async def test_records_of_a_schema_are_produced_filtered_and_read_on_a_phone(clu
 
 
 @needs_chromium
-async def test_epochs_are_set_from_a_page_that_shows_which_entry_the_next_one_waits_for(
+async def test_epochs_are_set_in_a_browser_and_the_next_one_shows_whom_it_waits_for(
     cluster: RunningCluster,
 ) -> None:
     async with (
@@ -204,7 +204,7 @@ async def test_epochs_are_set_from_a_page_that_shows_which_entry_the_next_one_wa
 
 
 @needs_chromium
-async def test_lag_is_shown_as_it_changes_and_a_group_is_reset_after_a_preview(cluster: RunningCluster) -> None:
+async def test_lag_updates_without_a_reload_and_a_group_is_reset_after_a_preview(cluster: RunningCluster) -> None:
     async with connected(cluster) as client:
         await client.admin.create_stream("lagging")
         await produce(client, "lagging", *(b"%d" % at for at in range(30)))
@@ -216,7 +216,7 @@ async def test_lag_is_shown_as_it_changes_and_a_group_is_reset_after_a_preview(c
             lag = page.locator(".tiles dd").first
             await expect(lag).to_contain_text("0 records")
             await produce(client, "lagging", *(b"%d" % at for at in range(7)))
-            await expect(lag).to_contain_text("7 records", timeout=30_000)  # without that anybody loads it again
+            await expect(lag).to_contain_text("7 records", timeout=30_000)  # without a reload
             await page.get_by_role("link", name="Reset group").click()
             await page.select_option("#to", "earliest")
             await page.get_by_role("button", name="Preview").click()
@@ -257,7 +257,7 @@ async def test_no_page_is_wider_than_a_phone_and_numbers_stay_on_one_line(cluste
 
 
 @needs_chromium
-async def test_a_streamlet_that_moves_is_seen_without_loading_the_page_again(cluster: RunningCluster) -> None:
+async def test_a_moving_streamlet_appears_without_a_reload(cluster: RunningCluster) -> None:
     async with connected(cluster) as client:
         stream = await client.admin.create_stream("moving")
         await produce(client, "moving", b"here")
@@ -294,7 +294,7 @@ HOSTILE_PAGE = """<!doctype html><title>hostile</title>
 
 @contextlib.asynccontextmanager
 async def a_hostile_site(console: str) -> AsyncIterator[str]:
-    """Of somebody who knows where the console of a visitor is; it is at another port of the same host."""
+    """The site of somebody who knows where a visitor's console is; it is at another port of the same host."""
     page = HOSTILE_PAGE.replace("{console}", console).replace("{{", "{").replace("}}", "}").encode()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -308,12 +308,12 @@ async def a_hostile_site(console: str) -> AsyncIterator[str]:
 
 
 @needs_chromium
-async def test_a_hostile_page_can_neither_change_nor_see_anything(cluster: RunningCluster) -> None:
+async def test_a_hostile_page_can_neither_change_nor_read_anything(cluster: RunningCluster) -> None:
     flag = "--host-resolver-rules=MAP rebound.example 127.0.0.1"
     async with connected(cluster) as client, a_console("--admin", bootstrap=cluster.bootstrap) as console:
         async with a_hostile_site(console.url) as site, a_browser(flag) as look:
             page = look.page
-            assert await look.go(console.url + "/streams") == 200  # its cookies are there
+            assert await look.go(console.url + "/streams") == 200  # its cookies are set
             await look.go(site)
             await page.wait_for_function("document.title.includes(',')")
             assert await page.title() == "failed, /create failed, /create failed", "it sees no answer"
@@ -339,7 +339,7 @@ def https(tmp_path: Path) -> tuple[str, ...]:
 
 
 @needs_chromium
-async def test_who_signs_in_sees_what_that_user_may_and_no_more(secured: Secured, https: tuple[str, ...]) -> None:
+async def test_a_signed_in_user_sees_only_what_it_has_rights_for(secured: Secured, https: tuple[str, ...]) -> None:
     await secured.make_user("admin")
     await secured.make_user("ada")
     async with await secured.client("admin") as admin:
@@ -409,8 +409,8 @@ async def expect_only_what_ada_may(look: Look, url: str) -> None:
     await expect(page.locator("main")).to_contain_text("Missing right: create on stream:mine")
 
 
-async def test_who_starts_it_lends_nobody_a_password(secured: Secured) -> None:
-    """The environment says who starts it, and visitors have to say who they are."""
+async def test_visitors_do_not_get_the_credentials_of_the_consoles_environment(secured: Secured) -> None:
+    """The environment has the credentials of its starter, but visitors have to authenticate themselves."""
     await secured.make_user("root-like", "boss")
     settings = {"tls_ca": secured.ca, "user": "root-like", "password": PASSWORD}
     async with a_console(bootstrap=secured.cluster.bootstrap, **settings) as console:
@@ -434,8 +434,8 @@ async def get(port: int, address: str, *, host: str = "127.0.0.1") -> tuple[str,
         writer.close()
 
 
-async def test_each_record_is_on_one_page_whichever_way_somebody_goes(cluster: RunningCluster) -> None:
-    """Over streamlets with entries, one of which has moved."""
+async def test_paging_shows_each_record_once_in_every_mode(cluster: RunningCluster) -> None:
+    """The streamlets have entries, and one streamlet has moved."""
     async with connected(cluster) as client:
         stream = await client.admin.create_stream("walked", streamlets=2, entries=2)
         for part in range(3):
@@ -457,7 +457,7 @@ async def test_each_record_is_on_one_page_whichever_way_somebody_goes(cluster: R
 
 
 async def walk(port: int, address: str) -> list[int]:
-    """What is on all pages from one on, sorted."""
+    """The records on all pages from this one on, sorted."""
     found: list[int] = []
     while address:
         head, page = await get(port, address)
@@ -468,7 +468,7 @@ async def walk(port: int, address: str) -> list[int]:
     return sorted(found)
 
 
-async def test_values_are_shown_by_the_schemas_that_they_name(cluster: RunningCluster) -> None:
+async def test_values_are_decoded_with_the_schemas_that_they_name(cluster: RunningCluster) -> None:
     schema = {"type": "record", "name": "Ride", "fields": [{"name": "who", "type": "string"}]}
     async with connected(cluster) as client:
         await client.admin.create_stream("rides")
@@ -497,7 +497,7 @@ async def test_values_are_shown_by_the_schemas_that_they_name(cluster: RunningCl
         assert "400 Bad Request" in head
 
 
-def test_it_does_not_listen_where_others_could_do_everything(cluster: RunningCluster, tmp_path: Path) -> None:
+def test_the_console_refuses_unsafe_or_invalid_addresses(cluster: RunningCluster, tmp_path: Path) -> None:
     for arguments, text in (
         (("--listen", "0.0.0.0:0"), "security of the cluster is off"),
         (("--listen", "nowhere"), "write HOST:PORT"),
@@ -509,7 +509,7 @@ def test_it_does_not_listen_where_others_could_do_everything(cluster: RunningClu
         assert text in done.stderr.decode()
 
 
-async def test_a_port_that_is_taken_and_a_cluster_that_is_not_there_are_told(cluster: RunningCluster) -> None:
+async def test_a_taken_port_and_an_unreachable_cluster_are_reported(cluster: RunningCluster) -> None:
     async with a_console(bootstrap=cluster.bootstrap) as console:
         taken = ("console", "--listen", f"127.0.0.1:{console.port}", "--bootstrap", cluster.bootstrap)
         done = await asyncio.to_thread(_run, *taken)
@@ -531,10 +531,10 @@ def _run(*arguments: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-async def test_it_ends_at_a_signal_though_somebody_waits_for_a_page(cluster: RunningCluster) -> None:
+async def test_the_console_ends_at_a_signal_despite_an_unfinished_request(cluster: RunningCluster) -> None:
     async with a_console(bootstrap=cluster.bootstrap) as console:
         _, writer = await asyncio.open_connection("127.0.0.1", console.port)
-        writer.write(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n")  # and no more
+        writer.write(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n")  # the rest never comes
         await writer.drain()
         console.process.send_signal(signal.SIGINT)
         async with asyncio.timeout(30):
@@ -545,7 +545,7 @@ async def test_it_ends_at_a_signal_though_somebody_waits_for_a_page(cluster: Run
 
 
 @pytest.mark.slow
-async def test_losses_drains_and_moves_are_shown_on_every_page_that_has_them(tmp_path: Path) -> None:
+async def test_losses_drains_and_moves_are_shown_on_the_pages_about_them(tmp_path: Path) -> None:
     sizes = {"arena_bytes": 64 << 20, "backup_memory_bytes": 64 << 20, "segment_bytes": 1 << 20}
     with LocalCluster.running(brokers=3, backups=2, replication=1, data_dir=tmp_path / "cluster", **sizes) as cluster:
         async with connected(cluster) as client:
@@ -577,7 +577,7 @@ async def test_losses_drains_and_moves_are_shown_on_every_page_that_has_them(tmp
 
 
 async def until(port: int, address: str, text: str) -> None:
-    """Ask until a page has a text. None of them is a defect."""
+    """Ask until a page has a text. An answer of 500 fails the test."""
     head = page = ""
     try:
         async with asyncio.timeout(SOON_S):
@@ -589,7 +589,7 @@ async def until(port: int, address: str, text: str) -> None:
         pytest.fail(f"{address} has no {text!r}: {head}\n{page}")
 
 
-async def test_pages_say_that_the_coordinator_is_gone_and_come_back_with_it(tmp_path: Path) -> None:
+async def test_pages_report_a_silent_coordinator_and_recover_with_it(tmp_path: Path) -> None:
     with LocalCluster.running(brokers=1, data_dir=tmp_path / "cluster") as cluster:
         async with a_console(bootstrap=cluster.bootstrap) as console:
             coordinator = cluster.processes["coordinator"]

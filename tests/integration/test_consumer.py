@@ -1,4 +1,4 @@
-"""Consumers of real daemons: where they start and stop, how they wait, and what they hold of the brokers' memory."""
+"""Consumers of real daemons: where they start and stop, how they wait, and which of the brokers' memory they hold."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("chunks_alone")
 
 TIMEOUT_S = 30.0
 NEVER_MS = 60_000
-"""A wait that, if it ran to its end, would fail the test."""
+"""A wait of this length would fail the test."""
 
 
 @pytest.fixture
@@ -36,8 +36,8 @@ async def fill(client: Client, stream: str, *values: bytes, streamlet: int | Non
         )
 
 
-async def test_start_and_end(client: Client) -> None:
-    """Earliest, latest, positions; over several streamlets, entries and brokers."""
+async def test_a_consumer_reads_from_its_start_to_its_end(client: Client) -> None:
+    """Earliest, latest and positions, over several streamlets, entries and brokers."""
     await client.admin.create_stream("ends", streamlets=3, entries=2)
     for streamlet in range(3):
         for producer in range(2):  # one per entry
@@ -70,7 +70,7 @@ async def test_start_and_end(client: Client) -> None:
         await values({**ends, 0: [misplaced, ends[0][1]]}, None)
 
 
-async def test_a_reader_that_waits_is_woken_by_the_first_record(client: Client) -> None:
+async def test_a_waiting_consumer_gets_the_first_record_at_once(client: Client) -> None:
     await client.admin.create_stream("poll", streamlets=4)
     async with client.consumer("poll", fetch_wait_ms=NEVER_MS) as consumer:
         records = aiter(consumer)
@@ -81,7 +81,7 @@ async def test_a_reader_that_waits_is_woken_by_the_first_record(client: Client) 
                 assert (await waiting).value == b"%d" % number
 
 
-async def test_several_streams_at_once(client: Client) -> None:
+async def test_a_consumer_reads_several_streams(client: Client) -> None:
     names = [f"many-{number}" for number in range(3)]
     for name in names:
         await client.admin.create_stream(name, streamlets=2)
@@ -120,7 +120,7 @@ async def test_a_range_is_read_exactly(client: Client) -> None:
             await anext(client.read_range("range-read", 0, 0, Position(0, 0, 0), None))
 
 
-async def test_too_few_brokers_is_not_a_coordinator_that_cannot_be_reached(cluster: RunningCluster) -> None:
+async def test_the_error_for_too_few_brokers_says_how_many_are_needed(cluster: RunningCluster) -> None:
     async with await Client.connect(cluster.bootstrap, ClientSettings.load(retry_timeout_ms=100)) as client:
         with pytest.raises(Unavailable, match=r"needs 9 live brokers, there are 2"):
             await client.admin.create_stream("wide", streamlets=9, brokers=9)
@@ -131,7 +131,7 @@ async def test_too_few_brokers_is_not_a_coordinator_that_cannot_be_reached(clust
 
 @pytest.fixture(scope="module")
 def small_cluster() -> Iterator[RunningCluster]:
-    """One broker that tells how many of its segments are free."""
+    """One broker that reports how many of its segments are free."""
     env = {"KERA_BROKER_METRICS_PORT": "0"}
     with LocalCluster.running(arena_bytes=8 * MIB, segment_bytes=64 * KIB, env=env) as running:
         yield running
@@ -163,7 +163,7 @@ def is_in_arena(array: pa.Array, arena: Path) -> bool:
     return any(int(low, 16) <= address < int(high, 16) for low, high in ranges)
 
 
-async def test_batches_lie_in_the_brokers_memory_and_keep_it(small_cluster: RunningCluster) -> None:
+async def test_batches_lie_in_the_brokers_memory_and_hold_it_until_released(small_cluster: RunningCluster) -> None:
     slots, arena = Slots(small_cluster), Path(small_cluster.ready["broker-1"]["arena_path"])
     values = [b"%d" % number + bytes(10_000) for number in range(40)]
     async with await Client.connect(small_cluster.bootstrap) as client:
@@ -184,7 +184,7 @@ async def test_batches_lie_in_the_brokers_memory_and_keep_it(small_cluster: Runn
         await fill(client, "next", *others)  # most of the memory
         assert [value for column in held for value in column.to_pylist()] == values, "nobody wrote over them"
         await client.admin.delete_stream("next")
-        # The consumer is closed and nothing else is read: what it held is given back all the same.
+        # The consumer is closed and nothing else is read: the memory that it held is given back all the same.
         held.clear()
         await until(slots.all_free)
 
@@ -204,7 +204,7 @@ asyncio.run(main())
 """
 
 
-async def test_the_death_of_a_reader_frees_what_it_held(small_cluster: RunningCluster) -> None:
+async def test_the_death_of_a_reader_frees_the_memory_that_it_held(small_cluster: RunningCluster) -> None:
     slots = Slots(small_cluster)
     async with await Client.connect(small_cluster.bootstrap) as client:
         await client.admin.create_stream("reader")
@@ -224,8 +224,8 @@ async def test_the_death_of_a_reader_frees_what_it_held(small_cluster: RunningCl
         await until(slots.all_free)
 
 
-async def test_a_reader_behind_a_stream_that_was_made_anew_is_told(client: Client) -> None:
-    """Its positions mean nothing in the new one."""
+async def test_a_consumer_of_a_recreated_stream_gets_an_error(client: Client) -> None:
+    """Its positions mean nothing in the new stream."""
     await client.admin.create_stream("anew")
     await fill(client, "anew", b"old")
     async with client.consumer("anew", start="earliest") as consumer:

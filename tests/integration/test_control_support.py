@@ -1,4 +1,4 @@
-"""The checkers of recovery and migration see each kind of damage: what cannot fail proves nothing."""
+"""The checkers of recovery and migration notice each kind of damage: a check that cannot fail proves nothing."""
 
 import contextlib
 import time
@@ -26,7 +26,7 @@ from tests.integration.support import value_of
 STREAMLETS = 2
 COUNT = 6
 Stored = list[tuple[int, int]]
-"""Of one streamlet, in its order: writer and number of each record."""
+"""The writer and number of each record of one streamlet, in order."""
 
 
 def stream() -> Any:
@@ -34,7 +34,7 @@ def stream() -> Any:
 
 
 class Client:
-    """One whose stream has exactly this, a record in a chunk."""
+    """A client whose stream has exactly these records, one in each chunk."""
 
     def __init__(self, stored: dict[int, Stored]) -> None:
         self.stored = stored
@@ -59,7 +59,7 @@ class Client:
 
 
 def sound() -> tuple[Client, list[Writer]]:
-    """A stream as it should be, and its two writers."""
+    """A correct stream, and its two writers."""
     stored: dict[int, Stored] = {streamlet: [] for streamlet in range(STREAMLETS)}
     writers = []
     for number in range(2):
@@ -79,9 +79,9 @@ def sound() -> tuple[Client, list[Writer]]:
     return Client(stored), writers
 
 
-async def test_a_sound_stream_passes() -> None:
+async def test_a_correct_stream_passes() -> None:
     client, writers = sound()
-    assert await check_log(client, "s", writers) == 2 * STREAMLETS * COUNT  # type: ignore[arg-type]  # as much as it uses
+    assert await check_log(client, "s", writers) == 2 * STREAMLETS * COUNT  # type: ignore[arg-type]  # has what it uses
 
 
 def lose_the_last(client: Client, _: list[Writer]) -> None:
@@ -107,7 +107,7 @@ def swap_two_of_a_writer(client: Client, _: list[Writer]) -> None:
 
 def swap_two_of_different_writers(client: Client, _: list[Writer]) -> None:
     log = client.stored[0]
-    log[2], log[3] = log[3], log[2]  # each producer's order is kept, but not what was acknowledged
+    log[2], log[3] = log[3], log[2]  # the order of each producer is kept, but not the acknowledged places
 
 
 def put_one_elsewhere(client: Client, _: list[Writer]) -> None:
@@ -145,16 +145,16 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-async def test_damage_is_found(damage: Any) -> None:
+async def test_the_check_notices_damage(damage: Any) -> None:
     client, writers = sound()
     damage(client, writers)
     with pytest.raises(AssertionError):
-        await check_log(client, "s", writers)  # type: ignore[arg-type]  # as much as it uses
+        await check_log(client, "s", writers)  # type: ignore[arg-type]  # has what it uses
 
 
-async def test_a_follower_that_lacks_something_is_told_from_one_that_has_too_much() -> None:
+async def test_a_reader_that_lacks_records_and_one_with_too_many_get_different_errors() -> None:
     client, writers = sound()
-    found = Reader(client, stream())  # type: ignore[arg-type]  # as much as it uses
+    found = Reader(client, stream())  # type: ignore[arg-type]  # has what it uses
     await found.read()
     await found.catch_up(writers, timeout_s=1.0)
     writers[0].deliveries[0].append(writers[0].deliveries[0][-1])
@@ -165,7 +165,7 @@ async def test_a_follower_that_lacks_something_is_told_from_one_that_has_too_muc
         await found.catch_up(writers, timeout_s=1.0)
 
 
-def test_numbers_of_writers_do_not_meet() -> None:
+def test_each_writer_has_a_range_of_numbers_of_its_own() -> None:
     assert record_number(1, 0, 0, 4) == WRITER_RECORDS
     assert record_number(0, 3, 5, 4) == 23
 
@@ -202,4 +202,4 @@ def test_a_timeline_counts_from_the_kill() -> None:
 
 
 def _description(info: Any) -> RecoveryDescription:
-    return info  # type: ignore[no-any-return]  # as much as it uses
+    return info  # type: ignore[no-any-return]  # has what it uses

@@ -1,4 +1,4 @@
-"""The coordinator as a process: what it promises whoever starts it, and what survives it."""
+"""The coordinator as a process: its start and end, and what survives a restart."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ from kera.v1 import coordinator_pb2 as messages
 from tests.integration.support import until_found
 
 TIMEOUT_S = 30.0
-"""Bound on everything that is waited for: long, since it only ends a test that fails."""
+"""Bound on all waits: long, since it only ends a test that fails."""
 
 
 class Process:
@@ -48,7 +48,7 @@ class Process:
         return self
 
     async def end(self, number: int | None = None) -> tuple[int, str, str]:
-        """Exit code, and what else was written to standard output and to standard error."""
+        """Exit code, and the rest of standard output and standard error."""
         if number is not None:
             self.process.send_signal(number)
         stdout, stderr = await asyncio.wait_for(self.process.communicate(), TIMEOUT_S)
@@ -169,7 +169,7 @@ async def connected(process: Process) -> AsyncIterator[Client]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-async def test_it_says_where_it_is_and_stops_on_a_signal(start: Any, number: int) -> None:
+async def test_a_coordinator_prints_its_address_and_stops_on_a_signal(start: Any, number: int) -> None:
     process = await start()
 
     address = process.ready.pop("grpc_address")
@@ -182,7 +182,7 @@ async def test_it_says_where_it_is_and_stops_on_a_signal(start: Any, number: int
     assert events == ["metadata loaded", "leading", "ready", "stopping", "stopped"]
 
 
-async def test_it_stops_in_time_while_a_broker_does_not_answer(start: Any, broker: Broker) -> None:
+async def test_a_coordinator_stops_in_time_while_a_broker_does_not_answer(start: Any, broker: Broker) -> None:
     process = await start(broker_timeout_ms=200)
     broker.answering.clear()
     async with connected(process) as client:
@@ -210,7 +210,7 @@ def assert_not_started(outcome: tuple[int, str, str], *texts: str) -> None:
         assert text in errors[0]
 
 
-async def test_a_taken_port_is_named(start: Any, tmp_path: Path) -> None:
+async def test_the_start_error_names_a_taken_port(start: Any, tmp_path: Path) -> None:
     first = await start()
     port = first.ready["grpc_address"].rpartition(":")[2]
 
@@ -220,7 +220,7 @@ async def test_a_taken_port_is_named(start: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_a_taken_metrics_port_is_named(start: Any, tmp_path: Path) -> None:
+async def test_the_start_error_names_a_taken_metrics_port(start: Any, tmp_path: Path) -> None:
     first = await start(metrics_port=0)
     port = first.ready["metrics_address"].rpartition(":")[2]
 
@@ -229,7 +229,7 @@ async def test_a_taken_metrics_port_is_named(start: Any, tmp_path: Path) -> None
     assert_not_started(await second.end(), f"metrics: cannot listen on 127.0.0.1:{port}")
 
 
-async def test_a_data_directory_that_cannot_be_written_is_named(start: Any, tmp_path: Path) -> None:
+async def test_the_start_error_names_an_unwritable_data_directory(start: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
     process = await start(tmp_path / "file" / "data")
@@ -243,11 +243,11 @@ async def test_a_second_coordinator_on_a_data_directory_is_refused(start: Any) -
     second = await start()
 
     assert_not_started(await second.end(), f"another coordinator (process {first.process.pid}) uses data directory")
-    await first.end(signal.SIGKILL)  # a lock ends with its process, however that ends
+    await first.end(signal.SIGKILL)  # a lock ends with its process, even when it is killed
     assert (await start()).ready
 
 
-async def test_a_wrong_setting_is_named(start: Any) -> None:
+async def test_the_start_error_names_a_wrong_setting(start: Any) -> None:
     assert_not_started(await (await start(heartbeat_interval_ms="soon")).end(), "heartbeat_interval_ms")
 
 
@@ -270,7 +270,7 @@ async def test_metrics_are_served(start: Any) -> None:
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
-async def test_a_restart_keeps_everything_that_was_answered(start: Any, broker: Broker, number: int) -> None:
+async def test_a_restart_keeps_every_acknowledged_change(start: Any, broker: Broker, number: int) -> None:
     process = await start()
     async with connected(process) as client:
         registered = await client.register(broker.address, "launch")
@@ -299,7 +299,7 @@ async def test_a_restart_keeps_everything_that_was_answered(start: Any, broker: 
 # --- brokers ---------------------------------------------------------------------------------------------------
 
 
-async def test_a_stream_is_opened_by_its_brokers_and_dropped_by_them(start: Any, broker: Broker) -> None:
+async def test_brokers_open_and_drop_the_streams_that_are_created_and_deleted(start: Any, broker: Broker) -> None:
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(connected(await start()))
         other = Broker()
@@ -318,9 +318,7 @@ async def test_a_stream_is_opened_by_its_brokers_and_dropped_by_them(start: Any,
         assert broker.streams == other.streams == {}
 
 
-async def test_a_broker_that_cannot_be_reached_fails_a_creation_and_one_that_is_back_does_not(
-    start: Any, broker: Broker
-) -> None:
+async def test_creating_a_stream_fails_while_its_broker_is_unreachable(start: Any, broker: Broker) -> None:
     async with connected(await start()) as client:
         await client.register(broker.address, "launch")
         await client.create("before")
@@ -337,7 +335,7 @@ async def test_a_broker_that_cannot_be_reached_fails_a_creation_and_one_that_is_
         assert sorted(stream.name for stream in broker.streams.values()) == ["before", "orders"]
 
 
-async def test_a_broker_that_falls_silent_counts_as_dead_until_it_is_heard_again(start: Any, broker: Broker) -> None:
+async def test_a_silent_broker_counts_as_dead_until_its_next_heartbeat(start: Any, broker: Broker) -> None:
     async with connected(await start(heartbeat_interval_ms=20, heartbeats_missed_max=2)) as client:
         answer = await client.register(broker.address, "launch")
         assert answer.heartbeat_interval_ms == 20
@@ -400,9 +398,7 @@ async def test_a_restart_keeps_backups_and_replication(start: Any, broker: Broke
         assert (await client.register_backup("z")).backup_id == 2
 
 
-async def test_a_backup_that_falls_silent_takes_no_new_stream_until_it_is_heard_again(
-    start: Any, broker: Broker
-) -> None:
+async def test_a_silent_backup_takes_no_new_stream_until_its_next_heartbeat(start: Any, broker: Broker) -> None:
     async with connected(await start(heartbeat_interval_ms=200, heartbeats_missed_max=2)) as client:
         at_broker = await client.register(broker.address, "launch")
         backup = await client.register_backup("x")

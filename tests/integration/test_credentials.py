@@ -1,4 +1,4 @@
-"""Passwords and tokens are replaced while their user writes: who finds the new one in its file goes on."""
+"""Passwords and tokens are replaced while their user writes: a client that finds the new one in its file continues."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
 
 @pytest.mark.parametrize("transport", ["tcp", "grpc"])
 @pytest.mark.parametrize("what", ["password", "token"])
-async def test_who_finds_the_new_one_in_its_file_goes_on_when_the_old_one_ends(
+async def test_a_writer_continues_with_the_new_credentials_from_its_file(
     secured: Secured, tmp_path: Path, what: Literal["password", "token"], transport: str
 ) -> None:
     user = stream = f"{what}-{transport}"

@@ -1,4 +1,4 @@
-"""A short version of the program `crowd` of chaos."""
+"""A short run of the chaos program `crowd`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ OTHERS = ("idle, gRPC", "known, take no answers", "wrong passwords, gRPC")
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("attacks", [ATTACKS, pytest.param(OTHERS, marks=pytest.mark.slow)])
-async def test_those_who_mean_harm_are_in_the_way_of_nobody(tmp_path: Path, attacks: tuple[str, ...]) -> None:
+async def test_attackers_do_not_hinder_other_clients(tmp_path: Path, attacks: tuple[str, ...]) -> None:
     run = await CROWD.short(tmp_path, seconds=1, before=0.5, connections=300, kinds=attacks, tls="on")
     assert run.seen["attacks"] == len(attacks)

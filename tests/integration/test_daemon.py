@@ -1,4 +1,4 @@
-"""The life of a daemon's process, each part of it as a process of its own."""
+"""The life of a daemon's process, each case as a process of its own."""
 
 import asyncio
 import json
@@ -69,7 +69,7 @@ def events(lines: list[str]) -> list[Any]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_a_daemon_says_where_it_is_and_stops_when_told(tmp_path: Path, number: int) -> None:
+async def test_a_daemon_prints_its_address_and_stops_on_a_signal(tmp_path: Path, number: int) -> None:
     process = await start(tmp_path, "serves")
     ready = json.loads(await first_line(process.stdout))
     assert ready == {"ready": "example", "pid": process.pid, "grpc_address": "here:1"}
@@ -83,7 +83,7 @@ async def test_a_daemon_says_where_it_is_and_stops_when_told(tmp_path: Path, num
     assert json.loads(lines[0])["core"] == describe()
 
 
-async def test_a_daemon_stops_while_it_starts(tmp_path: Path) -> None:
+async def test_a_signal_stops_a_daemon_that_is_still_starting(tmp_path: Path) -> None:
     process = await start(tmp_path, "slow start")
     assert await first_line(process.stderr) == "starting\n"
 
@@ -94,13 +94,13 @@ async def test_a_daemon_stops_while_it_starts(tmp_path: Path) -> None:
     assert events(lines) == ["stopping", "stopped"]
 
 
-async def test_a_start_error_is_one_line(tmp_path: Path) -> None:
+async def test_a_start_error_is_printed_as_one_line(tmp_path: Path) -> None:
     code, lines = await end(await start(tmp_path, "cannot start"))
 
     assert (code, lines) == (ExitCode.NOT_STARTED, ["kera: error: no room in memory"])
 
 
-async def test_all_modules_are_looked_through_for_cycles_before_anybody_can_wait(tmp_path: Path) -> None:
+async def test_imported_modules_are_frozen_for_the_garbage_collector_before_serving(tmp_path: Path) -> None:
     _, lines = await end(await start(tmp_path, "looks for cycles"))
 
     spared = re.fullmatch("kera: error: ([0-9]+) objects are spared", lines[-1])
@@ -108,7 +108,7 @@ async def test_all_modules_are_looked_through_for_cycles_before_anybody_can_wait
     assert int(spared[1]) > 10_000
 
 
-async def test_an_error_while_serving_ends_the_daemon_and_is_told(tmp_path: Path) -> None:
+async def test_an_error_while_serving_ends_the_daemon_and_is_printed(tmp_path: Path) -> None:
     code, lines = await end(await start(tmp_path, "fenced"))
 
     assert code == ExitCode.FAILED
@@ -124,7 +124,7 @@ async def test_a_defect_is_logged_with_its_traceback(tmp_path: Path) -> None:
     assert "in fail" in json.loads(lines[-2])["exception"]
 
 
-async def test_a_stop_that_hangs_is_cut_short(tmp_path: Path) -> None:
+async def test_a_stop_that_hangs_ends_at_its_time_out(tmp_path: Path) -> None:
     process = await start(tmp_path, "hangs")
     await first_line(process.stdout)
 

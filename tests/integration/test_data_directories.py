@@ -1,4 +1,4 @@
-"""What a broker makes of a data directory, or of shared memory, that is not as it left it: an error of one line."""
+"""A broker whose data directory or shared memory is not as it left it: it gives a one-line error, or repairs it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount file
 def running(
     data_dir: Path, *, brokers: int = 1, backups: int = 0, **broker_settings: object
 ) -> Iterator[RunningCluster]:
-    """A cluster that keeps its data; nothing is left in shared memory, of brokers that were killed either."""
+    """A cluster that keeps its data; shared memory is left clean, even after kills of brokers."""
     arenas: list[Path] = []
     with LocalCluster.running(
         data_dir=data_dir,
@@ -70,7 +70,7 @@ def swap(one: Path, other: Path) -> None:
 
 
 async def refused(cluster: RunningCluster, name: str) -> str:
-    """Why a broker does not start: the one line that it says."""
+    """The one-line error of a broker that does not start."""
     log = cluster.log_dir / f"{name}.log"
     before = len(log.read_text())
     with pytest.raises(ChildStartError):
@@ -79,7 +79,7 @@ async def refused(cluster: RunningCluster, name: str) -> str:
     return line
 
 
-async def test_files_that_two_brokers_have_swapped_are_refused_and_nothing_is_lost(tmp_path: Path) -> None:
+async def test_files_swapped_between_two_brokers_are_refused_and_nothing_is_lost(tmp_path: Path) -> None:
     with running(tmp_path, brokers=2) as cluster:
         async with await Client.connect(cluster.bootstrap) as client:
             await fill(client)
@@ -105,7 +105,7 @@ def mount(*arguments: str | Path) -> None:
 
 @contextlib.contextmanager
 def file_system(path: Path, size_bytes: int) -> Iterator[Path]:
-    """A file system of its own, in memory."""
+    """A separate file system in memory."""
     path.mkdir()
     mount("-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", path)
     try:
@@ -115,7 +115,7 @@ def file_system(path: Path, size_bytes: int) -> Iterator[Path]:
 
 
 @as_root
-async def test_a_broker_whose_data_directory_is_read_only_says_so_and_has_all_when_it_is_not(tmp_path: Path) -> None:
+async def test_a_broker_does_not_start_on_a_read_only_disk_and_loses_nothing(tmp_path: Path) -> None:
     with file_system(tmp_path / "broker-1", 256 * MIB) as disk, running(tmp_path) as cluster:
         async with await Client.connect(cluster.bootstrap) as client:
             await fill(client)
@@ -130,7 +130,7 @@ async def test_a_broker_whose_data_directory_is_read_only_says_so_and_has_all_wh
 
 
 @as_root
-async def test_a_broker_whose_shared_memory_is_full_says_so_and_takes_it_when_there_is_room(tmp_path: Path) -> None:
+async def test_a_broker_does_not_start_while_shared_memory_is_full_and_loses_nothing(tmp_path: Path) -> None:
     with file_system(tmp_path / "shm", 12 * MIB) as shm, running(tmp_path / "cluster", shm_dir=shm) as cluster:
         async with await Client.connect(cluster.bootstrap) as client:
             await fill(client)
@@ -164,7 +164,7 @@ def closed_segments(home: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
-async def test_a_segment_that_two_brokers_have_swapped_is_read_from_a_backup(
+async def test_a_segment_swapped_between_two_brokers_is_restored_from_a_backup(
     tmp_path: Path, end: signal.Signals
 ) -> None:
     with running(tmp_path, brokers=2, backups=2) as cluster:

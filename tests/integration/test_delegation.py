@@ -1,4 +1,4 @@
-"""The process that keeps a driver's tokens: found, started once, and gone with the driver."""
+"""The process that keeps a driver's tokens: it is found, started once, and ends with the driver."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Child:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-        # driver_of looks for the parent of one that asks: a child of it is as good as any.
+        # driver_of looks for the parent of the asking process: any child of ours can stand for it.
         started = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()[19]
         self.driver = Driver(self._process.pid, started)
 
@@ -56,7 +56,7 @@ def keepers(driver: Driver) -> list[psutil.Process]:
     return found
 
 
-def test_who_asks_first_starts_it_and_only_one_is_there(driver: Child) -> None:
+def test_concurrent_requests_start_only_one_keeper(driver: Child) -> None:
     socks = []
 
     def ask() -> None:
@@ -71,20 +71,20 @@ def test_who_asks_first_starts_it_and_only_one_is_there(driver: Child) -> None:
     assert len(socks) == 5
     for started in asking._started:
         with suppress(subprocess.TimeoutExpired):
-            started.wait(0.5)  # those that have found the name taken end at once
+            started.wait(0.5)  # those that find the name taken end at once
     assert len(keepers(driver.driver)) == 1
     for sock in socks:
         sock.close()
 
 
-def test_it_ends_with_the_driver(driver: Child) -> None:
+def test_the_keeper_ends_with_the_driver(driver: Child) -> None:
     with connected(driver.driver):
         (keeper,) = keepers(driver.driver)
         driver.end()
         keeper.wait(30)
 
 
-def test_what_is_wrong_is_said_by_it_and_one_that_has_ended_is_replaced(driver: Child) -> None:
+def test_the_keepers_error_reaches_its_caller_and_a_dead_keeper_is_replaced(driver: Child) -> None:
     lease = Lease()
     for _ in range(2):
         with pytest.raises(InvalidSettings, match="user and password_file"):
@@ -95,7 +95,7 @@ def test_what_is_wrong_is_said_by_it_and_one_that_has_ended_is_replaced(driver: 
     lease.close()
 
 
-def test_it_is_no_child_that_whoever_started_it_takes_along(driver: Child) -> None:
+def test_the_keeper_runs_in_a_session_of_its_own(driver: Child) -> None:
     with connected(driver.driver):
         (keeper,) = keepers(driver.driver)
         assert os.getsid(keeper.pid) == keeper.pid

@@ -1,4 +1,6 @@
-"""What deploy/ has: units, settings and script of hosts, alerts and dashboards; and the runbooks that use them."""
+"""The content of deploy/: units, settings and script of hosts, alerts and dashboards; and the runbooks that use
+them.
+"""
 
 from __future__ import annotations
 
@@ -48,13 +50,13 @@ RULES = DEPLOY / "prometheus" / "kera.rules.yml"
 RUNBOOKS = ROOT / "docs" / "runbooks.md"
 SECURITY = ROOT / "docs" / "security.md"
 EXPOSURE_MAX = 20
-"""Of 100: what systemd-analyze calls "OK" ends there."""
+"""Up to this exposure, of 100, systemd-analyze says "OK"."""
 HEADROOM_GIB = 2
 TIMEOUT_S = 60.0
 BOOTSTRAP = "127.77.0.1:7400"
 HOSTS_MAX = 5
 HOSTS_S = 1500
-"""For a test of hosts, of which three others may be before it."""
+"""For a test with hosts, which three others may precede."""
 SMALL = {
     "KERA_BROKER_ARENA_BYTES": "64MiB",
     "KERA_BACKUP_MEMORY_BYTES": "64MiB",
@@ -63,7 +65,7 @@ SMALL = {
 
 
 def run(*command: str | Path, environment: dict[str, str] | None = None, folder: Path | None = None) -> str:
-    """What a command prints, in a folder. Fails with what it says if it fails."""
+    """The output of a command, run in a folder; fails with that output if the command fails."""
     done = subprocess.run(
         command,
         env=os.environ | (environment or {}),
@@ -78,7 +80,7 @@ def run(*command: str | Path, environment: dict[str, str] | None = None, folder:
 
 
 def needs(program: str) -> str:
-    """A program of the machine, or the test is skipped."""
+    """The path of a program of this machine; skips the test without it."""
     found = shutil.which(program)
     if found is None:
         pytest.skip(f"{program} is not installed")
@@ -86,13 +88,13 @@ def needs(program: str) -> str:
 
 
 def settings_of(unit: Path) -> dict[str, str]:
-    """What a unit says, the last of each."""
+    """The settings of a unit; the last value of each."""
     lines = [line.partition("=") for line in unit.read_text().splitlines() if "=" in line and line[:1] != "#"]
     return {name: value for name, _, value in lines}
 
 
 def environment_of(unit: Path) -> dict[str, str]:
-    """What a unit sets for its daemon."""
+    """The environment that a unit sets for its daemon."""
     found = re.findall(r"^Environment=(\w+)=(.*)$", unit.read_text(), re.MULTILINE)
     return dict(found)
 
@@ -101,7 +103,7 @@ def environment_of(unit: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
-def test_a_unit_is_right_and_lets_a_daemon_do_little(unit: Path, tmp_path: Path) -> None:
+def test_a_unit_is_valid_and_restricts_its_daemon(unit: Path, tmp_path: Path) -> None:
     analyze = needs("systemd-analyze")
     here = tmp_path / unit.name
     here.write_text(unit.read_text().replace("/opt/kera/bin/kera", "/usr/bin/env"))
@@ -111,7 +113,7 @@ def test_a_unit_is_right_and_lets_a_daemon_do_little(unit: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize(("name", "variable"), [("broker", "ARENA_BYTES"), ("backup", "MEMORY_BYTES")])
-def test_the_memory_of_a_unit_is_what_its_daemon_takes_and_two_gib(name: str, variable: str) -> None:
+def test_the_memory_limit_of_a_unit_is_that_of_its_daemon_plus_two_gib(name: str, variable: str) -> None:
     unit = DEPLOY / "systemd" / f"kera-{name}.service"
     taken = environment_of(unit)[f"KERA_{name.upper()}_{variable}"]
     most = settings_of(unit)["MemoryMax"]
@@ -119,14 +121,14 @@ def test_the_memory_of_a_unit_is_what_its_daemon_takes_and_two_gib(name: str, va
     assert int(most.removesuffix("G")) == int(taken.removesuffix("GiB")) + HEADROOM_GIB
 
 
-def test_a_stop_has_the_time_that_it_may_take() -> None:
+def test_a_units_stop_timeout_exceeds_the_time_of_a_stop() -> None:
     for name, least_s in (("broker", 48), ("backup", 48), ("coordinator", 8)):
         unit = settings_of(DEPLOY / "systemd" / f"kera-{name}.service")
         assert int(unit["TimeoutStopSec"].removesuffix("s")) > least_s
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
-def test_the_documentation_that_a_unit_names_is_in_the_package(unit: Path) -> None:
+def test_the_package_contains_the_documentation_that_a_unit_names(unit: Path) -> None:
     server = ROOT / "distributions" / "server"
     project = tomllib.loads((server / "pyproject.toml").read_text())
     shipped = project["tool"]["hatch"]["build"]["targets"]["wheel"]["shared-data"]
@@ -147,7 +149,7 @@ class Host:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def install(self, arguments: list[str]) -> None:
-        """Run the script, and start what it has installed, as systemd would."""
+        """Run the script, and start the installed daemons, as systemd would."""
         program = Path(sys.executable).with_name("kera")
         at = arguments.index("--wheel")
         arguments = [*arguments[:at], "--program", str(program), *arguments[at + 2 :]]
@@ -181,7 +183,7 @@ class Host:
             until(lambda name=name: b'"ready"' in (self.root / f"{name}.log").read_bytes())  # type: ignore[misc]
 
     def dies(self) -> None:
-        """Its daemons are gone at once, and its disks with them."""
+        """Kill all daemons at once, and delete the disks."""
         for process in self.processes.values():
             process.kill()
             process.wait()
@@ -189,7 +191,7 @@ class Host:
         shutil.rmtree(self.root)
 
     def stop(self, *names: str) -> None:
-        """Some of its daemons, or all, as when it shuts down."""
+        """Stop some of the daemons, or all, as in a shutdown."""
         for name in sorted(names or self.processes, key=lambda each: "coord" in each):
             process = self.processes.pop(name)
             process.send_signal(signal.SIGTERM)
@@ -205,14 +207,14 @@ def until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
 
 
 def commands_of(section: str, page: Path = RUNBOOKS) -> Iterator[str]:
-    """Those that are in a section of the runbooks, line by line."""
+    """The commands of a section of the runbooks, line by line."""
     text = page.read_text().split(f"\n## {section}\n")[1].split("\n## ")[0]
     for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL):
         yield from block.strip().splitlines()
 
 
 class Hosts:
-    """Carries out the runbooks: addresses of 10.0.0 are ones of this machine."""
+    """Carries out the runbooks: addresses in 10.0.0 become addresses of this machine."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -220,10 +222,10 @@ class Hosts:
         self._environment = {"PATH": os.pathsep.join([*programs, str(Path(sys.executable).parent), os.environ["PATH"]])}
         self.by_number: dict[int, Host] = {}
         self._here: Host
-        """That on which the script has run last."""
+        """The host on which the script has run last."""
 
     def carry_out(self, line: str) -> str:
-        """One command; what it prints."""
+        """Run one command; returns its output."""
         line = re.sub(r"10\.0\.0\.(\d)", lambda found: f"127.77.0.{found[1]}", line)
         line = re.sub(r"(?<=[ =])(certificates|cluster-secret|[a-z]+-password)\b", rf"{self._folder}/\1", line)
         if line.startswith("export "):
@@ -263,10 +265,10 @@ class Hosts:
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    """None yet. One test at a time has their addresses, whichever checkout it is of."""
+    """No hosts yet. Only one test at a time has their addresses, across all checkouts."""
     with (Path(tempfile.gettempdir()) / "kera-test-hosts.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        until(lambda: not any(_taken(7400 + offset) for offset in range(5)))  # a real cluster has them for good
+        until(lambda: not any(_taken(7400 + offset) for offset in range(5)))  # a real cluster never gives them up
         hosts = Hosts(tmp_path)
         try:
             yield hosts
@@ -277,7 +279,7 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(HOSTS_S)
-def test_the_runbook_makes_a_cluster_of_three_hosts_and_replaces_one_that_is_gone(hosts: Hosts) -> None:
+def test_the_runbook_sets_up_three_hosts_and_replaces_a_lost_one(hosts: Hosts) -> None:
     said = {line: hosts.carry_out(line) for line in commands_of("From three machines to a cluster")}
     assert said["kera cluster health"].startswith("healthy")
     assert "hello" in said["kera consume orders --until-end"]
@@ -286,7 +288,7 @@ def test_the_runbook_makes_a_cluster_of_three_hosts_and_replaces_one_that_is_gon
     hosts.by_number.pop(3).dies()
     until(lambda: hosts.health() != 0)
     first, *rest = commands_of("A host is gone")
-    assert first == "kera cluster health"  # which says that it is not healthy
+    assert first == "kera cluster health"  # it says that the cluster is not healthy
     until(lambda: _is_over(hosts.carry_out("kera cluster recoveries --json"), 3))
     for line in rest:
         hosts.carry_out(line)
@@ -298,7 +300,7 @@ def test_the_runbook_makes_a_cluster_of_three_hosts_and_replaces_one_that_is_gon
 
 @pytest.mark.slow
 @pytest.mark.timeout(HOSTS_S)
-def test_the_runbook_makes_a_secured_cluster_and_replaces_its_secret(hosts: Hosts) -> None:
+def test_the_runbook_sets_up_a_secured_cluster_and_its_users(hosts: Hosts) -> None:
     needs("openssl")
     lines = list(commands_of("From nothing to a secured cluster", SECURITY))
     assert len(lines) == 10
@@ -322,7 +324,7 @@ def test_the_runbook_replaces_the_host_of_the_coordinator(hosts: Hosts) -> None:
     hosts.by_number.pop(1).dies()
 
     for line in lines:
-        if line == "kera cluster health":  # of one that is not healthy yet
+        if line == "kera cluster health":  # the cluster is not healthy yet
             hosts.health()
             continue
         hosts.carry_out(line)
@@ -335,7 +337,7 @@ def test_the_runbook_replaces_the_host_of_the_coordinator(hosts: Hosts) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(HOSTS_S)
-async def test_the_runbook_grows_a_cluster_to_five_hosts_and_shrinks_it_again_under_load(
+async def test_the_runbook_grows_a_cluster_to_five_hosts_and_shrinks_it_under_load(
     hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for setting, file in (("CA", "ca.pem"), ("CERT", "admin.pem"), ("KEY", "admin-key.pem")):
@@ -360,7 +362,7 @@ async def test_the_runbook_grows_a_cluster_to_five_hosts_and_shrinks_it_again_un
         assert set(await owners()) == {1}
         for brokers in (3, 5):
             await upto("kera cluster rebalance")
-            while set(await owners()) != set(range(1, brokers + 1)):  # what was moved just now rests for a while
+            while set(await owners()) != set(range(1, brokers + 1)):  # a streamlet rests for a while after a move
                 await load.goes_on()
                 await asyncio.to_thread(hosts.carry_out, "kera cluster rebalance")
         await upto("kera cluster health")
@@ -444,7 +446,7 @@ def _taken(port: int) -> bool:
         ),
     ],
 )
-def test_the_script_says_what_is_wrong_and_does_nothing(
+def test_the_install_script_reports_wrong_arguments_and_changes_nothing(
     arguments: str, says: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     here = tmp_path_factory.mktemp("wheels")
@@ -470,7 +472,7 @@ def test_the_script_says_what_is_wrong_and_does_nothing(
         ("10.0.0.1", "kera-a:7500, kera-b:7500", 7500),
     ],
 )
-def test_of_several_coordinators_the_one_of_this_host_gives_the_port(
+def test_the_coordinators_port_is_that_of_this_hosts_address(
     address: str, coordinators: str, port: int, tmp_path: Path
 ) -> None:
     program = Path(sys.executable).with_name("kera")
@@ -482,7 +484,7 @@ def test_of_several_coordinators_the_one_of_this_host_gives_the_port(
     assert made["broker"]["coordinator"] == coordinators
 
 
-def test_the_program_is_on_the_path_unless_another_one_is(tmp_path: Path) -> None:
+def test_the_script_links_kera_into_the_path_unless_another_program_is_there(tmp_path: Path) -> None:
     program = Path(sys.executable).with_name("kera")
     command: list[str | Path] = [DEPLOY / "hosts" / "install.sh", "--root", tmp_path, "--program", program]
     command += ["--insecure", "--address", "10.0.0.7", "--coordinator", "10.0.0.7:7400", "broker"]
@@ -497,7 +499,7 @@ def test_the_program_is_on_the_path_unless_another_one_is(tmp_path: Path) -> Non
     assert link.read_text() == "mine"
 
 
-def test_certificates_are_brought_where_the_settings_say_and_new_ones_replace_them(tmp_path: Path) -> None:
+def test_the_script_installs_certificates_and_replaces_them_with_new_ones(tmp_path: Path) -> None:
     authority, _ = Authority.open_or_make(tmp_path / "made")
     command: list[str | Path] = [DEPLOY / "hosts" / "install.sh", "--root", tmp_path / "root"]
     command += ["--program", Path(sys.executable).with_name("kera"), "--certificates", tmp_path / "made"]
@@ -518,7 +520,7 @@ def test_certificates_are_brought_where_the_settings_say_and_new_ones_replace_th
         assert "insecure" not in section
 
 
-def test_the_secret_of_a_cluster_is_brought_where_the_settings_say_for_nobody_else(tmp_path: Path) -> None:
+def test_the_script_installs_the_cluster_secret_with_restricted_permissions(tmp_path: Path) -> None:
     authority, _ = Authority.open_or_make(tmp_path / "made")
     authority.issue("10.0.0.7")
     secret = tmp_path / "secret"
@@ -539,7 +541,7 @@ def test_the_secret_of_a_cluster_is_brought_where_the_settings_say_for_nobody_el
         assert section["tls_client_auth"] == "optional"
 
 
-def test_settings_without_security_stay_and_the_script_says_what_they_lack(tmp_path: Path) -> None:
+def test_the_script_keeps_settings_without_security_and_says_what_they_lack(tmp_path: Path) -> None:
     authority, _ = Authority.open_or_make(tmp_path / "made")
     authority.issue("10.0.0.7")
     (tmp_path / "secret").write_text("a secret of sixteen and more\n")
@@ -553,7 +555,7 @@ def test_settings_without_security_stay_and_the_script_says_what_they_lack(tmp_p
     assert 'set security = true and cluster_secret_file = "/etc/kera/cluster-secret"' in said
 
 
-def test_who_wants_it_insecure_gets_that_and_no_certificates(tmp_path: Path) -> None:
+def test_an_insecure_installation_sets_no_certificates(tmp_path: Path) -> None:
     command: list[str | Path] = [DEPLOY / "hosts" / "install.sh", "--root", tmp_path, "--insecure"]
     command += ["--program", Path(sys.executable).with_name("kera")]
     run(*command, "--address", "10.0.0.7", "--coordinator", "10.0.0.7:7400", "broker")
@@ -562,7 +564,7 @@ def test_who_wants_it_insecure_gets_that_and_no_certificates(tmp_path: Path) -> 
         assert not [name for name in section if name.startswith("tls_")]
 
 
-def test_settings_that_are_there_stay(tmp_path: Path) -> None:
+def test_the_script_keeps_existing_settings(tmp_path: Path) -> None:
     program = Path(sys.executable).with_name("kera")
     command: list[str | Path] = [DEPLOY / "hosts" / "install.sh", "--root", tmp_path, "--program", program]
     command += ["--insecure", "--address", "10.0.0.7"]
@@ -580,8 +582,8 @@ def test_settings_that_are_there_stay(tmp_path: Path) -> None:
     assert {each["host"] for each in made.values()} == {"10.0.0.7"}
 
 
-def test_the_runbook_names_wheels_as_they_are_built() -> None:
-    """pip looks at the name of a wheel, and takes no other."""
+def test_the_wheel_names_in_the_runbooks_match_the_built_wheels() -> None:
+    """pip looks at the name of a wheel, and accepts no other."""
     named = re.findall(r"--wheel (\S+)", RUNBOOKS.read_text())
     built = ("kera-0.1.0-py3-none-any.whl", "kera-0.1.0-cp311-abi3-manylinux2014_x86_64.manylinux_2_17_x86_64.whl")
 
@@ -592,7 +594,7 @@ def test_the_runbook_names_wheels_as_they_are_built() -> None:
 # -- settings ---------------------------------------------------------------------------------------------------
 
 
-def test_all_settings_that_are_given_are_ones_that_there_are() -> None:
+def test_all_settings_in_deploy_exist() -> None:
     daemons: dict[str, type[BaseModel]] = {
         "COORDINATOR": CoordinatorSettings,
         "BROKER": BrokerSettings,
@@ -612,7 +614,7 @@ def test_all_settings_that_are_given_are_ones_that_there_are() -> None:
         assert settings.keys() <= daemons[daemon.upper()].model_fields.keys()
 
 
-def test_new_streams_outlast_a_host_with_a_broker_and_a_backup() -> None:
+def test_the_default_replication_is_two() -> None:
     hosts = tomllib.loads((DEPLOY / "systemd" / "kera.toml").read_text())
     assert hosts["coordinator"]["default_replication"] == 2
     assert "settings: {default_replication: 2}" in (CHART / "values.yaml").read_text()
@@ -622,19 +624,19 @@ def test_new_streams_outlast_a_host_with_a_broker_and_a_backup() -> None:
 
 CHART = DEPLOY / "helm" / "kera"
 KUBERNETES = ("--kube-version", "1.33.0")
-"""A helm that was built from its sources takes itself for one of an older Kubernetes."""
+"""A helm that was built from its sources assumes an older Kubernetes."""
 
 
 def rendered(*arguments: str) -> str:
-    """What the chart makes."""
+    """The output of the chart."""
     return run(needs("helm"), "template", "test", CHART, "--namespace", "n", *KUBERNETES, *arguments)
 
 
-def test_the_chart_is_right() -> None:
+def test_helm_lint_accepts_the_chart() -> None:
     assert "1 chart(s) linted, 0 chart(s) failed" in run(needs("helm"), "lint", "--strict", CHART)
 
 
-def test_the_chart_gives_daemons_what_they_need() -> None:
+def test_the_chart_sets_memory_replicas_and_settings_of_daemons() -> None:
     made = rendered(
         "--set", "broker.arena=512Mi,broker.headroom=1Gi,backup.settings.flush_delay_ms=5,broker.replicas=5"
     )
@@ -653,7 +655,7 @@ def test_the_chart_gives_daemons_what_they_need() -> None:
         assert re.search(rf'name: {name}\n +value: "{re.escape(value)}"', made), name
 
 
-def test_the_chart_shares_memory_with_executors_and_has_several_coordinators_where_that_is_asked_for() -> None:
+def test_the_chart_can_share_memory_and_run_several_coordinators() -> None:
     made = rendered(
         "--set", "broker.shareMemory.enabled=true,coordinator.replicas=2,zookeeper=zk:2181,antiAffinity=required"
     )
@@ -664,8 +666,8 @@ def test_the_chart_shares_memory_with_executors_and_has_several_coordinators_whe
     assert re.search(r'name: KERA_COORDINATOR_ZOOKEEPER\n +value: "zk:2181"', made)
 
 
-def test_the_chart_has_everybody_authenticate_where_that_is_asked_for() -> None:
-    """With the secret of a Secret, which nobody else in the pod can read."""
+def test_the_chart_can_turn_security_on() -> None:
+    """The secret comes from a Secret, which others in the pod cannot read."""
     given = "security.enabled=true,security.secretName=of-the-cluster,security.superUsers={user:admin,role:boss}"
     for tls in ("", ",tls.secretName=certificates"):
         made = rendered("--set", given + tls)
@@ -685,11 +687,11 @@ def test_the_chart_has_everybody_authenticate_where_that_is_asked_for() -> None:
 
 
 def objects_of(made: str) -> dict[tuple[str, str], Any]:
-    """What the chart makes, by kind and name."""
+    """The objects that the chart makes, by kind and name."""
     return {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(made) if each}
 
 
-def test_the_chart_runs_copies_for_ever_with_what_they_need() -> None:
+def test_the_chart_runs_following_copies_with_their_settings_and_secrets() -> None:
     copy: dict[str, Any] = {"name": "clicks", "source": "kafka://k:9092/clicks", "target": "kera:clicks"}
     copy |= {"args": ["--create"], "secret": "login", "filesSecret": "files", "nodeSelector": {"disk": "ssd"}}
     made = objects_of(rendered("--set-json", f"connect={json.dumps([copy])}", "--set", "tls.secretName=certificates"))
@@ -708,7 +710,7 @@ def test_the_chart_runs_copies_for_ever_with_what_they_need() -> None:
     assert pod["nodeSelector"] == {"disk": "ssd"}
 
 
-def test_the_chart_places_pods_and_lets_in_only_clients_that_are_named() -> None:
+def test_the_chart_places_pods_and_limits_network_access() -> None:
     affinity: dict[str, Any] = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
     made = objects_of(
         rendered(
@@ -747,7 +749,7 @@ def test_the_chart_places_pods_and_lets_in_only_clients_that_are_named() -> None
         ("broker.arena=2GB", "give memory in Mi or Gi"),
     ],
 )
-def test_the_chart_says_what_is_wrong(values: str, says: str) -> None:
+def test_the_chart_rejects_wrong_values_with_the_reason(values: str, says: str) -> None:
     command = [needs("helm"), "template", "test", str(CHART), *KUBERNETES, "--set", values]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
 
@@ -758,7 +760,7 @@ def test_the_chart_says_what_is_wrong(values: str, says: str) -> None:
 # -- docker compose ---------------------------------------------------------------------------------------------
 
 
-def test_compose_runs_a_copy_where_that_is_asked_for() -> None:
+def test_compose_can_run_a_copy() -> None:
     services = yaml.safe_load((DEPLOY / "docker" / "compose.yaml").read_text())["services"]
     copy = services["connect"]
 
@@ -766,10 +768,10 @@ def test_compose_runs_a_copy_where_that_is_asked_for() -> None:
     assert copy["command"][:2] == ["connect", "copy"]
     assert "--follow" in copy["command"]
     assert copy["restart"] == "always"
-    assert copy["healthcheck"] == {"disable": True}  # the image's asks for a port that copies do not have
+    assert copy["healthcheck"] == {"disable": True}  # the image's check asks for a port that copies do not have
 
 
-def test_compose_secures_each_daemon_that_there_is() -> None:
+def test_compose_secures_each_daemon() -> None:
     plain, secured = ((DEPLOY / "docker" / name).read_text() for name in ("compose.yaml", "compose.security.yaml"))
     services = plain.split("\nservices:\n")[1].split("\nnetworks:\n")[0]
     daemons = re.findall(r"^  ((?:coordinator|broker|backup)-\d):", services, re.MULTILINE)
@@ -789,7 +791,7 @@ def test_compose_secures_each_daemon_that_there_is() -> None:
 # -- alerts and dashboards --------------------------------------------------------------------------------------
 
 
-def test_promtool_finds_rules_and_configuration_right_and_alerts_fire_when_they_should() -> None:
+def test_promtool_accepts_the_configuration_and_the_tests_of_rules_pass() -> None:
     promtool = needs("promtool")
 
     run(promtool, "check", "config", DEPLOY / "prometheus" / "prometheus.yml")
@@ -817,11 +819,11 @@ def dashboards() -> ModuleType:
     return module
 
 
-def test_the_dashboard_is_the_one_that_is_described() -> None:
+def test_the_dashboard_matches_its_description() -> None:
     assert (DEPLOY / "grafana" / "kera.json").read_text() == dashboards().text()
 
 
-async def test_alerts_and_dashboards_ask_for_metrics_that_there_are(tmp_path: Path) -> None:
+async def test_alerts_and_dashboards_use_only_existing_metrics(tmp_path: Path) -> None:
     asked = set(re.findall(r"\bkera_\w+", RULES.read_text() + dashboards().text()))
     served = {"metrics_port": 0}
     cluster = LocalCluster(
@@ -851,7 +853,7 @@ async def test_alerts_and_dashboards_ask_for_metrics_that_there_are(tmp_path: Pa
 
     assert asked
     assert asked <= often | seldom
-    # Of what is scraped seldom the configurations keep some.
+    # The configurations keep some of the metrics that are scraped seldom.
     for configuration in ("prometheus", "docker"):
         text = (DEPLOY / configuration / "prometheus.yml").read_text()
         kept = re.findall(r"regex: (\S+)\n\s+action: keep", text)
@@ -860,7 +862,7 @@ async def test_alerts_and_dashboards_ask_for_metrics_that_there_are(tmp_path: Pa
 
 
 def _names_at(address: str, path: str) -> set[str]:
-    """Of metrics that have samples, or might."""
+    """The names of metrics that have samples, or might have some."""
     with urllib.request.urlopen(f"http://{address}/{path}", timeout=TIMEOUT_S) as answer:
         text: str = answer.read().decode()
     return set(re.findall(r"^(?:# HELP )?(\w+)", text, re.MULTILINE))

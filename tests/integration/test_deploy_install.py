@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow  # each makes an environment
+pytestmark = pytest.mark.slow  # each test makes an environment
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "hosts" / "install.sh"
 TIMEOUT_S = 100.0
@@ -21,7 +21,7 @@ def main():
 
 
 def wheel_of(folder: Path, name: str, version: str, files: dict[str, str], metadata: str = "") -> Path:
-    """A wheel with these files, as pip takes it."""
+    """A wheel with these files that pip accepts."""
     info = f"{name}-{version}.dist-info"
     path = folder / f"{name}-{version}-py3-none-any.whl"
     files = files | {
@@ -36,7 +36,9 @@ def wheel_of(folder: Path, name: str, version: str, files: dict[str, str], metad
 
 
 def kera_wheel(folder: Path, constraints: str | None) -> Path:
-    """A package `kera` whose extra `server` needs `kera-server`, and that; with constraints as the real one."""
+    """A package `kera` whose extra `server` needs `kera-server`, and that package; with constraints as the real one
+    has.
+    """
     files = {} if constraints is None else {"kera-0.1.0.data/data/share/kera/constraints.txt": constraints}
     extras = "".join(f"Provides-Extra: {each}\n" for each in ("server", "cli"))
     server_wheel(folder, "the first build")
@@ -60,7 +62,7 @@ def program(package: str, build: str) -> dict[str, str]:
 
 
 def install(wheel: Path | str, index: Path, root: Path) -> subprocess.CompletedProcess[str]:
-    """Run the script below `root`, with the packages of a folder for an index."""
+    """Run the script below `root`, with the packages of a folder as the index."""
     arguments = ["--insecure", "--address", "10.0.0.1", "--coordinator", "10.0.0.1:7400", "broker"]
     return subprocess.run(
         [SCRIPT, "--root", root, "--wheel", wheel, *arguments],
@@ -82,8 +84,8 @@ def index(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_script_installs_the_versions_that_the_wheel_brings_along(tmp_path: Path, index: Path) -> None:
-    kera_wheel(index, "# pinned\npart==1.0\n")  # 2.0 is there, and newer
+def test_the_script_installs_the_versions_that_the_wheel_pins(tmp_path: Path, index: Path) -> None:
+    kera_wheel(index, "# pinned\npart==1.0\n")  # 2.0 exists, and is newer
 
     done = install("kera==0.1.0", index, tmp_path / "root")
 
@@ -92,9 +94,7 @@ def test_the_script_installs_the_versions_that_the_wheel_brings_along(tmp_path: 
     assert (tmp_path / "root/etc/systemd/system/kera-connect@.service").is_file()
 
 
-def test_the_script_installs_wheels_that_are_beside_the_one_given_and_replaces_those_of_its_version(
-    tmp_path: Path, index: Path
-) -> None:
+def test_the_script_installs_the_wheels_beside_the_given_one_and_replaces_them(tmp_path: Path, index: Path) -> None:
     wheel = kera_wheel(tmp_path, "part==1.0\n")
     server_wheel(index, "the index")
     assert "in the first build" in install(wheel, index, tmp_path / "root").stdout
@@ -105,7 +105,7 @@ def test_the_script_installs_wheels_that_are_beside_the_one_given_and_replaces_t
     assert "this is kera 0.1.0 with part 1.0 in the second build" in done.stdout, done.stderr
 
 
-def test_the_script_replaces_a_single_wheel_of_its_version_that_had_all_files(tmp_path: Path, index: Path) -> None:
+def test_the_script_replaces_an_earlier_single_wheel_of_the_same_version(tmp_path: Path, index: Path) -> None:
     (tmp_path / "earlier").mkdir()
     files = program("kera-0.1.0", "one wheel") | {"kera-0.1.0.data/data/share/kera/constraints.txt": "part==1.0\n"}
     earlier = wheel_of(tmp_path / "earlier", "kera", "0.1.0", files, "Requires-Dist: part>=1\n")
@@ -116,7 +116,7 @@ def test_the_script_replaces_a_single_wheel_of_its_version_that_had_all_files(tm
     assert "this is kera 0.1.0 with part 1.0 in the first build" in done.stdout, done.stderr
 
 
-def test_the_script_takes_no_wheel_of_kera_from_the_index_to_go_with_a_file(tmp_path: Path, index: Path) -> None:
+def test_the_script_takes_no_other_kera_wheel_from_the_index_for_a_wheel_file(tmp_path: Path, index: Path) -> None:
     wheel = kera_wheel(tmp_path, "part==1.0\n")
     server_wheel(index, "the index")
     missing = tmp_path / "kera_server-0.1.0-py3-none-any.whl"
@@ -139,7 +139,7 @@ def test_the_script_takes_no_wheel_of_kera_from_the_index_to_go_with_a_file(tmp_
     ],
     ids=["no constraints", "one that is not pinned", "one that is not to be had"],
 )
-def test_the_script_refuses_what_it_cannot_install_as_pinned(
+def test_the_script_refuses_a_wheel_that_it_cannot_install_as_pinned(
     constraints: str | None, says: str, tmp_path: Path, index: Path
 ) -> None:
     done = install(kera_wheel(tmp_path, constraints), index, tmp_path / "root")

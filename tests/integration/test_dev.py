@@ -1,7 +1,7 @@
 """`kera dev` and `LocalCluster`, with real daemons: they start, stop in order, and leave nothing behind.
 
-Each test has a directory of shared memory and one of temporary files for itself, so that "nothing is left"
-can be checked however many clusters run beside it.
+Each test has its own directories for shared memory and temporary files, so that it can check that nothing is left,
+however many clusters run beside it.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 @dataclasses.dataclass
 class Surroundings:
-    """Where the processes of a test keep what they might leave behind."""
+    """Where the processes of a test keep anything that they might leave behind."""
 
     shm: Path
     temporary: Path
@@ -57,7 +57,7 @@ class Surroundings:
 
 @pytest.fixture
 def around() -> Iterator[Surroundings]:
-    # Short paths: a unix socket's has 107 bytes at most.
+    # Short paths: the path of a unix socket has 107 bytes at most.
     name = f"kera-test-{secrets.token_hex(4)}"
     places = Surroundings(Path("/dev/shm", name), Path("/tmp", name))
     places.shm.mkdir()
@@ -77,7 +77,7 @@ class Dev:
         )
 
     def read_welcome(self) -> str:
-        """What it prints when the cluster runs."""
+        """The text that it prints when the cluster runs."""
         assert self.process.stdout is not None
         lines = []
         for line in self.process.stdout:
@@ -98,7 +98,7 @@ class Dev:
         return found
 
     def end(self, number: signal.Signals = signal.SIGINT) -> tuple[int, str]:
-        """Signal it; its exit code and what it has written to standard error."""
+        """Signal it; returns its exit code and its standard error."""
         self.process.send_signal(number)
         _, errors = self.process.communicate(timeout=BOUND_S)
         return self.process.returncode, errors
@@ -151,7 +151,7 @@ def kera(*arguments: str, stdin: str = "") -> str:
         pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
     ],
 )
-def test_a_signal_stops_everything_and_leaves_nothing(
+def test_a_signal_stops_all_daemons_and_leaves_nothing_behind(
     start_dev: StartDev, around: Surroundings, number: signal.Signals
 ) -> None:
     dev = start_dev()
@@ -166,7 +166,7 @@ def test_a_signal_stops_everything_and_leaves_nothing(
     assert around.left() == []
 
 
-def test_what_it_shows_is_there_and_what_it_suggests_works(
+def test_the_shown_addresses_are_right_and_the_suggested_commands_work(
     start_dev: StartDev, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     welcome = start_dev("--brokers", "2").read_welcome()
@@ -219,7 +219,7 @@ def test_a_signal_during_the_start_stops_it(start_dev: StartDev, around: Surroun
 
 
 @pytest.mark.slow
-def test_a_broker_that_dies_is_told_and_ends_the_others(start_dev: StartDev, around: Surroundings) -> None:
+def test_the_death_of_a_broker_is_reported_and_ends_the_others(start_dev: StartDev, around: Surroundings) -> None:
     dev = start_dev("--brokers", "2")
     dev.read_welcome()
     pids = dev.children()
@@ -230,13 +230,13 @@ def test_a_broker_that_dies_is_told_and_ends_the_others(start_dev: StartDev, aro
     assert dev.process.returncode == 1
     first, *tail = errors.splitlines()
     assert first == "kera: error: broker-2 was killed by SIGKILL; stopping the others. The end of its log:"
-    assert any("info ready" in line and "broker_id=" in line for line in tail)  # 1 or 2: who registers first
+    assert any("info ready" in line and "broker_id=" in line for line in tail)  # 1 or 2: which registered first
     assert not any(exists(pid) for pid in pids.values())
     assert around.left() == []
 
 
 @pytest.mark.slow
-def test_a_broker_that_dies_is_a_warning_where_others_can_take_over(start_dev: StartDev, around: Surroundings) -> None:
+def test_the_death_of_a_broker_is_a_warning_if_others_can_take_over(start_dev: StartDev, around: Surroundings) -> None:
     dev = start_dev("--brokers", "2", "--backups", "1", "--replication", "1")
     bootstrap = bootstrap_of(dev.read_welcome())
     kera("stream", "create", "kept", "--streamlets", "2", "--bootstrap", bootstrap)
@@ -272,7 +272,7 @@ def test_a_directory_or_port_that_is_in_use_is_refused(start_dev: StartDev, tmp_
     assert bootstrap in line
 
 
-def test_memory_that_is_not_there_is_told_in_one_line(start_dev: StartDev, around: Surroundings) -> None:
+def test_too_little_memory_is_reported_in_one_line(start_dev: StartDev, around: Surroundings) -> None:
     dev = start_dev("--arena-bytes", "1PiB")
     _, errors = dev.process.communicate(timeout=BOUND_S)
 
@@ -284,7 +284,7 @@ def test_memory_that_is_not_there_is_told_in_one_line(start_dev: StartDev, aroun
 
 @pytest.mark.slow
 @pytest.mark.slow
-def test_a_cluster_comes_back_with_its_streams(start_dev: StartDev, tmp_path: Path) -> None:
+def test_a_restarted_cluster_has_its_streams(start_dev: StartDev, tmp_path: Path) -> None:
     first = start_dev("--brokers", "2", "--data-dir", tmp_path / "data")
     kera("stream", "create", "kept", "--streamlets", "2", "--bootstrap", bootstrap_of(first.read_welcome()))
     assert first.end() == (0, "")
@@ -336,7 +336,7 @@ def test_a_cluster_with_backups_takes_replicated_streams(start_dev: StartDev, ar
 @pytest.mark.slow
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="the user who runs the tests has no rights anyway")
-def test_a_user_without_rights_has_a_cluster(around: Surroundings) -> None:
+def test_an_unprivileged_user_can_run_a_cluster(around: Surroundings) -> None:
     for path in (around.shm, around.temporary):
         os.chown(path, NOBODY, NOBODY)
     command = [sys.executable, "-m", "kera.cli", "dev", "--port", "0", "--backups", "1", "--replication", "1", *ARENA]
@@ -385,7 +385,7 @@ def test_backups_stop_between_brokers_and_the_coordinator(start_dev: StartDev, t
     assert max(time_of("stopped", name) for name in backups) < time_of("stopping", "coordinator")
 
 
-def test_a_replicated_cluster_comes_back_with_its_records(start_dev: StartDev, tmp_path: Path) -> None:
+def test_a_restarted_replicated_cluster_has_its_records(start_dev: StartDev, tmp_path: Path) -> None:
     flags = (*BACKUPS, "--replication", "1", "--data-dir", tmp_path / "data")
     first = start_dev(*flags)
     at = ("--bootstrap", bootstrap_of(first.read_welcome()))
@@ -405,7 +405,7 @@ def test_a_replicated_cluster_comes_back_with_its_records(start_dev: StartDev, t
 # --- kera dev: crashes -------------------------------------------------------------------------------------
 
 
-def test_children_go_when_the_supervisor_is_killed(start_dev: StartDev, around: Surroundings) -> None:
+def test_children_end_when_the_supervisor_is_killed(start_dev: StartDev, around: Surroundings) -> None:
     dev = start_dev("--brokers", "2")
     dev.read_welcome()
     pids = dev.children().values()
@@ -417,7 +417,7 @@ def test_children_go_when_the_supervisor_is_killed(start_dev: StartDev, around: 
 
 
 @pytest.mark.slow
-def test_children_that_are_being_started_go_when_the_supervisor_is_killed(start_dev: StartDev) -> None:
+def test_starting_children_end_when_the_supervisor_is_killed(start_dev: StartDev) -> None:
     dev = start_dev()
     wait_until(lambda: bool(dev.children()), "the coordinator is being started")
     pids = dev.children().values()
@@ -428,14 +428,14 @@ def test_children_that_are_being_started_go_when_the_supervisor_is_killed(start_
 
 
 @pytest.mark.parametrize("ephemeral", [pytest.param(True, marks=pytest.mark.slow), False])
-def test_after_a_crash_of_everything_the_next_start_takes_over_or_removes_what_was_left(
+def test_the_start_after_a_crash_takes_over_or_removes_the_remains(
     start_dev: StartDev, around: Surroundings, tmp_path: Path, ephemeral: bool
 ) -> None:
     flags = [] if ephemeral else ["--data-dir", str(tmp_path / "data")]
     crashed = start_dev("--brokers", "2", *flags)
     crashed.read_welcome()
     pids = [crashed.process.pid, *crashed.children().values()]
-    crashed.process.send_signal(signal.SIGSTOP)  # it shall not see its children die
+    crashed.process.send_signal(signal.SIGSTOP)  # it must not see its children die
     for pid in reversed(pids):
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not any(exists(pid) for pid in pids), "all are gone")
@@ -458,7 +458,7 @@ def test_after_a_crash_of_everything_the_next_start_takes_over_or_removes_what_w
 
 @pytest.fixture
 def in_surroundings(around: Surroundings, monkeypatch: pytest.MonkeyPatch) -> Surroundings:
-    """A `LocalCluster` of this process leaves its traces there, too."""
+    """A `LocalCluster` of this process also leaves its traces there."""
     for name in ("KERA_BROKER_SHM_DIR", "TMPDIR"):
         monkeypatch.setenv(name, around.environment[name])
     monkeypatch.setattr("tempfile.tempdir", None)
@@ -468,7 +468,7 @@ def in_surroundings(around: Surroundings, monkeypatch: pytest.MonkeyPatch) -> Su
 SMALL: dict[str, Any] = {"arena_bytes": 16 << 20, "segment_bytes": 1 << 20}
 
 
-async def test_a_local_cluster_serves_and_leaves_nothing(in_surroundings: Surroundings) -> None:
+async def test_a_local_cluster_serves_and_leaves_nothing_behind(in_surroundings: Surroundings) -> None:
     async with LocalCluster(brokers=2, **SMALL) as cluster:
         assert list(cluster.processes) == ["coordinator", "broker-1", "broker-2"]
         assert [cluster.ready[f"broker-{n}"]["broker_id"] for n in (1, 2)] == [1, 2]
@@ -481,7 +481,7 @@ async def test_a_local_cluster_serves_and_leaves_nothing(in_surroundings: Surrou
         assert in_surroundings.left() == []
 
 
-async def test_a_killed_child_is_no_news_and_can_be_restarted(in_surroundings: Surroundings) -> None:
+async def test_a_child_killed_on_purpose_is_not_reported_and_can_be_restarted(in_surroundings: Surroundings) -> None:
     async with LocalCluster(brokers=2, **SMALL) as cluster:
         death = asyncio.create_task(cluster.wait())
         bootstrap = cluster.bootstrap
@@ -505,7 +505,7 @@ async def test_a_killed_child_is_no_news_and_can_be_restarted(in_surroundings: S
 
 
 @pytest.mark.slow
-async def test_a_producer_hears_on_which_backups_its_records_are(in_surroundings: Surroundings) -> None:
+async def test_a_delivery_names_the_backups_of_its_record(in_surroundings: Surroundings) -> None:
     async with LocalCluster(backups=3, replication=2, backup_memory_bytes=16 << 20, **SMALL) as cluster:
         assert list(cluster.processes) == ["coordinator", "backup-1", "backup-2", "backup-3", "broker-1"]
         assert [cluster.ready[f"backup-{n}"]["backup_id"] for n in (1, 2, 3)] == [1, 2, 3]
@@ -516,7 +516,7 @@ async def test_a_producer_hears_on_which_backups_its_records_are(in_surroundings
                 delivery = await producer.send("s", b"a")
                 assert (delivery.durability, len(set(delivery.backups))) == ("replicated", 2)
                 assert delivery.virtual_segment
-                # One that has it goes: there are enough left, and the next record is on those.
+                # A backup of the record goes: enough are left, and the next record is on those.
                 await cluster.kill(f"backup-{delivery.backups[0]}")
                 after = await producer.send("s", b"b")
                 assert (after.durability, len(set(after.backups))) == ("replicated", 2)
@@ -530,7 +530,7 @@ async def test_a_producer_hears_on_which_backups_its_records_are(in_surroundings
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("in_surroundings")
-async def test_a_record_waits_for_backups_and_fails_with_that_cause_when_its_time_is_up() -> None:
+async def test_a_record_waits_for_backups_until_its_delivery_timeout() -> None:
     async with (
         LocalCluster(backups=1, replication=1, backup_memory_bytes=16 << 20, **SMALL) as cluster,
         await Client.connect(cluster.bootstrap) as client,
@@ -555,7 +555,7 @@ async def test_a_record_waits_for_backups_and_fails_with_that_cause_when_its_tim
 
 
 @pytest.mark.usefixtures("in_surroundings")
-async def test_the_environment_gives_any_other_setting(tmp_path: Path) -> None:
+async def test_a_local_cluster_takes_settings_from_the_environment(tmp_path: Path) -> None:
     cluster = LocalCluster(env={"KERA_BROKER_METRICS_PORT": "0"}, log_dir=tmp_path / "logs", **SMALL)
     async with cluster:
         assert "metrics_address" in cluster.ready["broker-1"]
@@ -563,13 +563,13 @@ async def test_the_environment_gives_any_other_setting(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["broker-1.log", "coordinator.log"]
 
 
-async def test_a_cluster_without_a_broker_is_refused() -> None:
+async def test_a_local_cluster_without_a_broker_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="at least one broker"):
         LocalCluster(brokers=0)
 
 
 @pytest.mark.slow
-def test_synchronous_code_has_a_cluster_as_well(in_surroundings: Surroundings) -> None:
+def test_a_local_cluster_works_in_synchronous_code(in_surroundings: Surroundings) -> None:
     with LocalCluster.running(brokers=1, **SMALL) as cluster:
         kera("stream", "create", "s", "--bootstrap", cluster.bootstrap)
         cluster.kill("broker-1")

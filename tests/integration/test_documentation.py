@@ -1,7 +1,7 @@
-"""What the documentation has somebody type is typed, and the examples in Python run; runbooks have tests of their own.
+"""The commands of the documentation work as shown, and its examples in Python run; runbooks have tests of their own.
 
-Each example finds a cluster without streams but those that it takes for granted, which have a few records. Commands end
-well, except where the page shows an error: then with that one.
+Each example finds a cluster that has only the streams that the example takes for granted, with a few records. Commands
+succeed, except where the page shows an error: then they fail with that error.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PAGES = [
     ),
 ]
 TYPED = {"stream", "group", "produce", "consume", "connect", "cluster", "schema", "top", "epochs", "latency"}
-"""Commands that need nothing but a cluster."""
+"""Commands that need only a cluster."""
 NOT_TYPED = {
     "kera connect copy kafka://localhost:9092/clicks kera:clicks --create": "test_connect_kafka.py has a Kafka",
     "kera connect copy 'rides/*.parquet' kera:rides --create --key id --time pickup": "test_connect_files.py has files",
@@ -98,7 +98,7 @@ def documented() -> Iterator[RunningCluster]:
 
 @pytest.fixture
 async def client(documented: RunningCluster) -> Any:
-    """Of a cluster that has no streams and no consumer groups."""
+    """A client of a cluster without streams and consumer groups."""
     async with await Client.connect(documented.bootstrap) as client:
         yield client
         for stream in await client.admin.list_streams():
@@ -128,7 +128,7 @@ async def make_what_is_taken_for_granted(client: Client, example: Example) -> No
 
 
 def programs(text: str) -> list[list[str]]:
-    """The programs that the shell would start for a command, one writing to the next."""
+    """The programs that the shell would start for a command, each writing to the next."""
     words = shlex.shlex(text.replace("\\\n", " "), posix=True, punctuation_chars="|&;<>")
     words.whitespace_split = True
     found: list[list[str]] = [[]]
@@ -142,14 +142,14 @@ def programs(text: str) -> list[list[str]]:
 
 
 def type_it(command: Command, bootstrap: str, directory: Path) -> tuple[int, str]:
-    """How the last program ended that did not end well, and what they wrote to standard error.
+    """The exit code of the last program that failed, and the standard error of all.
 
     No shell starts them, because the programs that tests start have nothing to import: see tests/forked_programs.py.
     """
     text = command.text.replace(".venv/bin/kera", "kera").replace(SOME_POSITION, "1/1+0")
-    text = text.replace("seq 1000000", "seq 10000")  # it is about what is typed, and not about how much it is
+    text = text.replace("seq 1000000", "seq 10000")  # the text of the command matters, not the amount
     if ASKS.search(text):
-        text += " --yes"  # somebody at a terminal would be asked
+        text += " --yes"  # at a terminal, the command would ask
     with contextlib.ExitStack() as stack, tempfile.TemporaryFile("w+") as errors:
         running: list[subprocess.Popen[bytes]] = []
         for program in programs(text):
@@ -164,10 +164,10 @@ def type_it(command: Command, bootstrap: str, directory: Path) -> tuple[int, str
                 )
             )
             stack.enter_context(running[-1])
-            stack.callback(running[-1].kill)  # if its time was up
+            stack.callback(running[-1].kill)  # after a time-out
         for each in running[:-1]:
             assert each.stdout is not None
-            each.stdout.close()  # so that it hears when the next one takes no more
+            each.stdout.close()  # so that it notices when the next program reads no more
         running[-1].communicate(timeout=TIMEOUT_S)
         codes = [each.wait(TIMEOUT_S) for each in running]
         errors.seek(0)
@@ -175,17 +175,17 @@ def type_it(command: Command, bootstrap: str, directory: Path) -> tuple[int, str
 
 
 def alike(text: str) -> str:
-    """Without what differs from run to run."""
+    """The text without the numbers that differ from run to run."""
     return re.sub(r"\d+", "N", text).strip()
 
 
-def test_what_is_not_typed_is_there() -> None:
+def test_each_command_excluded_from_typing_is_in_the_documentation() -> None:
     there = {command.text for page in PAGES for each in examples(page, "sh", "console") for command in commands(each)}
     assert NOT_TYPED.keys() <= there
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=str)
-async def test_what_the_documentation_types_does_what_it_says(
+async def test_the_commands_of_the_documentation_work_as_shown(
     example: Example, client: Client, documented: RunningCluster, tmp_path: Path
 ) -> None:
     await make_what_is_taken_for_granted(client, example)
@@ -199,7 +199,7 @@ async def test_what_the_documentation_types_does_what_it_says(
 
 
 class Enough(Exception):
-    """An example that goes on for ever has done what it shows."""
+    """An endless example has done what it shows."""
 
 
 def enough(*_: Any) -> None:
@@ -216,7 +216,9 @@ def enough(*_: Any) -> None:
     ],
     ids=str,
 )
-async def test_the_examples_in_python_run(example: Example, client: Client, documented: RunningCluster) -> None:
+async def test_the_python_examples_of_the_documentation_run(
+    example: Example, client: Client, documented: RunningCluster
+) -> None:
     text = example.text.replace("127.0.0.1:7400", documented.bootstrap)
     if "create_stream" not in text:
         for name in ("clicks", "orders", "refunds"):

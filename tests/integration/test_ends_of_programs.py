@@ -1,6 +1,6 @@
-"""Whatever way a program ends: what it was told is accepted is stored, or the program says that it is not.
+"""However a program ends, every record that was accepted is stored, or the program says that it is not.
 
-A matrix of what accepts records and how the process ends. Each program is a process of its own.
+The tests are a matrix of the ways to accept records and the ways to end. Each program is a process of its own.
 """
 
 import textwrap
@@ -122,7 +122,7 @@ QUICK = {("producer", "fails"), ("asyncio", "pool"), ("asyncio", "exits within")
 
 
 def says_so(ended: Ended) -> bool:
-    """Whether somebody learns that something is lost."""
+    """Whether the program reports the loss."""
     return ended.code != 0 or "lost" in ended.errors or "undelivered" in ended.errors
 
 
@@ -137,7 +137,7 @@ def cases() -> list[object]:
 
 
 @pytest.mark.parametrize(("accepting", "end", "options"), cases())
-async def test_what_was_accepted_is_stored_or_the_program_says_so(
+async def test_accepted_records_are_stored_or_the_program_reports_the_loss(
     cluster: RunningCluster, accepting: str, end: str, options: tuple[str, ...]
 ) -> None:
     stream = f"ends-{accepting}-{end}{''.join(options)}".replace(" ", "-")
@@ -174,9 +174,7 @@ with Client(bootstrap) as client:
         pytest.param("os._exit(0)", marks=pytest.mark.slow),
     ],
 )
-async def test_a_consumer_group_goes_on_behind_a_member_that_has_ended_and_leaves_nothing_out(
-    cluster: RunningCluster, end: str
-) -> None:
+async def test_a_consumer_group_skips_no_record_after_a_member_has_ended(cluster: RunningCluster, end: str) -> None:
     stream = f"group-{''.join(letter for letter in end if letter.isalpha())}"
     async with await Client.connect(cluster.bootstrap) as client:
         await client.admin.create_stream(stream)

@@ -1,4 +1,4 @@
-"""Epochs with real daemons: all readers get the same, whenever they read, whatever the order of times."""
+"""Epochs with real daemons: all readers get the same epochs, at any time and for any order of timestamps."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def batch(times_us: list[int]) -> pa.RecordBatch:
 
 
 async def write(client: Client, stream: str, *chunks: list[int], streamlet: int | None = None) -> None:
-    """Each of them is a chunk of its own; the keys of rows put them where they belong."""
+    """Write each list as a chunk of its own; the keys of rows put them where they belong."""
     async with client.producer() as producer:
         await producer.prepare(stream)
         for times in chunks:
@@ -63,7 +63,7 @@ def seen(epochs: list[Epoch]) -> list[Any]:
     ]
 
 
-async def test_a_history_is_read_in_epochs_whose_records_are_those_of_the_log(client: Client) -> None:
+async def test_the_epochs_of_a_history_have_the_records_of_the_log(client: Client) -> None:
     await client.admin.create_stream("epochs-history", streamlets=2, epoch_ms=10, punctuation="producers")
     await write(client, "epochs-history", [1000, 3000], [12_000, 9000], [31_000], [95_000], streamlet=0)
     await write(client, "epochs-history", [2000], [25_000], [8000], [38_000], [99_000], streamlet=1)
@@ -88,7 +88,7 @@ async def test_a_history_is_read_in_epochs_whose_records_are_those_of_the_log(cl
         assert [epoch.number for epoch in await read(reader, 9)] == [1]
 
 
-async def test_readers_at_any_time_get_the_same_of_a_stream_that_is_written_to(client: Client) -> None:
+async def test_live_and_later_readers_get_the_same_epochs(client: Client) -> None:
     await client.admin.create_stream(
         "epochs-live", streamlets=2, entries=2, epoch_ms=200, epoch_grace_ms=100, timestamp_ahead_max_ms=10_000
     )
@@ -102,7 +102,7 @@ async def test_readers_at_any_time_get_the_same_of_a_stream_that_is_written_to(c
                 at = time.time_ns() // 1000 - random.choice([0, 0, 0, 50_000, 900_000])
                 producer.send("epochs-live", b"%d" % at, timestamp_us=at, streamlet=streamlet)
                 await producer.flush()
-                await asyncio.sleep(random.choice([0.001, 0.01, 0.3]))  # sleep: paces what is written, nothing waits
+                await asyncio.sleep(random.choice([0.001, 0.01, 0.3]))  # sleep: paces the writer, nothing waits
 
     first = begun_us // 200_000
     producers = [asyncio.create_task(produce(streamlet)) for streamlet in (0, 1)]
@@ -121,7 +121,7 @@ async def test_readers_at_any_time_get_the_same_of_a_stream_that_is_written_to(c
     assert {value for epoch in live for value in epoch.rows()["value"].to_pylist()} <= everything
 
 
-async def test_an_entry_that_nobody_writes_to_holds_nothing_up(client: Client) -> None:
+async def test_an_entry_without_writers_does_not_delay_epochs(client: Client) -> None:
     await client.admin.create_stream("epochs-silent", streamlets=4, epoch_ms=200, epoch_grace_ms=100)
     now_us = time.time_ns() // 1000
     async with client.epochs("epochs-silent", start=now_us // 200_000) as reader:
@@ -131,7 +131,7 @@ async def test_an_entry_that_nobody_writes_to_holds_nothing_up(client: Client) -
         assert set(reader.positions()) == {0, 1, 2, 3}
 
 
-async def test_who_has_committed_goes_on_with_the_next_epoch(client: Client) -> None:
+async def test_a_reader_continues_after_its_committed_epoch(client: Client) -> None:
     await client.admin.create_stream("epochs-commit", epoch_ms=10, punctuation="producers")
     await write(client, "epochs-commit", *([at * MS] for at in (1, 5, 12, 25, 31, 58)))
     settings: dict[str, Any] = {"consumer_group": "epochs", "start": "committed"}
@@ -145,7 +145,7 @@ async def test_who_has_committed_goes_on_with_the_next_epoch(client: Client) -> 
         assert [(entry.streamlet_id, entry.entry) for entry in reader.held_up_by()] == [(0, 0)]
 
 
-async def test_who_goes_on_with_longer_epochs_gets_whole_ones_or_an_error(client: Client) -> None:
+async def test_continuing_with_longer_epochs_gives_whole_epochs_or_an_error(client: Client) -> None:
     await client.admin.create_stream("epochs-longer", streamlets=2, epoch_ms=10, punctuation="producers")
     for streamlet in (0, 1):
         await write(client, "epochs-longer", *([at * MS + 1] for at in range(0, 100, 10)), streamlet=streamlet)
@@ -173,7 +173,7 @@ async def test_who_goes_on_with_longer_epochs_gets_whole_ones_or_an_error(client
         assert seen(await read(reader, 1)) == whole[1:]
 
 
-async def test_of_what_was_truncated_only_whole_epochs_are_given(client: Client) -> None:
+async def test_a_truncated_stream_gives_only_whole_epochs(client: Client) -> None:
     await client.admin.create_stream("epochs-cut", epoch_ms=10, punctuation="producers")
     await write(client, "epochs-cut", *([at * MS] for at in (1, 5, 12, 45, 13, 14, 58, 69, 75)))
     await cut_before(client, "epochs-cut", 45 * MS)
@@ -186,7 +186,7 @@ async def test_of_what_was_truncated_only_whole_epochs_are_given(client: Client)
 
 
 async def cut_before(client: Client, stream: str, time_us: int) -> None:
-    """Remove all up to the chunk with that time, and that one, too."""
+    """Remove all chunks up to the chunk with that time, inclusive."""
     places = await client.positions_at(stream, time_us)
     async with client.consumer(stream, start={0: [places[0][0].position]}, joined_bytes_max=0) as consumer:
         async for chunk in consumer.batches():
@@ -194,7 +194,7 @@ async def cut_before(client: Client, stream: str, time_us: int) -> None:
             break
 
 
-async def test_an_epoch_of_which_something_was_removed_is_an_error_and_not_the_rest_of_it(client: Client) -> None:
+async def test_a_partly_removed_epoch_is_an_error(client: Client) -> None:
     await client.admin.create_stream("epochs-part", epoch_ms=10, punctuation="producers")
     await write(client, "epochs-part", *([at * MS] for at in (1, 5, 12, 45, 13, 14, 58, 69)))
     async with client.epochs("epochs-part", start="earliest", end=6) as early:
@@ -212,7 +212,7 @@ async def test_an_epoch_of_which_something_was_removed_is_an_error_and_not_the_r
             assert [epoch.number for epoch in await read(reader, 9)] == [5], arguments
 
 
-async def test_who_has_committed_before_what_was_removed_is_told_how_to_go_on(client: Client) -> None:
+async def test_the_error_for_removed_committed_epochs_says_how_to_continue(client: Client) -> None:
     await client.admin.create_stream("epochs-gone", epoch_ms=10, punctuation="producers")
     await write(client, "epochs-gone", *([at * MS] for at in (1, 12, 25, 45, 58, 69)))
     settings: dict[str, Any] = {"consumer_group": "gone"}
@@ -229,7 +229,7 @@ async def test_who_has_committed_before_what_was_removed_is_told_how_to_go_on(cl
         assert [epoch.number for epoch in await read(reader, 9)] == [5]
 
 
-async def test_who_has_read_an_epoch_that_was_not_over_is_told_where_to_read_again(client: Client) -> None:
+async def test_the_error_for_an_epoch_read_too_early_says_where_to_read_again(client: Client) -> None:
     await client.admin.create_stream("epochs-passed", streamlets=2, epoch_ms=10, punctuation="producers")
     await write(client, "epochs-passed", *([at * MS] for at in (1, 12, 25)), streamlet=0)
     async with client.epochs("epochs-passed", start="earliest", consumer_group="passed") as reader:
@@ -245,7 +245,7 @@ async def test_who_has_read_an_epoch_that_was_not_over_is_told_where_to_read_aga
         assert [epoch.records for epoch in await read(reader, 2)] == [2, 1]
 
 
-async def test_who_has_committed_before_a_punctuation_finds_what_is_behind_in_its_epoch(client: Client) -> None:
+async def test_a_late_record_is_in_the_epoch_of_its_punctuation_for_every_reader(client: Client) -> None:
     await client.admin.create_stream("epochs-behind", epoch_ms=10, epoch_grace_ms=1000)
     now_us = time.time_ns() // 1000
     first = now_us // 10_000 - 500
@@ -266,7 +266,7 @@ async def test_who_has_committed_before_a_punctuation_finds_what_is_behind_in_it
 
 
 @pytest.mark.parametrize(("start", "end"), [(10**30, "latest"), (-(10**30), 0), (3, "latest"), (7, 7)])
-async def test_where_nothing_is_between_start_and_end_nobody_waits(client: Client, start: int, end: Any) -> None:
+async def test_a_reader_with_no_epoch_between_start_and_end_ends_at_once(client: Client, start: int, end: Any) -> None:
     stream = f"epochs-nothing-{start % 97}"
     await client.admin.create_stream(stream, epoch_ms=10, punctuation="producers")
     await write(client, stream, [1], [20_000])
@@ -274,7 +274,7 @@ async def test_where_nothing_is_between_start_and_end_nobody_waits(client: Clien
         assert await read(reader, 1) == []
 
 
-async def test_what_cannot_be_is_refused(client: Client) -> None:
+async def test_invalid_arguments_and_settings_of_epochs_are_refused(client: Client) -> None:
     await client.admin.create_stream("epochs-none")
     await client.admin.create_stream("epochs-some", epoch_ms=30)
     wrong: list[tuple[dict[str, Any], str]] = [
@@ -308,7 +308,7 @@ async def test_what_cannot_be_is_refused(client: Client) -> None:
     await write(client, "epochs-some", [-1])
 
 
-async def test_an_epoch_that_does_not_fit_into_memory_is_an_error_that_says_so(client: Client) -> None:
+async def test_an_epoch_larger_than_its_memory_limit_is_an_error(client: Client) -> None:
     await client.admin.create_stream("epochs-large", epoch_ms=10, punctuation="producers")
     await write(client, "epochs-large", *([1] for _ in range(8)), [20_000])
     async with client.epochs("epochs-large", start="earliest", epoch_bytes_max=500, joined_bytes_max=0) as reader:
@@ -316,7 +316,7 @@ async def test_an_epoch_that_does_not_fit_into_memory_is_an_error_that_says_so(c
             await read(reader, 1)
 
 
-async def test_every_reader_passes_over_punctuations(client: Client) -> None:
+async def test_every_kind_of_reader_skips_punctuations(client: Client) -> None:
     await client.admin.create_stream("epochs-mixed", epoch_ms=10, epoch_grace_ms=1)
     expected = []
     for number in range(20):
@@ -344,7 +344,7 @@ async def test_every_reader_passes_over_punctuations(client: Client) -> None:
     assert entry.watermark_us > 10**15, "punctuations have been written, which say how late it was"
 
 
-def test_epochs_without_asyncio(cluster: RunningCluster) -> None:
+def test_the_synchronous_client_reads_and_commits_epochs(cluster: RunningCluster) -> None:
     with sync.Client(cluster.bootstrap) as client:
         client.admin.create_stream("epochs-sync", epoch_ms=10, punctuation="producers")
         with client.producer() as producer:
@@ -374,7 +374,7 @@ def kera(cluster: RunningCluster, *arguments: str) -> Any:
     return done.returncode, done.stdout, done.stderr
 
 
-async def test_the_command_line_shows_epochs_and_what_holds_them_up(client: Client, cluster: RunningCluster) -> None:
+async def test_the_command_line_shows_epochs_and_their_lag(client: Client, cluster: RunningCluster) -> None:
     created = kera(cluster, "stream", "create", "epochs-cli", "--streamlets", "2", "--epoch", "10ms")
     assert created[0] == 0, created
     assert kera(cluster, "stream", "alter", "epochs-cli", "--punctuation", "producers", "--epoch-grace", "3s")[0] == 0

@@ -1,4 +1,6 @@
-"""Epochs with security on: reading a stream is what it takes, to look at it is less, and quotas slow it down."""
+"""Epochs with security on: reading them takes the right to read, looking at them takes less, and quotas slow
+readers.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ async def admin(secured: Secured) -> AsyncIterator[Client]:
 
 @pytest.fixture
 async def stream(admin: Client) -> str:
-    """With two entries, one of which nobody writes to."""
+    """A stream with two entries, one of them without records."""
     name = f"stream-{next(_numbers)}"
     await admin.admin.create_stream(name, streamlets=2, epoch_ms=EPOCH_MS, epoch_grace_ms=1000)
     return name
@@ -63,7 +65,7 @@ async def write(admin: Client, stream: str, *times_us: int) -> None:
             await producer.flush()
 
 
-async def test_who_may_read_a_stream_reads_its_epochs_and_commits_with_its_group(
+async def test_a_reader_of_a_stream_reads_its_epochs_and_needs_its_group_to_commit(
     secured: Secured, admin: Client, stream: str
 ) -> None:
     reader = await user(secured, f"stream:{stream}", Operation.READ)
@@ -83,7 +85,7 @@ async def test_who_may_read_a_stream_reads_its_epochs_and_commits_with_its_group
             assert (await anext(epochs)).number == first + 3
 
 
-async def test_who_may_look_at_a_stream_has_nothing_promised_and_makes_nothing_late(
+async def test_the_right_to_describe_allows_no_promise_and_no_epochs(
     secured: Secured, admin: Client, stream: str
 ) -> None:
     watcher = await user(secured, f"stream:{stream}", Operation.DESCRIBE)
@@ -102,16 +104,14 @@ async def test_who_may_look_at_a_stream_has_nothing_promised_and_makes_nothing_l
     assert (await admin.bounds(stream))[0][0].watermark_us == long_ago, "there is no punctuation"
 
 
-async def test_who_may_not_see_a_stream_is_told_nothing_of_its_epochs(secured: Secured, stream: str) -> None:
+async def test_epochs_of_a_stream_without_rights_are_refused(secured: Secured, stream: str) -> None:
     stranger = await user(secured, f"stream:{stream}-else", Operation.READ)
     async with await secured.client(stranger) as client:
         with pytest.raises((NotAllowed, UnknownStream)):
             await client.epochs(stream, start="latest").start()
 
 
-async def test_to_say_that_nothing_older_comes_takes_the_right_to_write_and_no_other(
-    secured: Secured, admin: Client, stream: str
-) -> None:
+async def test_punctuating_needs_only_the_right_to_write(secured: Secured, admin: Client, stream: str) -> None:
     writer = await user(secured, f"stream:{stream}", Operation.WRITE)
     reader = await user(secured, f"stream:{stream}", Operation.READ)
     now_us = time.time_ns() // 1000
@@ -128,10 +128,10 @@ async def test_to_say_that_nothing_older_comes_takes_the_right_to_write_and_no_o
     assert (await admin.bounds(stream))[0][0].watermark_us == now_us + 1
 
 
-async def test_a_quota_of_requests_holds_for_who_waits_for_epochs_and_loses_it_nothing(
+async def test_a_request_quota_slows_a_reader_of_epochs_without_losing_epochs(
     secured: Secured, admin: Client, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Brokers are asked again and again how far silent entries are."""
+    """The reader asks brokers again and again how far silent entries are."""
     reader = await user(secured, f"stream:{stream}", Operation.READ)
     await admin.admin.alter_stream(stream, epoch_grace_ms=GRACE_S * 1000)
     await admin.access.set_quota(reader, requests_per_s=QUOTA)

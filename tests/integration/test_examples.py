@@ -1,4 +1,4 @@
-"""The examples that need no Spark: they print what a count that knows nothing of streams finds."""
+"""The examples that need no Spark: their output matches an independent computation without streams."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def streams(cluster: RunningCluster) -> list[str]:
 
 @pytest.fixture
 def run(cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What an example has made, once it has ended and its streams are gone."""
+    """The globals of an example after it has ended and its streams are gone."""
 
     def run(name: str) -> dict[str, Any]:
         before = asyncio.run(streams(cluster))
@@ -38,7 +38,9 @@ def run(cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
-def test_both_readers_tell_the_routes_that_were_driven_most(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_readers_of_top_routes_report_the_most_frequent_routes(
+    run: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     made = run("top_routes")
     output = capsys.readouterr().out
     assert output.count("45 epochs with 6000 rides, 0 of them late") == 2

@@ -1,4 +1,4 @@
-"""Producers under load while the broker dies, stalls, or has nobody to register with: nothing twice, nothing astray."""
+"""Producers under load while the broker dies, stalls, or lacks a coordinator: no record is doubled or misplaced."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from tests.integration.support import BROKER, TIMEOUT_S, Follower, keeping_clust
 
 STREAMLETS = 2
 GROUPS_BEFORE = 1 << 20
-"""A broker that has lost its memory goes on with groups far beyond."""
+"""A broker that has lost its memory continues with groups far beyond."""
 
 
 @pytest.fixture
@@ -32,8 +32,8 @@ def own_cluster() -> Iterator[RunningCluster]:
 @pytest.mark.parametrize(
     "transport", ["auto", *(pytest.param(each, marks=pytest.mark.slow) for each in ("tcp", "grpc"))]
 )
-async def test_killed_broker_under_load(tmp_path: Path, transport: str) -> None:
-    """The broker comes back on other ports; over gRPC, too, the producer finds it. Nothing is lost."""
+async def test_a_killed_broker_under_load_loses_nothing(tmp_path: Path, transport: str) -> None:
+    """The broker comes back on other ports, also over gRPC, and the producer finds it. Nothing is lost."""
     settings = ClientSettings.load(transport=transport)
     with keeping_cluster(tmp_path) as cluster:
         async with await Client.connect(cluster.bootstrap, settings) as client:
@@ -62,12 +62,12 @@ async def test_killed_broker_under_load(tmp_path: Path, transport: str) -> None:
             numbers = [number for number, _ in running.of(streamlet)]
             assert stored[streamlet] == follower.seen[streamlet] == numbers
             for record, (_, each) in enumerate(running.of(streamlet)):
-                # Of a repeat whose first attempt has left the memory since, the broker does not know the place.
+                # For a repeat whose first attempt has left the memory since, the broker does not know the place.
                 assert each.record == record or (each.duplicate and not each.position.group_id)
 
 
-async def test_broker_that_loses_its_memory_under_load(tmp_path: Path) -> None:
-    """What was on disk is there, then what the new launch took; each in order, and nothing twice."""
+async def test_a_broker_that_loses_its_memory_keeps_the_order_and_reports_the_gap(tmp_path: Path) -> None:
+    """The stream has the records on disk, then those of the new launch, each part in order and without duplicates."""
     with keeping_cluster(tmp_path) as cluster:
         async with await Client.connect(cluster.bootstrap) as client:
             await client.admin.create_stream("s", streamlets=STREAMLETS, group_segments=2)
@@ -100,7 +100,7 @@ async def test_broker_that_loses_its_memory_under_load(tmp_path: Path) -> None:
             kept = len(stored[streamlet]) - len(new)
             assert stored[streamlet] == old[:kept] + [number for number, _ in new]
             assert [each.record for _, each in new] == list(range(kept, kept + len(new)))
-            # What the follower saw before is a beginning of that, and not more: it was not carried over the gap.
+            # The follower saw only a beginning of that before the gap: it was not carried over the gap.
             assert follower.seen[streamlet] == old[: len(follower.seen[streamlet])]
         assert follower.error is not None
         lost_from, streamlet = follower.error.attributes["lost_from"], follower.error.attributes["streamlet_id"]
@@ -110,9 +110,7 @@ async def test_broker_that_loses_its_memory_under_load(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("transport", ["auto", pytest.param("grpc", marks=pytest.mark.slow)])
-async def test_broker_that_stalls_gets_requests_twice_and_stores_them_once(
-    own_cluster: RunningCluster, transport: str
-) -> None:
+async def test_a_stalled_broker_stores_repeated_requests_once(own_cluster: RunningCluster, transport: str) -> None:
     settings = ClientSettings.load(transport=transport, request_timeout_ms=300, retry_backoff_ms=20)
     async with await Client.connect(own_cluster.bootstrap, settings) as client:
         await client.admin.create_stream("s", streamlets=STREAMLETS)
@@ -136,7 +134,7 @@ async def test_broker_that_stalls_gets_requests_twice_and_stores_them_once(
         assert any(each.duplicate for each in running.deliveries)
 
 
-async def test_broker_that_is_started_first_waits_for_its_coordinator(tmp_path: Path, unused_tcp_port: int) -> None:
+async def test_a_broker_that_is_started_first_waits_for_its_coordinator(tmp_path: Path, unused_tcp_port: int) -> None:
     async def start(*arguments: str) -> asyncio.subprocess.Process:
         argv = (sys.executable, "-m", "kera.cli", *arguments)
         pipe = asyncio.subprocess.PIPE

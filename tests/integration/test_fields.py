@@ -1,9 +1,9 @@
 """A foreign client sets each field of each request, and of a chunk's header, to whatever it likes.
 
-Beside it ordinary clients write, read and share a stream, to which it writes as well. Whatever comes of the requests:
-nobody else's records, positions or progress change, no daemon ends or stops answering, and after a broker is lost
-everything that was acknowledged is there. What is sent is made from the messages themselves (`field_mutants`), so a new
-field is tested without a word; a new method has to be named in `field_cases`.
+Beside it ordinary clients write, read and share a stream, to which it writes as well. Whatever the outcome of the
+requests: the records, positions and progress of others do not change, no daemon ends or stops answering, and after a
+broker is lost everything that was acknowledged is there. The requests are made from the message types
+(`field_mutants`), so a new field is tested automatically; a new method has to be named in `field_cases`.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ from tests.integration.field_cases import CASES, Case, Theirs
 pytestmark = pytest.mark.timeout(600)
 
 ANSWER_S_MAX = float(os.environ.get("KERA_FIELDS_ANSWER_S", "5"))
-"""How long a small request of somebody else may take at most; two shared cores that run two test workers are slow."""
+"""The time limit for a small request of another client; two shared cores that run two test workers are slow."""
 REQUEST_TIMEOUT_S = 10.0
 VICTIM, HOSTILE = "ordinary", "foreign"
 FOREIGN = b"of somebody"
-"""The value of what the foreign client writes beside others' records."""
+"""The value of the foreign client's records in the shared stream."""
 STREAMLETS = 2
 
 
 def leading_epoch(cluster: LocalCluster) -> int:
-    """Of the coordinator, as its log says."""
+    """The epoch of the leading coordinator, from its log."""
     lines = (cluster.log_dir / "coordinator.log").read_text().splitlines()
     logged = [json.loads(line) for line in lines if line.startswith("{")]
     return next(int(entry["epoch"]) for entry in reversed(logged) if entry["event"] == "leading")
@@ -85,7 +85,7 @@ def theirs_of(
 
 @dataclass
 class Foreign:
-    """The client that sets fields."""
+    """The client that sets the fields."""
 
     cluster: LocalCluster
     coordinator: GrpcChannel
@@ -95,7 +95,7 @@ class Foreign:
     victim: Theirs
     outcomes: Counter[str]
     defects: list[str]
-    """What daemons themselves call a defect."""
+    """Errors that daemons themselves call defects."""
 
     def channels(self, method: Method[Any, Any]) -> list[Channel]:
         if method.service in {api.COORDINATOR, api.CONSUMER_GROUPS, api.SCHEMA_REGISTRY, api.LATENCY}:
@@ -105,12 +105,12 @@ class Foreign:
     async def send(
         self, channel: Channel, method: Method[Any, Any], message: Message, bulk: tuple[bytes, ...] = ()
     ) -> None:
-        """A request, whose outcome is counted; what is refused is refused by a name."""
+        """Send a request and count its outcome; a refusal has a code."""
         try:
             await channel.submit(method, message, bulk, timeout_s=REQUEST_TIMEOUT_S)
         except KeraError as error:
             self.outcomes[error.code] += 1
-            if error.code == "internal" and "code" not in error.attributes:  # of a daemon's own errors it has the name
+            if error.code == "internal" and "code" not in error.attributes:  # a daemon's own errors have that name
                 self.defects.append(f"{method.name}: {error.message}")
         else:
             self.outcomes["answered"] += 1
@@ -151,7 +151,9 @@ async def foreign_client(cluster: LocalCluster) -> AsyncIterator[Foreign]:
 
 
 class Watch:
-    """Asks each daemon something small all the time, over connections of its own, and keeps the longest answer."""
+    """Sends each daemon small requests all the time, over connections of its own, and keeps the longest response
+    time.
+    """
 
     def __init__(self, foreign: Foreign) -> None:
         self._foreign = foreign
@@ -196,7 +198,7 @@ class Watch:
 
 
 def sent(case: Case, hostile: Theirs, victim: Theirs) -> Iterator[tuple[str, Message]]:
-    """What is sent of a method: the right request, and those with one field changed."""
+    """The requests for a method: the valid one, and each with one field changed."""
     yield "as it should be", case.build(hostile)
     for told, message in field_mutants.messages(case.build(hostile), case.build(victim)):
         path, _, what = told.partition(" ")
@@ -241,7 +243,9 @@ async def new_producer(foreign: Foreign) -> int:
 
 
 async def send_chunks(foreign: Foreign, watch: Watch) -> int:
-    """Every field of the header, among the records of others; each from a producer of its own, so that it is taken."""
+    """Send chunks with every header field changed into the others' stream; each from a new producer, so that it is
+    accepted.
+    """
     victim = foreign.victim
     owner = foreign.brokers[victim.stream.assignments[0].broker_id]
     theirs = chunk_of(foreign.hostile, 1, 4, producer_id=await new_producer(foreign))
@@ -251,7 +255,7 @@ async def send_chunks(foreign: Foreign, watch: Watch) -> int:
         name = told.split()[0]
         producer_id = await new_producer(foreign)
         first = chunk_of(victim, 0, 0, producer_id)
-        if name == "sequence":  # of a producer that is known
+        if name == "sequence":  # the sequence of a known producer
             request = broker_pb2.MultiWriteChunksRequest(chunk_count=1)
             await foreign.send(owner, api.MULTI_WRITE_CHUNKS, request, (first,))
             first = chunk_of(victim, 0, 1, producer_id)
@@ -284,7 +288,7 @@ async def send_fields(foreign: Foreign, watch: Watch, *, internal: bool) -> int:
 
 @contextlib.asynccontextmanager
 async def ordinary_group(client: Client) -> AsyncIterator[list[tuple[int, int, int]]]:
-    """A consumer group of two that reads the ordinary stream; what it was given, in order."""
+    """A consumer group of two members that reads the ordinary stream; yields the places of the records, in order."""
     seen: list[tuple[int, int, int]] = []
 
     async def consume() -> None:
@@ -308,7 +312,7 @@ async def ordinary_group(client: Client) -> AsyncIterator[list[tuple[int, int, i
 
 
 async def check(client: Client, writers: list[Writer], seen: list[tuple[int, int, int]]) -> None:
-    """Everything that was acknowledged is there, and the group was given each record once."""
+    """Check that everything acknowledged is there, and that the group has got each record once."""
     await settle(writers)
     records = await check_log(client, VICTIM, writers, foreign=FOREIGN)
     async with asyncio.timeout(REQUEST_TIMEOUT_S * 3):
@@ -323,7 +327,7 @@ async def check(client: Client, writers: list[Writer], seen: list[tuple[int, int
 
 @contextlib.asynccontextmanager
 async def attacked(directory: Path) -> AsyncIterator[tuple[LocalCluster, Client, Writer, list[tuple[int, int, int]]]]:
-    """A cluster with ordinary clients, and a stream for the foreign one."""
+    """A cluster with ordinary clients, and a stream for the foreign client."""
     settings = {"heartbeats_missed_max": 15}  # two cores that run two test workers are slow
     async with (
         control_cluster(directory, brokers=2, backups=2, coordinator_settings=settings) as cluster,
@@ -336,7 +340,7 @@ async def attacked(directory: Path) -> AsyncIterator[tuple[LocalCluster, Client,
             yield cluster, client, load, seen
 
 
-async def test_no_field_of_a_foreign_client_touches_what_is_anothers(tmp_path: Path) -> None:
+async def test_no_field_value_of_a_foreign_client_affects_other_clients(tmp_path: Path) -> None:
     async with attacked(tmp_path) as (cluster, client, load, seen):
         async with foreign_client(cluster) as foreign:
             watch = Watch(foreign)
@@ -360,8 +364,8 @@ async def test_no_field_of_a_foreign_client_touches_what_is_anothers(tmp_path: P
 
 
 @pytest.mark.slow
-async def test_no_field_of_what_only_daemons_send_touches_what_is_anothers(tmp_path: Path) -> None:
-    """Without a recovery behind it: members that register and never answer are waited for, as real ones would be."""
+async def test_no_field_value_of_a_daemon_request_affects_other_clients(tmp_path: Path) -> None:
+    """No recovery follows: the cluster waits for members that registered and never answer, as for real ones."""
     async with attacked(tmp_path) as (cluster, client, load, seen):
         async with foreign_client(cluster) as foreign:
             watch = Watch(foreign)

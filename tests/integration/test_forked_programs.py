@@ -1,4 +1,4 @@
-"""A program that `tests.forked_programs` forks does what one with an interpreter of its own does."""
+"""A program that `tests.forked_programs` forks behaves like a program with an interpreter of its own."""
 
 import asyncio
 import os
@@ -32,7 +32,7 @@ def is_forked(pid: int) -> bool:
     return b"JE_ARROW_MALLOC_CONF" in Path(f"/proc/{pid}/environ").read_bytes()
 
 
-def test_it_has_its_arguments_environment_directory_and_streams(tmp_path: Path) -> None:
+def test_a_program_has_its_arguments_environment_directory_and_streams(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SHOWS, "one", "two words"]
     environment = os.environ | {"TOLD": "yes"}
     done = subprocess.run(
@@ -51,13 +51,13 @@ def test_it_has_its_arguments_environment_directory_and_streams(tmp_path: Path) 
         ("import atexit; atexit.register(print, 'bye', file=sys.stderr)", 0, "bye\n"),
     ],
 )
-def test_it_ends_as_it_would(ending: str, code: int, said: str) -> None:
+def test_a_program_ends_with_its_own_exit_code_and_errors(ending: str, code: int, said: str) -> None:
     command = [sys.executable, "-c", f"import os, sys, kera.core; {ending}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (code, "", said)
 
 
-def test_an_exception_is_a_traceback() -> None:
+def test_an_uncaught_exception_prints_a_traceback() -> None:
     done = subprocess.run(
         [sys.executable, "-c", "import kera.core; 1 / 0"], capture_output=True, text=True, check=False
     )
@@ -65,13 +65,13 @@ def test_an_exception_is_a_traceback() -> None:
     assert done.stderr.endswith("ZeroDivisionError: division by zero\n")
 
 
-def test_a_command_that_is_refused_ends_with_its_code() -> None:
+def test_a_refused_command_ends_with_its_exit_code() -> None:
     done = subprocess.run([sys.executable, "-m", "kera.cli", "no-such"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "no-such" in done.stderr
 
 
-async def test_asyncio_has_it_too_and_it_takes_signals(how: str) -> None:
+async def test_a_program_started_by_asyncio_takes_signals(how: str) -> None:
     program = "import signal, kera.core; print('up', flush=True); signal.pause()"
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE, start_new_session=True

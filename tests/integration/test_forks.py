@@ -33,7 +33,7 @@ with Client(bootstrap) as client, client.producer() as producer, client.consumer
 """
 
 
-async def test_a_forked_child_gets_an_error_at_once_if_its_parent_has_a_client_open(cluster: RunningCluster) -> None:
+async def test_a_forked_child_gets_an_error_when_it_uses_the_client_of_its_parent(cluster: RunningCluster) -> None:
     ended = await run_program(SYNC, cluster, "forked")
     assert (ended.code, ended.errors) == (0, "")
     assert await stored(cluster, "forked") == [b"parent", b"parent again"]
@@ -110,15 +110,15 @@ except SystemError:
             for ends in ("exit", "error", "_exit")
             for transport in ("unix", "tcp", "grpc")
             if (loop_of, ends, transport) not in {("asyncio", "exit", "unix"), ("uvloop", "error", "tcp")}
-            # A child of a parent with streams over gRPC has to end with _exit: see docs/client.md.
+            # The child of a parent with streams over gRPC has to end with _exit: see docs/client.md.
             and (transport, ends) not in {("grpc", "exit"), ("grpc", "error")}
         ),
     ],
 )
-async def test_a_fork_in_a_running_loop_costs_the_parent_nothing(
+async def test_a_fork_in_a_running_loop_does_not_disturb_the_parent(
     cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, loop_of: str, ends: str, transport: str
 ) -> None:
-    """The child leaves the parent's loop: it must take nothing from it, and send nothing of what was accepted."""
+    """The child leaves the parent's loop: it must take nothing from it, and send none of the accepted records."""
     monkeypatch.setenv("KERA_CLIENT_TRANSPORT", transport)
     stream = f"forked-{loop_of}-{ends}-{transport}"
     ended = await run_program(ASYNC.format(ends=ends, loop_of=loop_of), cluster, stream)

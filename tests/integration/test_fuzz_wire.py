@@ -1,4 +1,4 @@
-"""Short forms of what ``make fuzz-wire`` does with real daemons."""
+"""Short runs of ``make fuzz-wire`` with real daemons."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SEED = 7
 
 
 @pytest.mark.timeout(180)
-async def test_whatever_comes_to_their_ports_daemons_live_and_others_lose_nothing(
+async def test_daemons_survive_random_input_and_other_clients_lose_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(daemons, "BATCH", daemons.BATCH_SLOW)
@@ -29,7 +29,7 @@ async def test_whatever_comes_to_their_ports_daemons_live_and_others_lose_nothin
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-async def test_whatever_strangers_and_users_send_daemons_that_ask_who_they_are_live_and_take_little_for_them(
+async def test_secured_daemons_survive_random_input_and_take_little_memory_for_it(
     tmp_path: Path,
 ) -> None:
     report = await daemons.run(tmp_path, SEED, 10.0, idle_s=1.0, security=True)
@@ -40,7 +40,7 @@ async def test_whatever_strangers_and_users_send_daemons_that_ask_who_they_are_l
 
 
 @pytest.mark.timeout(180)
-async def test_what_strangers_say_is_to_come_takes_no_memory_of_a_daemon(tmp_path: Path) -> None:
+async def test_sizes_announced_by_strangers_take_no_memory_of_a_broker(tmp_path: Path) -> None:
     sizes: dict[str, Any] = {
         "brokers": 1,
         "backups": 1,
@@ -56,7 +56,7 @@ async def test_what_strangers_say_is_to_come_takes_no_memory_of_a_daemon(tmp_pat
 
 
 @pytest.mark.timeout(180)
-async def test_a_poisoned_chunk_is_read_or_refused_with_its_place_by_each_kind_of_consumer(tmp_path: Path) -> None:
+async def test_each_kind_of_consumer_reads_a_poisoned_chunk_or_refuses_it_with_its_place(tmp_path: Path) -> None:
     reports = await consumers.run(tmp_path, SEED, 2.0, commands=1)
     assert [report.defects for report in reports] == [[], [], []]
     for report in reports[:2]:
@@ -66,7 +66,7 @@ async def test_a_poisoned_chunk_is_read_or_refused_with_its_place_by_each_kind_o
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-async def test_a_client_whose_peers_lie_ends_with_an_error_of_keras_or_with_what_it_has_asked_for(
+async def test_a_client_of_lying_peers_gets_its_answer_or_an_error_of_kera(
     tmp_path: Path,
 ) -> None:
     report = await sessions.run(tmp_path, SEED, 20.0)

@@ -1,7 +1,7 @@
-"""The client in Go of clients/go, which was made after docs/writing-a-client.md, against real daemons.
+"""The Go client of clients/go, which was written from docs/writing-a-client.md, against real daemons.
 
-What it writes while streamlets move and brokers are killed is read by both clients, each record once and in the order
-of its key; what the SDK writes is read by it, in either version and with either codec.
+Both clients read the records that it writes while streamlets move and brokers are killed: each record once, and in
+order for each key. It reads the SDK's records, in either version and with either codec.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.integration.shared_cluster import SharedCluster
 from tests.integration.support import until
 from tests.integration.unreadable import write_a_chunk_that_nobody_can_read
 
-pytestmark = pytest.mark.timeout(300)  # of the first one: all that the client is made of is compiled
+pytestmark = pytest.mark.timeout(300)  # the first test compiles all dependencies of the client
 KEYS = 20
 STREAMLETS = 4
 
@@ -39,7 +39,7 @@ async def client(members: SharedCluster) -> AsyncIterator[Client]:
 
 
 @pytest.mark.slow
-def test_it_is_formatted_and_vetted_and_its_own_tests_pass(go: GoClient) -> None:
+def test_the_go_client_is_formatted_and_vetted_and_its_own_tests_pass(go: GoClient) -> None:
     assert go.unformatted() == ""
     vetted = go.tool("vet", "./...")
     assert vetted.returncode == 0, vetted.stderr
@@ -48,10 +48,10 @@ def test_it_is_formatted_and_vetted_and_its_own_tests_pass(go: GoClient) -> None
 
 
 MISBUILT = (*range(1, 300), 332, 335, 526, 721, 909, 1353, 15_815, 17_043)
-"""Seeds of chunks. Go once did otherwise than Python with those that are named, and with a tenth of the others."""
+"""Seeds of chunks. Go once differed from Python for the named seeds, and for a tenth of the others."""
 
 
-def test_it_refuses_chunks_of_a_wrong_structure_as_python_does_and_reads_the_others_alike(
+def test_the_go_client_reads_and_refuses_the_same_chunks_as_python(
     go: GoClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, file = go_chunks.vectors(MISBUILT), tmp_path / "vectors.json"
@@ -63,7 +63,7 @@ def test_it_refuses_chunks_of_a_wrong_structure_as_python_does_and_reads_the_oth
 
 
 class Lines:
-    """Numbered records, of some keys in turn, that go into kera-produce until they are stopped."""
+    """Sends numbered records with a cycle of keys into kera-produce until it is stopped."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -83,7 +83,7 @@ class Lines:
 
 @contextlib.asynccontextmanager
 async def running(go: GoClient, command: str, bootstrap: str, *arguments: str) -> AsyncIterator[Any]:
-    """A command that is killed if it has not ended by itself."""
+    """A command that is killed if it has not ended before."""
     process = await go.start(command, bootstrap, *arguments)
     try:
         yield process
@@ -116,7 +116,7 @@ async def read_with_the_sdk(client: Client, stream: str) -> list[GoRecord]:
         ]
 
 
-async def test_what_it_writes_through_moves_and_crashes_is_there_once_and_its_consumers_resume(
+async def test_the_go_client_writes_each_record_once_and_resumes_through_moves_and_crashes(
     go: GoClient, members: SharedCluster, client: Client, tmp_path: Path
 ) -> None:
     await client.admin.create_stream("s", streamlets=STREAMLETS, entries=2, group_segments=2, replication=1)
@@ -154,7 +154,7 @@ async def test_what_it_writes_through_moves_and_crashes_is_there_once_and_its_co
 
 
 async def move_all(client: Client, members: SharedCluster) -> None:
-    """Have each streamlet owned by another broker that lives."""
+    """Move each streamlet to another live broker."""
     alive = [broker_id_of(members, name) for name in broker_names(members) if name in members.processes]
     for number, assignment in (await client.admin.describe_stream("s")).assignments.items():
         await client.admin.move_streamlet("s", number, next(each for each in alive if each != assignment.broker_id))
@@ -170,7 +170,7 @@ ROWS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("payload", ["arrow", "lean"])
 @pytest.mark.parametrize("codec", ["none", "lz4", "zstd"])
-async def test_it_reads_what_the_sdk_writes_and_the_other_way_round(
+async def test_the_go_client_and_the_sdk_read_each_others_records(
     go: GoClient, members: SharedCluster, client: Client, payload: str, codec: str
 ) -> None:
     await client.admin.create_stream("s", streamlets=STREAMLETS, codec=codec)
@@ -191,7 +191,7 @@ async def test_it_reads_what_the_sdk_writes_and_the_other_way_round(
 
 
 async def error_of(go: GoClient, command: str, bootstrap: str, *arguments: str, stdin: bytes = b"") -> str:
-    """What a command says that ends with an error: one line, and no traces."""
+    """The error of a failing command: one line, without a traceback."""
     code, _, errors = await go.run(command, bootstrap, *arguments, stdin=stdin)
     assert code == 1, errors
     lines = [line for line in errors.splitlines() if "are stored" not in line]
@@ -200,7 +200,7 @@ async def error_of(go: GoClient, command: str, bootstrap: str, *arguments: str, 
     return lines[0]
 
 
-async def test_a_stream_that_has_moved_is_read_by_the_discovery_calls_of_the_thesis_alone(
+async def test_the_discovery_calls_of_the_thesis_suffice_to_read_a_moved_stream(
     go: GoClient, members: SharedCluster, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await client.admin.create_stream("s", streamlets=STREAMLETS, entries=2, group_segments=2)
@@ -222,7 +222,7 @@ async def test_a_stream_that_has_moved_is_read_by_the_discovery_calls_of_the_the
 
 
 @pytest.mark.parametrize("command", ["kera-produce", "kera-consume"])
-async def test_it_names_a_stream_that_is_not_there_and_one_with_a_schema_of_its_own(
+async def test_the_go_client_names_a_missing_stream_and_a_typed_stream(
     go: GoClient, members: SharedCluster, client: Client, command: str
 ) -> None:
     await client.admin.create_stream("typed", schema=pa.schema([pa.field("number", pa.int64())]))
@@ -230,7 +230,7 @@ async def test_it_names_a_stream_that_is_not_there_and_one_with_a_schema_of_its_
     assert '"typed" has a schema of its own' in await error_of(go, command, members.bootstrap, "-stream", "typed")
 
 
-async def test_it_says_what_is_wrong_with_an_address(go: GoClient, members: SharedCluster) -> None:
+async def test_the_go_client_says_what_is_wrong_with_an_address(go: GoClient, members: SharedCluster) -> None:
     def error(address: str) -> Awaitable[str]:
         return error_of(go, "kera-consume", address, "-stream", "s", "-timeout", "300ms")
 
@@ -241,7 +241,7 @@ async def test_it_says_what_is_wrong_with_an_address(go: GoClient, members: Shar
     assert "server preface" in await error(broker["frames_address"])
 
 
-async def test_a_chunk_that_cannot_be_read_ends_it_and_is_skipped_on_demand(
+async def test_a_corrupt_chunk_ends_the_go_consumer_unless_it_is_skipped_on_demand(
     go: GoClient, members: SharedCluster, client: Client, tmp_path: Path
 ) -> None:
     await client.admin.create_stream("s")
@@ -259,7 +259,7 @@ async def test_a_chunk_that_cannot_be_read_ends_it_and_is_skipped_on_demand(
     assert [each.value for each in records_in((tmp_path / "output").read_bytes())] == [b"before", b"behind"]
 
 
-async def test_it_says_that_records_are_lost_and_goes_on_behind_them_on_demand(
+async def test_lost_records_end_the_go_consumer_unless_they_are_skipped_on_demand(
     go: GoClient, members: SharedCluster, client: Client, tmp_path: Path
 ) -> None:
     await client.admin.create_stream("s")
@@ -274,7 +274,7 @@ async def test_it_says_that_records_are_lost_and_goes_on_behind_them_on_demand(
     assert [each.value for each in await go.read(members.bootstrap, "s", "-skip", *files)] == [b"behind"]
 
 
-async def test_positions_of_another_stream_or_of_none_are_refused(
+async def test_the_go_consumer_refuses_positions_of_a_recreated_stream_and_damaged_ones(
     go: GoClient, members: SharedCluster, client: Client, tmp_path: Path
 ) -> None:
     files = ("-positions", str(tmp_path / "positions"))
@@ -289,7 +289,9 @@ async def test_positions_of_another_stream_or_of_none_are_refused(
     assert "damaged, or something else than positions" in error
 
 
-async def test_a_record_that_fits_into_no_chunk_is_named(go: GoClient, members: SharedCluster, client: Client) -> None:
+async def test_the_go_producer_names_the_line_of_a_record_that_is_too_large(
+    go: GoClient, members: SharedCluster, client: Client
+) -> None:
     await client.admin.create_stream("s")
     error = await error_of(
         go, "kera-produce", members.bootstrap, "-stream", "s", stdin=b"small\n" + b"x" * (65 << 10) + b"\n"
@@ -298,7 +300,7 @@ async def test_a_record_that_fits_into_no_chunk_is_named(go: GoClient, members: 
     assert [each.value for each in await go.read(members.bootstrap, "s")] == [b"small"]
 
 
-async def test_a_signal_ends_a_producer_that_waits_for_input_and_a_consumer_that_waits_for_records(
+async def test_a_signal_ends_a_waiting_go_producer_and_a_waiting_go_consumer(
     go: GoClient, members: SharedCluster, client: Client, tmp_path: Path
 ) -> None:
     await client.admin.create_stream("s")
@@ -324,7 +326,7 @@ async def test_a_signal_ends_a_producer_that_waits_for_input_and_a_consumer_that
 
 
 async def read_to(client: Client, stream: str, count: int) -> None:
-    """Wait until a stream has so many records."""
+    """Wait until a stream has `count` records."""
     async with client.consumer(stream, start="earliest") as consumer:
         async for _ in consumer.records():
             count -= 1

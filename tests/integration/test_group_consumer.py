@@ -1,4 +1,4 @@
-"""Consumers that share streams, with real daemons."""
+"""Group consumers, with real daemons."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def fill(client: Client, stream: str, *values: bytes, streamlet: int | Non
         )
 
 
-async def test_one_consumer_reads_everything_and_another_goes_on(client: Client) -> None:
+async def test_a_second_consumer_continues_after_the_first_ones_commit(client: Client) -> None:
     await client.admin.create_stream("alone", streamlets=2, entries=2)
     for streamlet in range(2):
         for number in range(2):
@@ -62,7 +62,7 @@ async def test_one_consumer_reads_everything_and_another_goes_on(client: Client)
 
 @pytest.fixture(scope="module")
 def small_groups() -> Iterator[RunningCluster]:
-    """Two brokers whose groups are soon full."""
+    """Two brokers whose groups of segments are soon full."""
     with LocalCluster.running(brokers=2, arena_bytes=64 * MIB, segment_bytes=64 * KIB) as running:
         yield running
 
@@ -93,16 +93,16 @@ asyncio.run(main())
 
 
 class Process:
-    """A consumer in a process of its own, that tells what it takes before it commits it."""
+    """A consumer in a process of its own that reports each record before it commits it."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self.committed: list[int] = []
         self.taken: list[int] = []
-        """And not committed, as far as is known."""
+        """Taken, and not committed as far as is known."""
         self.member_id = ""
         self.lost = 0
-        """So often it was told that others have its groups."""
+        """How often the consumer lost its leases."""
         self.ready = asyncio.Event()
         self._reading = asyncio.create_task(self._read())
 
@@ -152,7 +152,7 @@ class Writing:
         async with contextlib.AsyncExitStack() as stack:
             producers = [await stack.enter_async_context(self._client.producer()) for _ in range(4)]
             while not self.stopping:
-                for producer in producers:  # one per entry
+                for producer in producers:  # one for each entry
                     for streamlet in range(2):
                         numbers = range(self.sent, self.sent + self.CHUNK)
                         values = pa.array([b"%08d" % number + bytes(200) for number in numbers], pa.binary())
@@ -163,7 +163,7 @@ class Writing:
 
 
 @pytest.mark.slow
-async def test_six_consumers_share_eight_lanes_and_one_is_killed(small_groups: RunningCluster) -> None:
+async def test_six_consumers_share_eight_entries_evenly_and_survive_a_kill(small_groups: RunningCluster) -> None:
     async with contextlib.AsyncExitStack() as stack:
         client = await stack.enter_async_context(await Client.connect(small_groups.bootstrap))
         await client.admin.create_stream("shared", streamlets=2, entries=4, group_segments=1)
@@ -189,7 +189,7 @@ async def test_six_consumers_share_eight_lanes_and_one_is_killed(small_groups: R
         await running
 
         def everything() -> set[int]:
-            # What it took last may have been committed just before it could say so.
+            # The last records may have been committed just before the process could say so.
             return {*killed.committed, *killed.taken}.union(*(consumer.committed for consumer in survivors))
 
         with contextlib.suppress(TimeoutError):
@@ -204,7 +204,7 @@ async def test_six_consumers_share_eight_lanes_and_one_is_killed(small_groups: R
 
 
 async def take(consumer: GroupConsumer, count: int) -> list[int]:
-    """So many records, committed."""
+    """Take this many records, and commit them."""
     numbers: list[int] = []
     async with asyncio.timeout(TIMEOUT_S):
         async for record in consumer:
@@ -216,7 +216,7 @@ async def take(consumer: GroupConsumer, count: int) -> list[int]:
 
 
 async def numbered(client: Client, stream: str, numbers: range, streamlet: int = 0) -> None:
-    """Records in one chunk each."""
+    """Write each record in a chunk of its own."""
     async with client.producer() as producer:
         for number in numbers:
             values = pa.array([b"%d" % number], pa.binary())
@@ -224,7 +224,7 @@ async def numbered(client: Client, stream: str, numbers: range, streamlet: int =
 
 
 async def read(consumer: GroupConsumer, taken: list[int]) -> None:
-    """Until it is cancelled."""
+    """Read until cancelled."""
     async for record in consumer:
         taken.append(int(record.value or b"-1"))  # noqa: PERF401 - others look at it meanwhile
 
@@ -235,7 +235,7 @@ async def holdings(client: Client, consumer_group: str) -> list[int]:
     return sorted(len(member.held) for member in described.members)
 
 
-async def test_groups_move_to_those_who_join_and_back_from_those_who_leave(client: Client) -> None:
+async def test_groups_are_rebalanced_when_consumers_join_and_leave(client: Client) -> None:
     await client.admin.create_stream("moving", streamlets=6)
     for streamlet in range(6):
         await numbered(client, "moving", range(streamlet * 10, streamlet * 10 + 5), streamlet)
@@ -269,7 +269,7 @@ async def test_groups_move_to_those_who_join_and_back_from_those_who_leave(clien
     assert sorted(taken) == list(range(60)), "each once, whoever has it"
 
 
-async def test_heartbeats_go_on_while_user_code_holds_up_the_loop(client: Client) -> None:
+async def test_heartbeats_continue_while_user_code_blocks_the_loop(client: Client) -> None:
     await client.admin.create_stream("busy")
     await numbered(client, "busy", range(3))
     own: dict[str, Any] = {"session_timeout_ms": 500, "heartbeat_interval_ms": 100}
@@ -279,7 +279,7 @@ async def test_heartbeats_go_on_while_user_code_holds_up_the_loop(client: Client
             assert (await anext(records)).value == b"0"
             until_s = time.monotonic() + 4 * own["session_timeout_ms"] / 1000
             while time.monotonic() < until_s:
-                pass  # and nothing else runs on this loop
+                pass  # nothing else runs on this loop
             assert [(await anext(records)).value for _ in range(2)] == [b"1", b"2"]
             await consumer.commit()
 
@@ -302,7 +302,7 @@ async def test_a_stuck_consumer_loses_its_groups_and_its_commits_are_refused(cli
             assert await take(slow, 1) == [4], "it takes part again"
 
 
-async def test_groups_that_were_lost_are_told_to_the_reader_or_to_a_callback(client: Client) -> None:
+async def test_lost_groups_reach_the_reader_as_an_error_or_a_callback(client: Client) -> None:
     await client.admin.create_stream("told")
     await numbered(client, "told", range(2))
     lost: list[LostGroup] = []
@@ -362,7 +362,7 @@ async def test_a_consumer_group_is_described_reset_and_deleted(client: Client) -
         await client.admin.describe_consumer_group("reset-app")
 
 
-async def test_a_new_consumer_group_begins_where_it_is_told(client: Client) -> None:
+async def test_a_new_consumer_group_starts_at_latest_if_it_says_so(client: Client) -> None:
     await client.admin.create_stream("begin", entries=2)
     await numbered(client, "begin", range(3))
     async with client.group_consumer("begin-app", "begin", start="latest", heartbeat_interval_ms=50) as consumer:
@@ -376,7 +376,7 @@ async def test_a_new_consumer_group_begins_where_it_is_told(client: Client) -> N
         assert await take(consumer, 2) == [3, 4]
 
 
-async def test_a_gap_is_told_once_or_skipped(client: Client) -> None:
+async def test_a_gap_is_reported_once_or_skipped(client: Client) -> None:
     await client.admin.create_stream("gap")
     await numbered(client, "gap", range(6))
     for consumer_group in ("gap-raise", "gap-skip"):
@@ -395,7 +395,7 @@ async def test_a_gap_is_told_once_or_skipped(client: Client) -> None:
         assert await take(consumer, 3) == [3, 4, 5]
 
 
-async def test_a_gap_up_to_a_later_group_is_told_once_to_consumers_that_end_with_it(
+async def test_a_gap_up_to_a_later_group_is_reported_once_to_consumers_that_end_with_it(
     small_groups: RunningCluster,
 ) -> None:
     """The cursor is in a group of segments that is gone, as after older metadata were restored."""
@@ -421,8 +421,8 @@ async def test_a_gap_up_to_a_later_group_is_told_once_to_consumers_that_end_with
         assert taken == [300]
 
 
-async def test_groups_that_nobody_has_found_before_they_went_are_told_once() -> None:
-    """Also to consumers and by a coordinator that were not there at that time."""
+async def test_groups_removed_before_any_consumer_found_them_are_reported_once() -> None:
+    """This includes consumers and a coordinator that did not run at that time."""
     with LocalCluster.running(arena_bytes=64 * MIB, segment_bytes=64 * KIB) as cluster:
         async with await Client.connect(cluster.bootstrap) as client:
             await client.admin.create_stream("hurry", group_segments=1, retention_bytes=256 * KIB)
@@ -468,8 +468,8 @@ async def test_groups_that_nobody_has_found_before_they_went_are_told_once() -> 
                     assert await take_rest(consumer, 1500 - first) == list(range(first, 1500))
 
 
-async def test_what_a_consumer_group_has_read_may_go(small_groups: RunningCluster) -> None:
-    """Brokers know its cursors: retention by consumption goes by them."""
+async def test_retention_removes_records_that_a_consumer_group_has_read(small_groups: RunningCluster) -> None:
+    """Brokers know the group's cursors: retention by consumption depends on them."""
     async with await Client.connect(small_groups.bootstrap) as client:
         rules: dict[str, Any] = {"retention_consumer_groups": ["cleaner"], "retention_consumed": True}
         await client.admin.create_stream("consumed", group_segments=1, **rules)
@@ -490,8 +490,8 @@ async def test_what_a_consumer_group_has_read_may_go(small_groups: RunningCluste
             await until_found(gone)
 
 
-async def test_consumers_go_on_after_their_coordinator() -> None:
-    """A new coordinator knows who has what."""
+async def test_consumers_keep_their_groups_through_a_restart_of_the_coordinator() -> None:
+    """A new coordinator knows which member has which groups."""
     with LocalCluster.running() as cluster:
         async with await Client.connect(cluster.bootstrap) as client:
             await client.admin.create_stream("s", streamlets=2)
@@ -519,7 +519,7 @@ async def test_consumers_go_on_after_their_coordinator() -> None:
         assert sorted(taken) == [*range(6), *range(10, 16)]
 
 
-async def test_groups_are_read_where_they_are_while_their_streamlet_moves(cluster: RunningCluster) -> None:
+async def test_consumers_read_each_record_once_while_their_streamlet_moves(cluster: RunningCluster) -> None:
     async with await Client.connect(cluster.bootstrap) as client:
         await client.admin.create_stream("nomad", entries=2)
         taken: list[int] = []
@@ -550,7 +550,7 @@ async def test_groups_are_read_where_they_are_while_their_streamlet_moves(cluste
         assert sum(entry.lag.records for entry in described.entries if entry.lag) == 50
 
 
-async def test_a_plain_consumer_goes_on_where_its_consumer_group_has_stopped(client: Client) -> None:
+async def test_a_plain_consumer_starts_at_the_committed_cursors_of_its_group(client: Client) -> None:
     await client.admin.create_stream("plain", streamlets=2)
     for streamlet in range(2):
         await numbered(client, "plain", range(streamlet * 10, streamlet * 10 + 3), streamlet)
@@ -560,7 +560,7 @@ async def test_a_plain_consumer_goes_on_where_its_consumer_group_has_stopped(cli
             async with client.consumer("plain", start="committed", consumer_group="plain-app") as consumer:
                 async for record in consumer:
                     taken.append(record.value or b"")
-                    count -= 1  # noqa: PLW2901 - so many are left
+                    count -= 1  # noqa: PLW2901 - this many are left
                     if not count:
                         break
                 await consumer.commit()
@@ -570,7 +570,7 @@ async def test_a_plain_consumer_goes_on_where_its_consumer_group_has_stopped(cli
 
 
 @pytest.mark.slow
-def test_the_command_line_shares_a_stream(cluster: RunningCluster) -> None:
+def test_the_command_line_consumes_lists_resets_and_deletes_a_group(cluster: RunningCluster) -> None:
     def kera(*arguments: str, stdin: bytes = b"") -> bytes:
         environment = {**os.environ, "KERA_BOOTSTRAP": cluster.bootstrap}
         argv = [sys.executable, "-m", "kera.cli", *arguments]
@@ -593,7 +593,7 @@ def test_the_command_line_shares_a_stream(cluster: RunningCluster) -> None:
     assert b"desk" not in kera("group", "list")
 
 
-async def test_groups_that_nobody_has_named_are_forgotten_while_others_are_in_use() -> None:
+async def test_unused_unnamed_groups_expire_and_groups_in_use_stay() -> None:
     async with (
         LocalCluster(coordinator_settings={"unnamed_group_retention_ms": 400}) as cluster,
         await Client.connect(cluster.bootstrap) as client,
@@ -606,12 +606,12 @@ async def test_groups_that_nobody_has_named_are_forgotten_while_others_are_in_us
         names = {"chosen", "dead", "quiet"}
         async with asyncio.timeout(TIMEOUT_S):
             while "dead" in names:
-                await client.commit("quiet", "s", nowhere, unnamed=True)  # nothing has come, but it lives
+                await client.commit("quiet", "s", nowhere, unnamed=True)  # it has read nothing, but it lives
                 names = {each.consumer_group for each in await client.admin.consumer_groups()}
         assert names == {"chosen", "quiet"}
 
 
-def test_whoever_interrupts_the_command_line_has_committed_what_was_printed(cluster: RunningCluster) -> None:
+def test_an_interrupted_command_has_committed_the_printed_records(cluster: RunningCluster) -> None:
     environment = {**os.environ, "KERA_BOOTSTRAP": cluster.bootstrap}
     argv = [sys.executable, "-m", "kera.cli"]
     subprocess.run([*argv, "stream", "create", "stopped"], env=environment, check=True, timeout=60)
@@ -627,8 +627,8 @@ def test_whoever_interrupts_the_command_line_has_committed_what_was_printed(clus
 
 
 @pytest.mark.slow
-async def test_a_process_that_stood_still_commits_nothing_that_others_have(small_groups: RunningCluster) -> None:
-    """SIGSTOP for longer than the session time-out: others go on, and what it says afterwards is refused."""
+async def test_a_paused_process_commits_nothing_that_others_have_taken_over(small_groups: RunningCluster) -> None:
+    """SIGSTOP lasts longer than the session time-out: others continue, and the process's later commits are refused."""
     async with contextlib.AsyncExitStack() as stack:
         client = await stack.enter_async_context(await Client.connect(small_groups.bootstrap))
         await client.admin.create_stream("paused", streamlets=2, entries=4, group_segments=1)
@@ -660,8 +660,8 @@ async def test_a_process_that_stood_still_commits_nothing_that_others_have(small
         assert paused.lost >= 1
 
 
-async def test_a_consumer_group_is_reset_by_records(client: Client) -> None:
-    """To the chunk that has the record: nothing is skipped that was not asked for."""
+async def test_a_consumer_group_is_reset_to_record_offsets_and_by_shifts(client: Client) -> None:
+    """The reset goes to the chunk that has the record: it skips only records that it was asked to skip."""
     await client.admin.create_stream("by-record", streamlets=2)
     for first in range(0, 40, 10):
         await fill(client, "by-record", *(b"%d" % number for number in range(first, first + 10)), streamlet=0)
@@ -669,7 +669,7 @@ async def test_a_consumer_group_is_reset_by_records(client: Client) -> None:
     admin = client.admin
 
     async def offsets(to: ResetTo, streamlets: list[int] | None = None) -> list[tuple[int, int | None, int]]:
-        """By streamlet, the old and the new offset, which the group then has."""
+        """By streamlet, the old offset and the new offset, which the group then has."""
         plan = await admin.plan_reset("by-record", "by-record", to, streamlets=streamlets)
         await admin.reset_consumer_group("by-record", "by-record", plan, streamlets=streamlets)
         return [(change.streamlet, change.old_offset, change.new_offset) for change in plan.changes]

@@ -18,7 +18,7 @@ from tests.integration.command_line import run_kera
 from tests.integration.kafka import Kafka
 
 VALUE = bytes(60 * KIB)
-"""Some 17 fit into a chunk of a copy."""
+"""About 17 of these fit into a chunk of a copy."""
 CHUNK_RECORDS = 18
 TIMEOUT_S = 60.0
 
@@ -31,7 +31,7 @@ def cluster() -> Iterator[RunningCluster]:
 
 @pytest.fixture
 def kera(cluster: RunningCluster) -> Any:
-    """Run a command to its end: code, output, errors."""
+    """Run a command to its end: exit code, output, errors."""
 
     def run(*arguments: str) -> tuple[int, str, str]:
         done = run_kera(*arguments, "--bootstrap", cluster.bootstrap)
@@ -41,7 +41,7 @@ def kera(cluster: RunningCluster) -> Any:
 
 
 def fill(kafka: Kafka, topic: str, counts: Mapping[int, int]) -> None:
-    """Numbered records, by partition, in transactions of one to four: offsets have gaps."""
+    """Write numbered records, by partition, in transactions of one to four: offsets have gaps."""
     producer = kafka.producer(transactional_id=topic, message_max_bytes=1 << 20)
     producer.init_transactions()
     for partition, count in counts.items():
@@ -64,7 +64,7 @@ def commit(kafka: Kafka, group: str, topic: str, offsets: Mapping[int, int]) -> 
 
 
 def offsets_of(kafka: Kafka, topic: str, partitions: int) -> dict[int, list[int]]:
-    """Of the records, by partition: the n-th of them is the one with the number n."""
+    """The offsets of the records, by partition: the n-th offset belongs to the record with number n."""
     found = kafka.read(topic, partitions)
     return {partition: [message.offset() for message in messages] for partition, messages in found.items()}
 
@@ -74,7 +74,7 @@ def number_of(record: Record) -> int:
 
 
 def read_by_group(cluster: RunningCluster, group: str, stream: str, counts: Mapping[int, int]) -> dict[int, list[int]]:
-    """The numbers of the records that a group is given, by streamlet, up to the last one of each."""
+    """The numbers of the records that a group gets, by streamlet, up to the last record of each."""
     found: dict[int, list[int]] = {streamlet: [] for streamlet in counts}
 
     async def read() -> None:
@@ -92,8 +92,10 @@ def read_by_group(cluster: RunningCluster, group: str, stream: str, counts: Mapp
     return found
 
 
-def test_a_group_goes_on_in_the_copy_where_it_was_in_kafka(kafka: Kafka, cluster: RunningCluster, kera: Any) -> None:
-    """No record is skipped, and less than a chunk of each streamlet is read again."""
+def test_an_imported_group_continues_in_the_copy_where_it_was_in_kafka(
+    kafka: Kafka, cluster: RunningCluster, kera: Any
+) -> None:
+    """The group skips no record, and reads less than a chunk of each streamlet again."""
     counts = {0: 70, 1: 40, 2: 5, 3: 0}
     topic = kafka.make_topic("imported", len(counts))
     fill(kafka, topic, counts)
@@ -142,14 +144,14 @@ def test_a_group_goes_on_in_the_copy_where_it_was_in_kafka(kafka: Kafka, cluster
     assert read_by_group(cluster, "billing", "imported", counts)[0] == given[0]
 
 
-def test_an_import_that_nobody_can_confirm_is_refused_before_kafka_is_asked(kera: Any) -> None:
+def test_an_import_without_confirmation_is_refused_before_kafka_is_asked(kera: Any) -> None:
     code, _, said = kera("group", "import", "billing", "nothing", "--from", "kafka://127.0.0.1:1/nothing")
     assert code == 2
     assert said.startswith("kera: error: importing offsets into group billing needs --yes")
 
 
 @pytest.mark.slow
-def test_offsets_that_have_no_place_in_the_stream_are_refused(kafka: Kafka, kera: Any) -> None:
+def test_an_import_refuses_offsets_without_a_place_in_the_stream(kafka: Kafka, kera: Any) -> None:
     topic = kafka.make_topic("refused", 2)
     kafka.fill(topic, 20, 2)
 

@@ -1,4 +1,6 @@
-"""Consumers of a consumer group, each a process: they share a stream, and go on when one of them is lost or stuck."""
+"""Consumers of a consumer group, each a process: they share a stream, and continue when one of them is lost or
+stuck.
+"""
 
 import asyncio
 import contextlib
@@ -39,7 +41,7 @@ class Worker:
         self.ready = False
         self.taken = Counter[Record]()
         self.uncommitted: set[Record] = set()
-        """What it has taken, and not said that it has committed it."""
+        """Records that it has taken and not reported as committed."""
         self._committing: set[Record] = set()
         self.leases_lost = 0
         self._listening = asyncio.create_task(self._listen())
@@ -80,20 +82,20 @@ class Worker:
 
     @property
     def count(self) -> int:
-        """Records."""
+        """The number of records."""
         return self.taken.total()
 
     def signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 
     async def kill(self) -> None:
-        """As a crash would; what it said before is heard."""
+        """Kill as a crash would; its earlier events are still read."""
         self._process.kill()
         await self._listening
         await self._process.wait()
 
     async def stop(self) -> None:
-        """Let it leave."""
+        """Let the worker leave."""
         if self._process.returncode is None:
             assert self._process.stdin is not None
             self._process.stdin.close()
@@ -102,7 +104,7 @@ class Worker:
                 assert await self._process.wait() == 0
 
     def abandon(self) -> None:
-        """Whatever happened, nothing of it stays."""
+        """Leave nothing of it behind, whatever happened."""
         if self._process.returncode is None:
             self._process.kill()
         self._listening.cancel()
@@ -110,7 +112,7 @@ class Worker:
 
 @contextlib.asynccontextmanager
 async def workers(bootstrap: str, count: int, **settings: Any) -> AsyncIterator[list[Worker]]:
-    """Some that are ready."""
+    """Workers that are ready."""
     started = await asyncio.gather(*(Worker.start(bootstrap, **settings) for _ in range(count)))
     try:
         await until(lambda: all(each.ready for each in started), TIMEOUT_S)
@@ -121,7 +123,7 @@ async def workers(bootstrap: str, count: int, **settings: Any) -> AsyncIterator[
 
 
 class Feed:
-    """Writes to all entries of all streamlets, all the time: an entry is written by every fourth producer."""
+    """Writes to all entries of all streamlets all the time: every fourth producer writes to the same entry."""
 
     def __init__(self, producers: Sequence[Producer], pause_s: float) -> None:
         self._producers = producers
@@ -156,7 +158,7 @@ async def feeding(client: Client, pause_s: float = 0.05) -> AsyncIterator[Feed]:
 
 
 async def all_records(client: Client) -> Counter[Record]:
-    """What there is in the stream."""
+    """All records of the stream."""
     found = Counter[Record]()
     for streamlet, entries in (await client.bounds(STREAM)).items():
         for entry, bounds in enumerate(entries):
@@ -165,13 +167,13 @@ async def all_records(client: Client) -> Counter[Record]:
 
 
 def together(group: Sequence[Worker]) -> Counter[Record]:
-    """What all of them have taken."""
+    """The records that all of them have taken."""
     return sum((each.taken for each in group), Counter[Record]())
 
 
 @contextlib.asynccontextmanager
 async def cluster() -> AsyncIterator[tuple[LocalCluster, Client]]:
-    """One with the stream."""
+    """A cluster with the stream."""
     running = LocalCluster(brokers=1, arena_bytes=256 * MIB, segment_bytes=128 * KIB)
     async with running, await Client.connect(running.bootstrap) as client:
         await client.admin.create_stream(STREAM, streamlets=STREAMLETS, entries=ENTRIES, group_segments=1)
@@ -179,7 +181,7 @@ async def cluster() -> AsyncIterator[tuple[LocalCluster, Client]]:
 
 
 @pytest.mark.slow
-async def test_six_consumers_have_equal_shares_and_when_one_is_killed_others_do_what_it_had_not_committed() -> None:
+async def test_six_consumers_have_equal_shares_and_redo_only_the_uncommitted_work_of_a_killed_one() -> None:
     async with cluster() as (running, client), workers(running.bootstrap, 6, session_timeout_ms=1_500) as group:
         async with feeding(client):
             await until(lambda: all(each.count for each in group), TIMEOUT_S)
@@ -210,7 +212,7 @@ async def test_six_consumers_have_equal_shares_and_when_one_is_killed_others_do_
 
 
 @pytest.mark.slow
-async def test_a_consumer_that_sleeps_too_long_loses_what_it_has_and_commits_nothing_of_it() -> None:
+async def test_a_consumer_that_sleeps_too_long_loses_its_groups_and_only_they_are_read_again() -> None:
     async with cluster() as (running, client), workers(running.bootstrap, 3, session_timeout_ms=1_000) as group:
         async with feeding(client):
             await until(lambda: all(each.count > 100 for each in group), TIMEOUT_S)
@@ -226,7 +228,7 @@ async def test_a_consumer_that_sleeps_too_long_loses_what_it_has_and_commits_not
                 await until(lambda: all(each.count > count for each, count in zip(others, counts, strict=True)))
             finally:
                 asleep.signal(signal.SIGCONT)
-            await until(lambda: asleep.count > held + 100, TIMEOUT_S)  # it has joined anew
+            await until(lambda: asleep.count > held + 100, TIMEOUT_S)  # it has joined again
         everything = await all_records(client)
         await until(lambda: together(group).keys() >= everything.keys(), TIMEOUT_S)
         for each in group:
@@ -237,10 +239,10 @@ async def test_a_consumer_that_sleeps_too_long_loses_what_it_has_and_commits_not
 
 
 @pytest.mark.slow
-async def test_consumers_go_on_when_a_broker_is_recovered_and_when_their_coordinator_is_started_anew(
+async def test_consumers_continue_after_a_broker_recovery_and_a_coordinator_restart(
     tmp_path: Path,
 ) -> None:
-    """Each with what it has: no record is left out, and as none of them dies, none is read twice."""
+    """Each consumer keeps its groups: no record is skipped, and as no consumer dies, no record is read twice."""
     async with control_cluster(tmp_path) as running, await connect(running) as client:
         await client.admin.create_stream(
             STREAM, streamlets=STREAMLETS, entries=ENTRIES, group_segments=1, replication=2, durability="replicated"

@@ -24,7 +24,7 @@ EXPECTED = [tuple(headers) for headers in SENT] * 2
 
 
 async def fill(client: Client, stream: str, **settings: Any) -> None:
-    """Records one by one, and the same as a batch."""
+    """Write the records one by one, and then as a batch."""
     async with client.producer(**settings) as producer:
         await producer.prepare(stream)
         for headers in SENT:
@@ -54,7 +54,7 @@ async def test_all_readers_get_all_headers_in_order(cluster: RunningCluster, pay
         assert [record.headers.pairs for record in found] == EXPECTED
 
 
-def test_the_command_line_sends_and_shows_a_header_that_repeats(cluster: RunningCluster) -> None:
+def test_the_command_line_sends_and_shows_repeated_headers(cluster: RunningCluster) -> None:
     def kera(*arguments: str, **more: Any) -> bytes:
         done = run_kera(*arguments, "--bootstrap", cluster.bootstrap, **more)
         assert done.returncode == 0, done.stderr

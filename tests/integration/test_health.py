@@ -68,8 +68,8 @@ def test_a_cluster_is_healthy_then_degraded_then_broken() -> None:
     assert gone.stdout.startswith(b"broken\n")
 
 
-def test_metrics_tell_how_far_a_consumer_group_is_behind() -> None:
-    """Its consumers share the streamlets: of those from which it has read nothing yet only the coordinator knows."""
+def test_metrics_report_the_lag_of_a_consumer_group() -> None:
+    """Its consumers share the streamlets: only the coordinator knows those from which it has read nothing yet."""
     env = METRICS | {"KERA_COORDINATOR_GROUP_LAG_INTERVAL_MS": "100"}
     with LocalCluster.running(brokers=2, env=env) as cluster:
         bootstrap = ("--bootstrap", cluster.bootstrap)

@@ -1,4 +1,4 @@
-"""Several coordinators on a real ZooKeeper: who leads, who follows, and what survives a leader."""
+"""Several coordinators on a real ZooKeeper: election, takeover, and the state that survives a leader."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ from tests.integration.zookeeper import ZooKeeper
 
 SESSION_TIMEOUT_MS = 2000
 TAKEOVER_S = 20.0
-"""Bound on the time until another one leads. It takes the session's time-out and little more; machines may be slow."""
+"""Bound on the time until another one leads: the session's time-out and little more; machines may be slow."""
 TIMEOUT_S = 60.0
 _roots = itertools.count(1)
 
@@ -47,7 +47,7 @@ class World:
         self.client = client
         self.store = store
         self._logged = {name: self._log_path(name).stat().st_size for name in self.names}
-        """How long each log was: what is in it is of earlier tests."""
+        """The initial length of each log: everything before is of earlier tests."""
 
     @property
     def names(self) -> list[str]:
@@ -57,7 +57,7 @@ class World:
         return str(self.cluster.ready[name]["grpc_address"])
 
     async def leader(self) -> str:
-        """The name of who leads, and answers."""
+        """The name of the coordinator that leads and answers."""
         known = await self.client.admin.describe_cluster()
         return next(name for name in self.names if self.address(name) == known.coordinators[0])
 
@@ -66,7 +66,7 @@ class World:
         return [name for name in self.names if name != leader]
 
     async def other_leads(self, than: str) -> str:
-        """Wait until another one leads; its name."""
+        """Wait until another coordinator leads; returns its name."""
         async with asyncio.timeout(TAKEOVER_S):
             while True:
                 with contextlib.suppress(KeraError):
@@ -76,7 +76,7 @@ class World:
                 await asyncio.sleep(0.02)
 
     async def record(self) -> dict[str, Any]:
-        """What the store says of who leads."""
+        """The store's record of the leader."""
         record = await self.store.get(LEADER)
         assert isinstance(record, StoredRecord)
         return dict(json.loads(record.value))
@@ -89,7 +89,7 @@ class World:
         return [json.loads(line) for line in lines if line.startswith(b"{")]
 
     async def refused(self, name: str) -> NotLeader:
-        """What one that does not lead answers."""
+        """The answer of a coordinator that does not lead."""
         channel = GrpcChannel(self.address(name))
         try:
             with pytest.raises(NotLeader) as error:
@@ -99,7 +99,7 @@ class World:
             await channel.close()
 
     async def settled(self) -> None:
-        """Wait until every coordinator knows who leads."""
+        """Wait until every coordinator knows the leader."""
         async with asyncio.timeout(TIMEOUT_S):
             while len((await self.client.admin.describe_cluster()).coordinators) < len(self.names):
                 await asyncio.sleep(0.02)
@@ -132,7 +132,7 @@ async def world_of(cluster: LocalCluster | SharedCluster, root: str) -> AsyncIte
 
 @pytest.fixture(scope="module")
 def shared(zookeeper: ZooKeeper) -> Iterator[tuple[SharedCluster, list[str]]]:
-    """A cluster, and where its metadata are: the last of these."""
+    """A cluster, and the roots of its metadata: the last one is current."""
     roots: list[str] = []
 
     def make() -> LocalCluster:
@@ -151,7 +151,7 @@ async def world(shared: tuple[SharedCluster, list[str]]) -> AsyncIterator[World]
         yield made
 
 
-async def test_one_leads_and_the_others_say_who(world: World) -> None:
+async def test_one_coordinator_leads_and_the_other_names_it(world: World) -> None:
     await world.settled()
     leader = await world.leader()
     (follower,) = await world.followers()
@@ -165,7 +165,7 @@ async def test_one_leads_and_the_others_say_who(world: World) -> None:
         await knows_one.admin.delete_stream("s")
 
 
-async def test_a_record_that_somebody_deletes_in_zookeeper_is_put_back_while_one_leads(world: World) -> None:
+async def test_the_leader_restores_a_record_that_is_deleted_in_zookeeper(world: World) -> None:
     """The next coordinator would refuse to lead without it."""
     await world.settled()
     await world.client.admin.create_stream("kept")
@@ -189,9 +189,7 @@ async def test_a_record_that_somebody_deletes_in_zookeeper_is_put_back_while_one
 
 
 @pytest.mark.parametrize("graceful", [False, pytest.param(True, marks=pytest.mark.slow)])
-async def test_when_the_leader_ends_in_a_burst_of_creations_no_stream_is_lost_or_doubled(
-    world: World, *, graceful: bool
-) -> None:
+async def test_a_leader_that_ends_during_creations_loses_and_doubles_no_stream(world: World, *, graceful: bool) -> None:
     leader = await world.leader()
     epoch = (await world.record())["epoch"]
     names = [f"s-{number}" for number in range(40)]
@@ -206,7 +204,7 @@ async def test_when_the_leader_ends_in_a_burst_of_creations_no_stream_is_lost_or
     made = await asyncio.wait_for(asyncio.gather(*creations), TIMEOUT_S)
 
     assert await world.other_leads(leader) != leader
-    await until(lambda: leader not in world.cluster.processes)  # else it ends in the next test
+    await until(lambda: leader not in world.cluster.processes)  # otherwise it ends in the next test
     listed = await world.client.admin.list_streams()
     assert {stream.name: stream.stream_id for stream in listed} == {stream.name: stream.stream_id for stream in made}
     assert sorted(stream.name for stream in listed) == sorted(names)
@@ -217,7 +215,7 @@ async def test_when_the_leader_ends_in_a_burst_of_creations_no_stream_is_lost_or
 
 
 @pytest.mark.slow
-async def test_of_two_bursts_for_the_same_names_each_stream_is_of_one_when_the_leader_ends(world: World) -> None:
+async def test_each_name_goes_to_one_of_two_competing_creations_when_the_leader_ends(world: World) -> None:
     leader = await world.leader()
     names = [f"s-{number}" for number in range(20)]
     async with await Client.connect(world.cluster.bootstrap, ClientSettings.load(request_timeout_ms=1000)) as other:
@@ -239,7 +237,7 @@ async def test_of_two_bursts_for_the_same_names_each_stream_is_of_one_when_the_l
 
 
 @pytest.mark.slow
-async def test_when_the_leader_ends_in_a_burst_of_deletions_brokers_drop_all_that_was_deleted(world: World) -> None:
+async def test_brokers_drop_all_deleted_streams_when_the_leader_ends_during_deletions(world: World) -> None:
     leader = await world.leader()
     made = await asyncio.gather(*(world.client.admin.create_stream(f"s-{number}") for number in range(20)))
     deletions = [asyncio.create_task(world.client.admin.delete_stream(stream.name)) for stream in made]
@@ -268,7 +266,7 @@ async def has(broker: GrpcChannel, stream_id: int) -> bool:
     return True
 
 
-async def test_a_broker_goes_on_with_the_next_leader_and_streams_stay_usable(world: World) -> None:
+async def test_a_broker_continues_with_the_next_leader_and_streams_stay_usable(world: World) -> None:
     leader = await world.leader()
     await world.client.admin.create_stream("s")
     async with world.client.producer() as producer:
@@ -290,7 +288,7 @@ async def test_a_broker_goes_on_with_the_next_leader_and_streams_stay_usable(wor
     assert set(world.cluster.processes) == {"broker-1", *world.names} - {leader}
 
 
-async def test_a_leader_that_was_stopped_for_too_long_changes_nothing_any_more_and_follows(world: World) -> None:
+async def test_a_leader_that_was_paused_too_long_changes_nothing_and_follows(world: World) -> None:
     await world.settled()
     leader = await world.leader()
     epoch = (await world.record())["epoch"]
@@ -298,7 +296,7 @@ async def test_a_leader_that_was_stopped_for_too_long_changes_nothing_any_more_a
     channel = GrpcChannel(world.address(leader))
     await call(channel, api.LIST_STREAMS, messages.ListStreamsRequest(), timeout_s=TIMEOUT_S)
     await world.cluster.pause(leader)
-    # Requests that it finds when it wakes: they came to the leader, and must not be carried out by one.
+    # Requests that it finds when it wakes: they came to a leader that is a follower now, and must not be carried out.
     late = [
         asyncio.create_task(
             call(
@@ -327,11 +325,11 @@ async def test_a_leader_that_was_stopped_for_too_long_changes_nothing_any_more_a
 
 
 @pytest.mark.slow
-async def test_a_leader_that_was_stopped_for_a_moment_goes_on_leading(world: World) -> None:
+async def test_a_leader_that_was_paused_for_a_moment_keeps_leading(world: World) -> None:
     leader = await world.leader()
     before = await world.record()
     await world.cluster.pause(leader)
-    await asyncio.sleep(SESSION_TIMEOUT_MS / 1000 / 4)  # sleep: how long it stands still is what is tested
+    await asyncio.sleep(SESSION_TIMEOUT_MS / 1000 / 4)  # sleep: the test is about the length of the pause
     await world.cluster.resume(leader)
 
     await world.client.admin.create_stream("s")
@@ -340,7 +338,7 @@ async def test_a_leader_that_was_stopped_for_a_moment_goes_on_leading(world: Wor
     assert await world.record() == before
 
 
-async def test_the_cluster_goes_on_when_zookeeper_was_away(zookeeper: ZooKeeper, world: World) -> None:
+async def test_the_cluster_continues_after_an_outage_of_zookeeper(zookeeper: ZooKeeper, world: World) -> None:
     await world.client.admin.create_stream("before")
     await asyncio.to_thread(zookeeper.stop)
     try:
@@ -356,7 +354,7 @@ async def test_the_cluster_goes_on_when_zookeeper_was_away(zookeeper: ZooKeeper,
     assert set(world.cluster.processes) == {"broker-1", *world.names}
 
 
-async def test_the_cluster_goes_on_when_zookeeper_hung(zookeeper: ZooKeeper, world: World) -> None:
+async def test_the_cluster_continues_after_zookeeper_hung(zookeeper: ZooKeeper, world: World) -> None:
     await world.client.admin.create_stream("before")
     zookeeper.pause()
     try:
@@ -384,7 +382,7 @@ async def test_coordinators_stop_in_time_while_zookeeper_hangs(zookeeper: ZooKee
         assert codes == [0, 0]
 
 
-async def test_all_coordinators_may_be_restarted_one_after_the_other(
+async def test_all_coordinators_can_be_restarted_one_after_the_other(
     zookeeper: ZooKeeper,
 ) -> None:
     root = f"{zookeeper.address}/ha-{next(_roots)}"
@@ -408,7 +406,9 @@ async def test_all_coordinators_may_be_restarted_one_after_the_other(
         (["--zookeeper", "127.0.0.1:1", "--host", "::"], "--advertised-address"),
     ],
 )
-async def test_a_wrong_address_is_an_error_of_the_start(arguments: list[str], said: str, tmp_path: Any) -> None:
+async def test_a_coordinator_does_not_start_with_a_wrong_address(
+    arguments: list[str], said: str, tmp_path: Any
+) -> None:
     command = [sys.executable, "-m", "kera.cli", "coordinator", "--port", "0", "--data-dir", str(tmp_path), *arguments]
     ended = await asyncio.to_thread(
         subprocess.run, command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False

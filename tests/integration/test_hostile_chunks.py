@@ -1,4 +1,6 @@
-"""Brokers are lost and emptied whose logs have a hostile writer's chunks: the short form of `hostile` of chaos."""
+"""Brokers with a hostile writer's chunks in their logs are lost and drained: the short form of chaos program
+`hostile`.
+"""
 
 import os
 from pathlib import Path
@@ -9,18 +11,18 @@ from tests.chaos import hostile
 from tests.chaos.hostile_chunks import KINDS
 
 ALL = bool(os.environ.get("KERA_HOSTILE_ALL"))
-"""The whole matrix, which takes some five minutes."""
+"""The whole matrix, which takes about five minutes."""
 SHORT = {("memory", True): (1, "replicated"), ("drain --wait", False): (2, "persisted")}
-"""Events, and whether hostile chunks are in the log: with how many replicas, and at which level."""
+"""Events, and whether hostile chunks are in the log: with how many replicas and which durability."""
 KINDS_SHORT = 15
-"""So many of the kinds of chunks, with all those that are not about one field."""
+"""How many kinds of chunks; they include all kinds that are not about one field."""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("in_log", [False, True], ids=["refused", "in the log"])
 @pytest.mark.parametrize("event", hostile.EVENTS)
-async def test_what_was_acknowledged_beside_hostile_chunks_is_there_once_and_recoveries_and_drains_end(
+async def test_recoveries_and_drains_with_hostile_chunks_keep_acknowledged_records(
     tmp_path: Path, event: str, in_log: bool
 ) -> None:
     if not (ALL or (event, in_log) in SHORT):

@@ -1,4 +1,4 @@
-"""Latency constraints with real daemons: what is measured of a path, and what chunks wait for."""
+"""Latency constraints with real daemons: the measured hops of a path, and the time that chunks wait."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def client(cluster: RunningCluster) -> AsyncIterator[Client]:
 
 
 async def write(producer: Producer, stream: str) -> None:
-    """Records, until cancelled."""
+    """Write records until cancelled."""
     number = 0
     while True:
         producer.send(stream, b"x" * 100, streamlet=number % 2)
@@ -34,7 +34,7 @@ async def write(producer: Producer, stream: str) -> None:
 
 
 async def read(consumer: GroupConsumer, begun: asyncio.Event) -> None:
-    """All that comes, until cancelled."""
+    """Read all records until cancelled."""
     async for _ in consumer.batches():
         begun.set()
 
@@ -60,7 +60,7 @@ async def test_all_hops_of_a_path_are_measured_and_chunks_fill(client: Client, s
                 if (
                     [hop.hop for hop in found.hops if hop.chunks] == HOPS
                     and gather is not None
-                    and gather.mean_us > LIMIT_MS * 1000 / 4  # a quarter, and not as long as a request takes
+                    and gather.mean_us > LIMIT_MS * 1000 / 4  # a quarter: longer than a request takes
                 ):
                     break
                 await asyncio.sleep(0.2)
@@ -70,8 +70,8 @@ async def test_all_hops_of_a_path_are_measured_and_chunks_fill(client: Client, s
     await client.latency.delete(stream)
 
 
-async def test_work_ends_with_the_first_record_that_is_made(client: Client) -> None:
-    """Not when an application comes for more that has done other things since."""
+async def test_work_is_measured_until_the_first_record_that_results_from_it(client: Client) -> None:
+    """The work does not last until the application asks for more after other things."""
     for stream in ("late-orders", "late-bills"):
         await client.admin.create_stream(stream, streamlets=2)
     after_s = 0.2
@@ -105,8 +105,8 @@ async def test_work_ends_with_the_first_record_that_is_made(client: Client) -> N
     await client.latency.delete("billing")
 
 
-async def test_two_streams_of_which_one_has_a_constraint(client: Client) -> None:
-    """Chunks of the other go at once, through the same broker and from the same producer."""
+async def test_a_constraint_on_one_stream_does_not_delay_another_stream(client: Client) -> None:
+    """Chunks of the other stream go at once, through the same broker and from the same producer."""
     for stream in ("late-slow", "late-quick"):
         await client.admin.create_stream(stream, streamlets=2)
     await client.latency.create("of-slow", ["late-slow"], LIMIT_MS, window_ms=1_000)
@@ -128,8 +128,8 @@ async def test_two_streams_of_which_one_has_a_constraint(client: Client) -> None
     await client.latency.delete("of-slow")
 
 
-async def test_what_waits_for_longer_than_advice_counts_hears_of_changes(client: Client) -> None:
-    """Nothing is sent meanwhile that a report could ride on, and no chunk goes because of that."""
+async def test_a_chunk_that_waits_longer_than_advice_is_valid_learns_of_changes(client: Client) -> None:
+    """Meanwhile there is no request for a report to travel with, and no chunk is sent for that."""
     await client.admin.create_stream("late-rare", streamlets=1)
     await client.latency.create("hour", ["late-rare"], 3_600_000, window_ms=1_000)
     async with client.producer() as producer:

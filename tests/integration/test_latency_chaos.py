@@ -1,4 +1,4 @@
-"""A latency constraint while things happen: the short form of `latency` of chaos, and that it can fail."""
+"""A latency constraint during faults: the short form of the chaos program `latency`, and proof that it can fail."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHORT = ("--rounds", "1", "--seconds", "14", "--window-s", "2", "--seed", "6", "
 
 
 @pytest.mark.slow
-async def test_a_constraint_is_held_again_after_a_kill_and_right_while_a_clock_jumps(tmp_path: Path) -> None:
+async def test_a_constraint_is_held_after_a_kill_and_measured_right_while_a_clock_jumps(tmp_path: Path) -> None:
     run = LATENCY.run_of(tmp_path, *SHORT, "kill", "writer")
     path = await hold(run)
     assert path.wrong == [], run.told()
@@ -21,7 +21,7 @@ async def test_a_constraint_is_held_again_after_a_kill_and_right_while_a_clock_j
 
 
 @pytest.mark.slow
-async def test_what_is_too_slow_and_a_timer_that_is_late_are_noticed(tmp_path: Path) -> None:
+async def test_the_program_notices_slow_work_and_a_late_timer(tmp_path: Path) -> None:
     run = LATENCY.run_of(tmp_path, *SHORT, "move", "--slow-work-ms", "400", "--late-timer-ms", "80")
     wrong = (await hold(run)).wrong
     assert any("the constraint is" in each and " a to g" in each for each in wrong), wrong

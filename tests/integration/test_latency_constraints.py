@@ -1,4 +1,4 @@
-"""Latency constraints in a real cluster: what writers make of them, what is shown, and what outlasts a coordinator."""
+"""Latency constraints in a real cluster: how writers apply them, how they are shown, and how they survive a restart."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ pytestmark = pytest.mark.timeout(180)
 PATH = "clicks, group:enrich, visits, group:dashboard"
 READERS = {"clicks": "enrich", "visits": "dashboard"}
 LIMIT_MS = 2_500
-"""Chunks that wait for that are told from those that do not, however slow a machine is."""
+"""Long enough to tell chunks that wait from chunks that do not, however slow a machine is."""
 WAITS_S = 0.9
 AT_ONCE_S = 0.4
 
 
 async def begin(bootstrap: str) -> None:
-    """Make two streams, each of which a consumer group has begun to read."""
+    """Make two streams, and let a consumer group begin to read each of them."""
     async with await Client.connect(bootstrap) as client:
         for stream, group in READERS.items():
             await client.admin.create_stream(stream)
@@ -40,7 +40,7 @@ async def begin(bootstrap: str) -> None:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RunningCluster]:
-    """One whose streams tests share; each of them takes back the constraints that it has made."""
+    """A cluster whose streams tests share; each test deletes its own constraints."""
     with LocalCluster.running(brokers=1, arena_bytes=32 * MIB) as running:
         asyncio.run(begin(running.bootstrap))
         yield running
@@ -55,7 +55,7 @@ async def client(cluster: RunningCluster) -> AsyncIterator[Client]:
 
 
 async def acknowledged_s(producer: Producer, stream: str = "clicks") -> float:
-    """How long a record takes that is alone."""
+    """How long a single record takes."""
     loop = asyncio.get_running_loop()
     begun_s = loop.time()
     await producer.send(stream, b"x" * 100)
@@ -70,13 +70,13 @@ async def until_it_takes(producer: Producer, least_s: float, most_s: float) -> N
 
 
 def kera(cluster: RunningCluster, *arguments: str) -> str:
-    """What a command prints that ends well."""
+    """The output of a command that succeeds."""
     done = run_kera("latency", *arguments, "-b", cluster.bootstrap)
     assert done.returncode == 0, done.stderr
     return done.stdout.decode()
 
 
-async def test_writers_let_their_chunks_fill_for_as_long_as_a_constraint_says(client: Client) -> None:
+async def test_writers_let_chunks_fill_for_as_long_as_a_constraint_allows(client: Client) -> None:
     async with client.producer() as producer:
         await producer.prepare("clicks")
         await until_it_takes(producer, 0, WAITS_S)
@@ -87,7 +87,7 @@ async def test_writers_let_their_chunks_fill_for_as_long_as_a_constraint_says(cl
             found = await client.latency.describe("arrival")
             return found if found.hops[0].mean_us > WAITS_S * 1e6 and found.hops[1].chunks else None
 
-        sending = asyncio.create_task(until_it_takes(producer, LIMIT_MS, LIMIT_MS))  # it goes on and on
+        sending = asyncio.create_task(until_it_takes(producer, LIMIT_MS, LIMIT_MS))  # it never ends
         found = await until_found(measured)
         sending.cancel()
         gather = found.hops[0]
@@ -103,7 +103,7 @@ async def test_writers_let_their_chunks_fill_for_as_long_as_a_constraint_says(cl
         await until_it_takes(producer, 0, AT_ONCE_S)
 
 
-async def test_a_producer_whose_linger_breaks_a_constraint_is_named(client: Client) -> None:
+async def test_the_reason_names_a_producer_whose_linger_breaks_the_constraint(client: Client) -> None:
     await client.latency.create("arrival", ["clicks"], 100, window_ms=1_000)
     async with client.producer(linger_ms=400) as producer:
         await producer.prepare("clicks")
@@ -119,8 +119,8 @@ async def test_a_producer_whose_linger_breaks_a_constraint_is_named(client: Clie
     assert found.hops[0].own_linger_us == 400_000
 
 
-async def test_an_application_that_hangs_is_late_though_it_is_done_with_nothing(client: Client) -> None:
-    """Also with what it had taken, and what had come, before its consumer heard of the constraint."""
+async def test_a_hanging_application_violates_its_constraint(client: Client) -> None:
+    """This includes records that were taken or had arrived before its consumer learned of the constraint."""
     async with client.group_consumer("enrich", ["clicks"]) as consumer, client.producer() as producer:
         await producer.prepare("clicks")
         batches = consumer.batches()
@@ -137,7 +137,7 @@ async def test_an_application_that_hangs_is_late_though_it_is_done_with_nothing(
         await until_found(late)
 
 
-async def test_a_consumer_group_that_does_not_run_is_named(client: Client) -> None:
+async def test_the_reason_names_a_consumer_group_that_does_not_run(client: Client) -> None:
     await client.latency.create("idle", ["clicks", "group:enrich"], LIMIT_MS, window_ms=1_000)
     async with client.producer() as producer:
         await producer.prepare("clicks")
@@ -150,7 +150,7 @@ async def test_a_consumer_group_that_does_not_run_is_named(client: Client) -> No
         await until_found(named)
 
 
-def test_constraints_are_made_and_shown_at_the_command_line(cluster: RunningCluster) -> None:
+def test_the_command_line_creates_shows_alters_and_deletes_constraints(cluster: RunningCluster) -> None:
     made = kera(cluster, "create", "shown", "--path", PATH, "--limit", "300ms", "--p99")
     assert made == f"shown: {PATH} within 300 ms, for the 99th percentile over 15 s\n"
     assert "shown" in kera(cluster, "list")
@@ -165,7 +165,7 @@ def test_constraints_are_made_and_shown_at_the_command_line(cluster: RunningClus
     assert json.loads(kera(cluster, "list", "--json")) == []
 
 
-async def test_what_is_no_path_of_the_cluster_is_refused_by_name(client: Client) -> None:
+async def test_the_error_for_an_invalid_path_or_name_says_what_is_wrong(client: Client) -> None:
     create = client.latency.create
     with pytest.raises(UnknownStream, match="no stream 'orders'"):
         await create("c", ["orders"], 100)
@@ -184,7 +184,7 @@ async def test_what_is_no_path_of_the_cluster_is_refused_by_name(client: Client)
         await client.latency.describe("d")
 
 
-async def test_constraints_outlast_a_coordinator_and_go_with_their_streams() -> None:
+async def test_constraints_survive_a_coordinator_restart_and_break_with_their_streams() -> None:
     async with LocalCluster(brokers=1, arena_bytes=32 * MIB) as cluster:
         await begin(cluster.bootstrap)
         async with await Client.connect(cluster.bootstrap) as client:

@@ -1,4 +1,4 @@
-"""Latency constraints on a real ZooKeeper, with two coordinators of which the one that leads is killed."""
+"""Latency constraints on a real ZooKeeper, with two coordinators; the leader is killed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(180)
 WINDOW_MS = 5_000
 LIMIT_MS = 2_000
 WAITS_S = 0.6
-"""Chunks that wait for what a constraint leaves them are told by that from those that go at once."""
+"""Long enough to tell chunks that wait for a constraint from chunks that go at once."""
 OWN_LINGER_MS = 300
 CONSTRAINTS = 30
 
@@ -41,16 +41,14 @@ async def leader_of(cluster: LocalCluster, client: Client) -> str:
 
 
 async def send(producer: Producer, stream: str, sent: list[tuple[float, float]]) -> None:
-    """One record after the other, until cancelled; when each has begun, and how long it has taken."""
+    """Send one record after the other until cancelled; keep when each began, and how long it took."""
     while True:
         begun_s = time.monotonic()
         await producer.send(stream, b"x" * 100)
         sent.append((begun_s, time.monotonic() - begun_s))
 
 
-async def test_brokers_go_on_and_figures_come_back_when_the_leader_is_lost(
-    tmp_path: Path, zookeeper: ZooKeeper
-) -> None:
+async def test_advice_stays_and_figures_come_back_when_the_leader_is_lost(tmp_path: Path, zookeeper: ZooKeeper) -> None:
     async with two_coordinators(tmp_path, zookeeper, "late-figures") as cluster, await connect(cluster) as client:
         for stream in ("slow", "broken"):
             await client.admin.create_stream(stream, replication=0)
@@ -92,13 +90,13 @@ async def watch_a_failover(
     sent.clear()
     await cluster.kill(lost)
     killed_s = time.monotonic()
-    listed = await client.latency.constraints()  # as soon as another one leads
+    listed = await client.latency.constraints()  # answered as soon as another coordinator leads
     await until_found(goes_on)
     assert {each.constraint.name for each in listed} == {"slow", "broken"}
     assert next(each for each in listed if each.constraint.name == "slow").constraint == made
 
     await until_found(held)
-    # Also with nobody who tells them, and by one that has not heard of brokers yet.
+    # Also without a coordinator, and with one that has not heard from brokers yet.
     assert min(took_s for _, took_s in sent) > WAITS_S, sent
     again = await until_found(violated)
     windows = (time.monotonic() - killed_s) / (WINDOW_MS / 1000)
@@ -107,9 +105,7 @@ async def watch_a_failover(
     assert "gather of broken exceeds its share the most; a producer of broken sets linger_ms 300" in again.reason
 
 
-async def test_what_is_changed_while_the_leader_is_killed_is_done_or_not_and_never_half(
-    tmp_path: Path, zookeeper: ZooKeeper
-) -> None:
+async def test_changes_while_the_leader_is_killed_are_all_or_nothing(tmp_path: Path, zookeeper: ZooKeeper) -> None:
     async with two_coordinators(tmp_path, zookeeper, "late-changes") as cluster, await connect(cluster) as client:
         await make_some(client)
         lost = await leader_of(cluster, client)
@@ -121,7 +117,7 @@ async def test_what_is_changed_while_the_leader_is_killed_is_done_or_not_and_nev
         await check_all_that_was_done(client, outcomes)
 
 
-async def test_what_is_changed_while_zookeeper_is_lost_is_done_or_not_and_never_half(tmp_path: Path) -> None:
+async def test_changes_while_zookeeper_is_lost_are_all_or_nothing(tmp_path: Path) -> None:
     with ZooKeeper(tmp_path / "zookeeper") as server:
         async with two_coordinators(tmp_path / "kera", server, "late") as cluster, await connect(cluster) as client:
             await make_some(client)
@@ -147,7 +143,7 @@ async def make_some(client: Client) -> None:
 
 
 async def check_all_that_was_done(client: Client, outcomes: list[tuple[bool, bool, bool]]) -> None:
-    """And that who asks again gets there, whatever became of the first time."""
+    """Check the outcomes, and that a repetition of each change succeeds whatever happened the first time."""
     known = {each.constraint.name: each.constraint for each in await client.latency.constraints()}
     for number, (created, altered, deleted) in enumerate(outcomes):
         one = known.get(f"created-{number}")
@@ -163,12 +159,12 @@ async def check_all_that_was_done(client: Client, outcomes: list[tuple[bool, boo
 
 
 def window_of(kind: str, number: int) -> int:
-    """Each has its own, as no two may say the same."""
+    """Each constraint has a window of its own, as two must not be equal."""
     return 1_000 * (1 + number) + ("created", "altered", "deleted").index(kind)
 
 
 async def change(client: Client, number: int) -> tuple[bool, bool, bool]:
-    """Create, alter and delete a constraint each; whether that was done for sure."""
+    """Create, alter and delete a constraint each; whether each change is certain."""
     latency = client.latency
     return (
         await is_done(
@@ -183,7 +179,7 @@ async def is_done(attempt: object) -> bool:
     try:
         await attempt  # type: ignore[misc]
     except UnknownLatencyConstraint:
-        return True  # deleted before
+        return True  # an earlier attempt has deleted it
     except KeraError as error:
         if not error.retriable:
             raise

@@ -1,4 +1,6 @@
-"""With real daemons: what a latency constraint leaves, where chunks are full early, brokers wait for."""
+"""With real daemons: where chunks are full early, brokers use up the rest of the time that a latency constraint
+allows.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,9 @@ LIMIT_MS = 400
 CHUNK_BYTES = 4 << 10
 RECORD = b"x" * 1000
 PAUSE_S = 0.003
-"""Chunks are full after some ten milliseconds."""
+"""At this pace, chunks are full after about ten milliseconds."""
 SEVERAL = 2
-"""Chunks that go together; more of them do where machines are not busy."""
+"""Chunks that go together; more of them do if machines are not busy."""
 
 
 @pytest.fixture
@@ -35,7 +37,7 @@ async def client(cluster: RunningCluster) -> AsyncIterator[Client]:
 
 
 async def write(producer: Producer) -> None:
-    """Records, until cancelled."""
+    """Write records until cancelled."""
     while True:
         producer.send("full", RECORD)
         await producer.drain()
@@ -43,7 +45,7 @@ async def write(producer: Producer) -> None:
 
 
 async def until_held_back(client: Client, cluster: RunningCluster, hop: str, counter: str) -> LatencyHop:
-    """Wait until a hop's buffer may wait, and several chunks go together; the constraint is held with that."""
+    """Wait until a hop's buffer may wait, several chunks go together, and the constraint is held."""
 
     def counted() -> tuple[float, float]:
         found = samples(cluster)
@@ -52,7 +54,7 @@ async def until_held_back(client: Client, cluster: RunningCluster, hop: str, cou
     async with asyncio.timeout(150):
         while True:
             before = await asyncio.to_thread(counted)
-            await asyncio.sleep(1)  # sleep: what goes on within a second
+            await asyncio.sleep(1)  # sleep: measures one second
             after = await asyncio.to_thread(counted)
             chunks, together = (now - then for now, then in zip(after, before, strict=True))
             described = await client.latency.describe("c")
@@ -61,7 +63,7 @@ async def until_held_back(client: Client, cluster: RunningCluster, hop: str, cou
                 return found
 
 
-async def test_references_to_chunks_wait_for_others(client: Client, cluster: RunningCluster) -> None:
+async def test_references_to_chunks_wait_and_are_replicated_together(client: Client, cluster: RunningCluster) -> None:
     await client.admin.create_stream("full", streamlets=1, replication=1)
     async with client.producer(chunk_bytes_max=CHUNK_BYTES) as producer:
         await producer.prepare("full")
@@ -74,7 +76,7 @@ async def test_references_to_chunks_wait_for_others(client: Client, cluster: Run
         await asyncio.wait([load])
 
 
-async def test_readers_are_told_in_rounds(client: Client, cluster: RunningCluster) -> None:
+async def test_readers_are_notified_of_several_chunks_together(client: Client, cluster: RunningCluster) -> None:
     await client.admin.create_stream("full", streamlets=1, replication=1)
     came = asyncio.Event()
 
@@ -95,8 +97,8 @@ async def test_readers_are_told_in_rounds(client: Client, cluster: RunningCluste
         await asyncio.wait(tasks)
 
 
-async def test_a_producer_with_a_target_of_its_own_is_not_held_back(client: Client, cluster: RunningCluster) -> None:
-    """Another one's chunks are full early: there is time to wait for references."""
+async def test_a_producer_with_its_own_linger_is_not_held_back(client: Client, cluster: RunningCluster) -> None:
+    """Another producer's chunks are full early: there is time to wait for references."""
     await client.admin.create_stream("full", streamlets=1, replication=1)
     async with client.producer(chunk_bytes_max=CHUNK_BYTES) as full, client.producer(linger_ms=0) as quick:
         await asyncio.gather(full.prepare("full"), quick.prepare("full"))

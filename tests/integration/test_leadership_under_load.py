@@ -1,4 +1,4 @@
-"""Two coordinators on a ZooKeeper, and the one that leads is killed or stopped while there is much to do."""
+"""Two coordinators on a ZooKeeper; the leader is killed or paused under load."""
 
 import asyncio
 import random
@@ -39,7 +39,7 @@ async def test_a_lost_leader_leaves_nothing_half_done(
 
 
 @pytest.mark.slow
-async def test_no_stream_is_lost_or_doubled_when_the_leader_is_killed_in_a_burst_of_them(
+async def test_no_stream_is_lost_or_doubled_when_the_leader_is_killed_during_creations(
     tmp_path: Path,
     zookeeper: ZooKeeper,
 ) -> None:
@@ -66,6 +66,6 @@ async def test_no_stream_is_lost_or_doubled_when_the_leader_is_killed_in_a_burst
                 await producer.prepare(name)
                 await producer.send(name, name.encode())
         await cluster.restart(leader)
-        # One that does not lead says who does; a client that knows only this one gets there.
+        # A follower names the leader, so a client that knows only the follower gets there.
         async with await Client.connect(cluster.ready[leader]["grpc_address"]) as other:
             assert len(await other.admin.list_streams()) == CREATED

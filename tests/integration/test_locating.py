@@ -1,4 +1,6 @@
-"""Places by records, bytes and time in a real cluster: a streamlet that has moved, and data that is on disk only."""
+"""Places by records, bytes and time in a real cluster: in a streamlet that has moved, with data that is only on
+disk.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,12 @@ from tests.integration.support import value_of
 pytestmark = pytest.mark.usefixtures("chunks_alone")
 
 RECORDS = 1500
-"""In each interval: more than a broker's memory."""
+"""In each interval, more than a broker's memory holds."""
 TIME_US = 1_700_000_000_000_000
 
 
 def time_us(number: int) -> int:
-    """Of record `number`: a second later each, and some of them half a minute late."""
+    """The time of record `number`: each is a second later, and some are half a minute late."""
     return TIME_US + (number - 30 * (number % 7 == 0)) * 1_000_000
 
 
@@ -43,7 +45,7 @@ async def write(client: Client, first: int, count: int) -> None:
 
 
 async def chunks_of(client: Client) -> list[ChunkBatch]:
-    """Everything that there is, read from the start."""
+    """All chunks, read from the start."""
     async with client.consumer("s", start="earliest", end="latest", shared_memory="never") as consumer:
         return [chunk async for chunk in consumer.batches()]
 
@@ -53,7 +55,9 @@ def size_of(chunk: ChunkBatch) -> int:
 
 
 def walk(chunks: Sequence[ChunkBatch], first: int, query: ChunkQuery) -> tuple[int, int]:
-    """Record and bytes of the place that a query means that starts with chunk number `first`, by looking at all."""
+    """The record and bytes of the place of a query that starts at chunk number `first`, found by a scan of all
+    chunks.
+    """
     begin, passed = chunks[first].header.first_record, 0
     record = begin
     for chunk in chunks[first:]:
@@ -89,7 +93,7 @@ async def check_places(client: Client, chunks: Sequence[ChunkBatch]) -> None:
 
 
 async def check_reading_from(client: Client, place: ChunkPlace, since_us: int) -> None:
-    """A consumer that starts there gets that record first, and it is of that time or the chunk has one that is."""
+    """Check that a consumer that starts there gets that record first, in a chunk that reaches this time."""
     async with client.consumer("s", start={0: [place.position]}) as consumer:
         async with asyncio.timeout(TIMEOUT_S):
             chunk = await anext(consumer.batches())
@@ -97,7 +101,7 @@ async def check_reading_from(client: Client, place: ChunkPlace, since_us: int) -
     assert chunk.header.max_timestamp_us >= since_us
 
 
-async def test_places_and_segments_of_a_streamlet_that_has_moved_with_data_on_disk_only(tmp_path: Path) -> None:
+async def test_places_and_segments_of_a_moved_streamlet_on_disk_are_right(tmp_path: Path) -> None:
     async with (
         control_cluster(tmp_path, brokers=2, backups=1, arena_bytes=MIB, segment_bytes=SEGMENT_BYTES) as cluster,
         await connect(cluster) as client,
@@ -138,5 +142,5 @@ async def test_places_and_segments_of_a_streamlet_that_has_moved_with_data_on_di
 
 
 async def part(client: Client, start: Position, end: Position) -> int:
-    """How many records are between two cuts."""
+    """The number of records between two cuts."""
     return sum([chunk.batch.num_rows async for chunk in client.read_range("s", 0, 0, start, end)])

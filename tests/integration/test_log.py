@@ -1,4 +1,4 @@
-"""The log of real brokers: more than their memory holds, killed, full, shrunk; with clients at work."""
+"""The log of real brokers, with clients at work: larger than their memory, killed, full, shrunk."""
 
 import asyncio
 import contextlib
@@ -60,7 +60,7 @@ def log_of(tmp_path: Path) -> Path:
 
 
 async def settled(cluster: RunningCluster, client: Client, stream: str = "s") -> int:
-    """Wait until all segments but the open ones are on disk; what the disk has then."""
+    """Wait until all segments but the open ones are on disk; returns their size on disk."""
     bounds = [entry for entries in (await client.bounds(stream)).values() for entry in entries]
     closed = sum(max(0, entry.length_bytes - SEGMENT_BYTES) for entry in bounds)
     path = log_of(cluster.log_dir.parent)
@@ -69,36 +69,36 @@ async def settled(cluster: RunningCluster, client: Client, stream: str = "s") ->
 
 
 def is_nowhere(delivery: Delivery) -> bool:
-    """The answer to a repeat of a chunk that is on disk only does not tell its place."""
+    """Whether this answers a repeat of a chunk that is only on disk, and names no place."""
     return delivery.duplicate and delivery.position is None
 
 
 async def fill(client: Client, stream: str, size: int, first: int = 0, streamlet: int = 0) -> Sequence[Delivery]:
-    """Write records `first`, … of `size` bytes together; the deliveries of their chunks."""
+    """Write records `first`, … of `size` bytes together; returns the deliveries of their chunks."""
     values: list[bytes] = []
     while size > 0:
         values.append(value_of(first + len(values)))
         size -= len(values[-1])
-    # Of payloads that take more than their values, as what is freed is counted in these.
+    # These payloads take more space than their values, as freed space is counted in values.
     async with client.producer(chunk_bytes_max=16 * KIB, payload="arrow") as producer:
         batch = pa.record_batch({"value": pa.array(values, pa.binary())})
         return await (await producer.send_batch(stream, batch, streamlet=streamlet))
 
 
 def part_of(deliveries: Sequence[Delivery], part: float) -> Delivery:
-    """The chunk where this part of all records begins: chunks have different numbers of records."""
+    """The chunk at this fraction of all records: chunks have different numbers of records."""
     return next(each for each in deliveries if each.record >= deliveries[-1].record * part)
 
 
 async def drained(consumer: Consumer) -> None:
-    """Read to the end, and keep nothing."""
+    """Read to the end, without keeping anything."""
     async with asyncio.timeout(TIMEOUT_S):
         async for _ in consumer.batches():
             pass
 
 
 async def lost_range(client: Client, stream: str, position: Position) -> tuple[Position, Position]:
-    """What a reader at `position` is told to have lost."""
+    """The range that a reader at `position` is reported to have lost."""
     async with asyncio.timeout(TIMEOUT_S):
         with pytest.raises(DataLost) as caught:
             await anext(client.read_range(stream, 0, 0, position, None))
@@ -117,13 +117,13 @@ async def first_number(client: Client, stream: str, start: Position) -> int:
 
 
 @pytest.mark.parametrize("shared_memory", ["auto", pytest.param("never", marks=pytest.mark.slow)])
-async def test_more_than_memory_is_read_back_while_another_follows_the_tail(
+async def test_a_log_larger_than_memory_is_read_while_another_reader_follows_the_tail(
     cluster: RunningCluster, client: Client, shared_memory: str
 ) -> None:
     await client.admin.create_stream("s", group_segments=4)
     first = (await fill(client, "s", 4 * ARENA_BYTES))[-1]
     middle = first.record + first.record_count
-    # Together they hold less than the memory, with what they have fetched ahead: writers need some as well.
+    # With what they have fetched ahead, together they hold less than the memory: writers need some as well.
     settings: dict[str, Any] = {"shared_memory": shared_memory, "prefetch_bytes_max": MIB, "fetch_bytes_max": MIB // 2}
     async with (
         client.consumer("s", start="earliest", **settings) as from_start,
@@ -150,10 +150,10 @@ async def test_more_than_memory_is_read_back_while_another_follows_the_tail(
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("durability", ["leader", "persisted"])
-async def test_killed_under_load_again_and_again(tmp_path: Path, durability: str) -> None:
-    """After each restart every acknowledged record is there, once, and in order. Long: `make chaos RUN=kill`."""
+async def test_repeated_kills_under_load_lose_no_acknowledged_record(tmp_path: Path, durability: str) -> None:
+    """After each restart every acknowledged record is there, once and in order. Long form: `make chaos RUN=kill`."""
     moments = random.Random(1)
-    # What was being flushed when the broker died is pinned for a while: five times that must fit, and leave some room.
+    # A segment that was being flushed when the broker died is pinned for a while: five must fit, with room to spare.
     with keeping_cluster(tmp_path, arena_bytes=4 * ARENA_BYTES) as cluster:
         async with (
             await Client.connect(cluster.bootstrap) as client,
@@ -182,8 +182,8 @@ async def test_killed_under_load_again_and_again(tmp_path: Path, durability: str
         assert all(ordinal == record for ordinal, record in places)
 
 
-async def test_what_is_persisted_survives_the_loss_of_the_host(cluster: RunningCluster, client: Client) -> None:
-    """The producer goes on with the same identity, the consumer from its position."""
+async def test_persisted_records_survive_the_loss_of_the_host(cluster: RunningCluster, client: Client) -> None:
+    """The producer continues with the same identity, the consumer from its position."""
     await client.admin.create_stream("s", streamlets=2, group_segments=2, durability="persisted")
     async with (
         client.producer(chunk_bytes_max=4 * KIB) as producer,
@@ -218,8 +218,10 @@ async def test_what_is_persisted_survives_the_loss_of_the_host(cluster: RunningC
         assert all(ordinal == record for ordinal, record in places)
 
 
-async def test_a_time_whose_records_are_lost_is_a_loss_for_each_reader(cluster: RunningCluster, client: Client) -> None:
-    """The records of the time are lost with the memory of the host; those before and behind them are there."""
+async def test_starting_at_a_time_with_lost_records_reports_the_loss_to_each_reader(
+    cluster: RunningCluster, client: Client
+) -> None:
+    """The records of the time are lost with the memory of the host; those before and after them are there."""
     await client.admin.create_stream("s", durability="leader")
     async with client.producer() as producer:
         await producer.prepare("s")
@@ -270,7 +272,7 @@ async def test_a_time_whose_records_are_lost_is_a_loss_for_each_reader(cluster: 
 # --- retention, truncation, deletion -----------------------------------------------------------------------
 
 
-async def test_retention_by_bytes(cluster: RunningCluster, client: Client, tmp_path: Path) -> None:
+async def test_retention_by_bytes_limits_the_log(cluster: RunningCluster, client: Client, tmp_path: Path) -> None:
     await client.admin.create_stream("s", group_segments=4, retention_bytes=MIB)
     deliveries = await fill(client, "s", 2 * ARENA_BYTES)
     await until(lambda: disk_bytes(log_of(tmp_path)) <= MIB + SEGMENT_BYTES)
@@ -300,7 +302,7 @@ async def test_retention_by_age_empties_disk_and_memory(
     assert after.record == bounds.next_record, "ordinals go on"
 
 
-async def test_retention_by_consumption_goes_as_far_as_all_consumer_groups(
+async def test_retention_by_consumption_keeps_records_that_a_group_has_not_read(
     cluster: RunningCluster, client: Client, tmp_path: Path
 ) -> None:
     await client.admin.create_stream("s", retention_consumer_groups=["a", "b"], retention_consumed=True)
@@ -309,7 +311,7 @@ async def test_retention_by_consumption_goes_as_far_as_all_consumer_groups(
     third, half = part_of(deliveries, 1 / 3), part_of(deliveries, 1 / 2)
     await client.admin.commit_cursors("a", "s", {0: [half.position]})
     await client.admin.commit_cursors("b", "s", {0: [third.position]})
-    # Files take whole blocks, and of those that are still being written `before` may lack some.
+    # Files take whole blocks, and `before` may lack some blocks of files that are still being written.
     await until(lambda: disk_bytes(log_of(tmp_path)) <= before * 2 // 3 + 10 * SEGMENT_BYTES)
     ((bounds,),) = (await client.bounds("s")).values()
     assert deliveries[0].position < bounds.start <= third.position
@@ -329,7 +331,9 @@ async def test_retention_by_consumption_goes_as_far_as_all_consumer_groups(
     assert bounds.first_record == min(segment), "the other one is remembered"
 
 
-async def test_alter_while_running(cluster: RunningCluster, client: Client, tmp_path: Path) -> None:
+async def test_durability_and_retention_can_be_altered_under_load(
+    cluster: RunningCluster, client: Client, tmp_path: Path
+) -> None:
     await client.admin.create_stream("s", streamlets=2)
     async with client.producer(chunk_bytes_max=8 * KIB) as producer:
         await producer.prepare("s")
@@ -352,7 +356,9 @@ async def test_alter_while_running(cluster: RunningCluster, client: Client, tmp_
         assert found[streamlet] == numbers[-len(found[streamlet]) :]
 
 
-async def test_truncate(cluster: RunningCluster, client: Client, tmp_path: Path) -> None:
+async def test_truncation_frees_disk_and_survives_a_kill(
+    cluster: RunningCluster, client: Client, tmp_path: Path
+) -> None:
     await client.admin.create_stream("s", streamlets=2, group_segments=4)
     deliveries = await fill(client, "s", 2 * ARENA_BYTES)
     other = await fill(client, "s", MIB, streamlet=1)
@@ -391,13 +397,13 @@ async def test_deleting_a_stream_frees_memory_and_disk_with_a_reader_attached(
         async with asyncio.timeout(TIMEOUT_S):
             held = await anext(consumer.batches())
         await client.admin.delete_stream("s")
-        await until(lambda: disk_bytes(log_of(tmp_path)) <= SEGMENT_BYTES)  # what is left is not its
-        leased = 2 * ahead // SEGMENT_BYTES + 4  # what the reader has fetched
+        await until(lambda: disk_bytes(log_of(tmp_path)) <= SEGMENT_BYTES)  # the rest belongs to the other stream
+        leased = 2 * ahead // SEGMENT_BYTES + 4  # the segments that the reader has fetched
         assert metric(cluster, "arena_slots_free") >= ARENA_BYTES // SEGMENT_BYTES - leased
         assert [number_of(value) for value in held.batch["value"].to_pylist()] == list(range(held.batch.num_rows))
         with pytest.raises(UnknownStream):
             await drained(consumer)
-    del held, consumer  # its error, with its traceback, refers to what was fetched last
+    del held, consumer  # its error, with its traceback, refers to the last batch
     gc.collect()
     await until(lambda: metric(cluster, "arena_slots_free") >= ARENA_BYTES // SEGMENT_BYTES - 1)
     assert await first_number(client, "t", kept.position) == 0
@@ -408,7 +414,7 @@ async def test_deleting_a_stream_frees_memory_and_disk_with_a_reader_attached(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 16 MiB where the broker's log will be."""
+    """A file system of 16 MiB at the place of the broker's log."""
     path = tmp_path / BROKER
     path.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(path)]
@@ -419,7 +425,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("durability", [pytest.param("leader", marks=pytest.mark.slow), "persisted"])
-async def test_full_disk_stops_writers_only_and_until_there_is_room(
+async def test_a_full_disk_stops_only_writers_and_only_until_there_is_room(
     small_disk: Path, tmp_path: Path, durability: str
 ) -> None:
     with keeping_cluster(tmp_path, arena_bytes=ARENA_BYTES) as cluster:
@@ -429,7 +435,7 @@ async def test_full_disk_stops_writers_only_and_until_there_is_room(
             filler = fill_up(small_disk, 2 * MIB)
             errors: list[KeraError] = []
             async with client.producer(chunk_bytes_max=8 * KIB, delivery_timeout_ms=1_000) as impatient:
-                # Until it is told, and not for want of patience: what is given up is not sent again.
+                # Until it gets the error, and not by a time-out: a record that is given up is not sent again.
                 written = await fill(client, "s", MIB // 2)
                 number = written[-1].record + written[-1].record_count
                 async with asyncio.timeout(TIMEOUT_S):
@@ -442,14 +448,14 @@ async def test_full_disk_stops_writers_only_and_until_there_is_room(
                             errors.append(error)
                 with contextlib.suppress(KeraError):
                     await impatient.flush()
-            # Of chunks behind the first one that was refused, `OutOfSequence` may be the last that was heard.
+            # For chunks after the first refused one, `OutOfSequence` may be the last error.
             assert all(error.retriable for error in errors)
             assert any(isinstance(e, (DiskFull, NotPersisted)) or "disk has no room" in e.message for e in errors)
             assert metric(cluster, "disk_failing") == 1
-            if durability == "persisted":  # of `leader`, see below
+            if durability == "persisted":  # for `leader`, see below
                 assert await first_number(client, "s", written[0].position) == 0, "readers go on"
 
-            # A producer with more patience sees nothing of it.
+            # A more patient producer notices nothing.
             async with client.producer(chunk_bytes_max=8 * KIB, name="patient") as patient:
                 await patient.prepare("s")
                 pending = [patient.send("s", value_of(n), streamlet=0) for n in range(number, number + 2000)]
@@ -466,7 +472,7 @@ async def test_full_disk_stops_writers_only_and_until_there_is_room(
             assert found == list(range(number + 2000))
 
 
-async def test_readers_of_what_is_on_disk_go_on_while_memory_is_full_of_what_it_does_not_take(
+async def test_readers_of_the_disk_continue_while_memory_is_full_of_unwritten_data(
     small_disk: Path, tmp_path: Path
 ) -> None:
     with keeping_cluster(tmp_path, arena_bytes=ARENA_BYTES) as cluster:
@@ -489,12 +495,12 @@ async def test_readers_of_what_is_on_disk_go_on_while_memory_is_full_of_what_it_
 @pytest.mark.parametrize(
     "slots", [pytest.param(4, marks=pytest.mark.slow), 8, pytest.param(64, marks=pytest.mark.slow)]
 )
-async def test_new_readers_of_what_is_on_disk_go_on_beside_those_who_hold_what_they_have_got(
+async def test_new_readers_of_the_disk_continue_beside_readers_that_hold_memory(
     small_disk: Path, tmp_path: Path, slots: int
 ) -> None:
-    """The disk takes nothing, the memory is full of what it does not take, and readers let go of nothing.
+    """The disk takes no writes, memory is full of unwritten segments, and readers release nothing.
 
-    Half of them have got it while the disk took everything.
+    Half of the readers have got their chunks while the disk still worked.
     """
     arena_bytes = slots * 64 * KIB
     with keeping_cluster(tmp_path, arena_bytes=arena_bytes) as cluster:
@@ -528,9 +534,7 @@ async def test_new_readers_of_what_is_on_disk_go_on_beside_those_who_hold_what_t
                 filler.unlink()
 
 
-async def test_broker_that_is_killed_while_its_disk_is_full_starts_again_with_all_it_had(
-    small_disk: Path, tmp_path: Path
-) -> None:
+async def test_a_broker_killed_with_a_full_disk_restarts_without_loss(small_disk: Path, tmp_path: Path) -> None:
     with keeping_cluster(tmp_path, arena_bytes=ARENA_BYTES) as cluster:
         async with await Client.connect(cluster.bootstrap) as client:
             await client.admin.create_stream("s", retention_consumer_groups=["a"], retention_consumed=True)

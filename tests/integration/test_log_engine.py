@@ -1,4 +1,4 @@
-"""The log engine with its real disk and index, and its jobs done in an order that threads may choose."""
+"""The log engine with its real disk and index; the test does its jobs in orders that threads might choose."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STREAM = 1
 
 
 class Launch:
-    """One launch of an engine, without its loop and threads: the test does the jobs."""
+    """One launch of an engine, without its loop and threads: the test does its jobs."""
 
     def __init__(self, store: SegmentStore, arena: Arena, memory: PersistenceManager, restart: Restart) -> None:
         self.store = store
@@ -66,7 +66,7 @@ class Launch:
         return self._streamlets[streamlet_id]
 
     def append(self, streamlet_id: int) -> Segment:
-        """Append a chunk; the segment that it is in."""
+        """Append a chunk; returns its segment."""
         sequence = self._sequences[streamlet_id] = self._sequences.get(streamlet_id, -1) + 1
         parts = encode_chunk(
             pa.py_buffer(bytes(3000)),
@@ -109,7 +109,7 @@ def shm_dir() -> Iterator[Path]:
         yield Path(path)
 
 
-async def test_ids_of_files_are_never_given_again_whichever_job_ends_last(tmp_path: Path, shm_dir: Path) -> None:
+async def test_physical_ids_are_not_reused_when_jobs_end_out_of_order(tmp_path: Path, shm_dir: Path) -> None:
     launch = await Launch.start(tmp_path, shm_dir)
     while not (first := launch.append(0)).closed and len(first.chunk_ends) < 5:
         pass
@@ -134,7 +134,7 @@ async def test_ids_of_files_are_never_given_again_whichever_job_ends_last(tmp_pa
     assert third.physical_id not in used
 
 
-async def test_what_was_being_flushed_by_a_killed_launch_is_no_readers_lease(tmp_path: Path, shm_dir: Path) -> None:
+async def test_a_segment_whose_flush_was_interrupted_is_not_leased_to_a_reader(tmp_path: Path, shm_dir: Path) -> None:
     launch = await Launch.start(tmp_path, shm_dir)
     segment = launch.append(0)
     launch.memory.close(segment)

@@ -1,4 +1,6 @@
-"""Members behind another address, with ids of their choice, and members that are gone for good: real daemons."""
+"""Members behind another address, members with ids of their choice, and members that are gone for good: real
+daemons.
+"""
 
 import asyncio
 import contextlib
@@ -27,7 +29,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @contextlib.asynccontextmanager
 async def relay(target: list[str], connections: list[str]) -> AsyncIterator[str]:
-    """Another address for what listens at `target`, which is known later; notes each connection."""
+    """Another address for the server at `target`, which is known later; notes each connection."""
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
@@ -55,7 +57,7 @@ def free_port() -> int:
 
 
 async def test_a_broker_is_reached_at_the_address_that_it_advertises() -> None:
-    """It listens at all addresses; clients, and the coordinator, go to a relay."""
+    """It listens at all addresses; clients and the coordinator connect to a relay."""
     grpc_at, frames_at, connections = [""], [""], list[str]()
     async with relay(grpc_at, connections) as grpc_address, relay(frames_at, connections) as frames_address:
         ports = {"port": free_port(), "frames_port": free_port()}
@@ -81,16 +83,14 @@ async def test_a_broker_is_reached_at_the_address_that_it_advertises() -> None:
 
 @pytest.mark.parametrize("daemon", ["broker", "backup"])
 @pytest.mark.parametrize("host", ["0.0.0.0", pytest.param("::", marks=pytest.mark.slow)])
-def test_a_daemon_that_listens_everywhere_and_tells_no_address_does_not_start(
-    tmp_path: Path, daemon: str, host: str
-) -> None:
+def test_a_daemon_that_listens_everywhere_needs_an_advertised_address(tmp_path: Path, daemon: str, host: str) -> None:
     done = run(daemon, "--host", host, "--insecure", "--data-dir", str(tmp_path / "data"))
     assert done.returncode == 2
     assert f"kera: error: advertised_address: other hosts cannot reach {host}; set" in done.stderr
     assert not (tmp_path / "data").exists()
 
 
-async def test_a_member_has_the_id_that_it_chose_and_a_conflict_is_refused(tmp_path: Path) -> None:
+async def test_a_broker_keeps_its_chosen_id_and_conflicts_are_refused(tmp_path: Path) -> None:
     async with LocalCluster(data_dir=tmp_path, broker_settings={"broker_id": 42}, arena_bytes=16 * MIB) as cluster:
         assert broker_id_of(cluster, "broker-1") == 42
         await cluster.restart("broker-1")
@@ -109,7 +109,7 @@ async def test_a_member_has_the_id_that_it_chose_and_a_conflict_is_refused(tmp_p
         assert f"{path} belongs to broker 42, not 7" in other.stderr
 
 
-async def test_a_broker_that_is_gone_for_good_is_forgotten_and_its_stream_goes_on(tmp_path: Path) -> None:
+async def test_a_lost_broker_can_be_forgotten_and_its_stream_continues(tmp_path: Path) -> None:
     async with control_cluster(tmp_path, brokers=2, backups=0) as cluster, await connect(cluster) as client:
         await client.admin.create_stream("s", streamlets=2)
         async with client.producer() as producer:
@@ -146,7 +146,7 @@ async def test_a_broker_that_is_gone_for_good_is_forgotten_and_its_stream_goes_o
 
 
 def control_cluster_again(tmp_path: Path) -> contextlib.AbstractAsyncContextManager[LocalCluster]:
-    """What is left of the cluster."""
+    """The cluster with its remaining members."""
     return control_cluster(tmp_path, brokers=1, backups=0)
 
 

@@ -1,4 +1,4 @@
-"""Processes of another user on a broker's host: what they read in place, and what they find where they have read it."""
+"""Processes of another user on a broker's host: what they can read in place, and what else they can find in memory."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def write(client: Client, stream: str, value: bytes, count: int = 200) -> 
 
 @contextlib.contextmanager
 def reader(secured: Secured, stream: str, shared_memory: str = "always") -> Iterator[subprocess.Popen[str]]:
-    """A process of another user that reads a stream as alice, and keeps what it has mapped."""
+    """A process of another user that reads a stream as alice, and keeps its mappings."""
     command = [sys.executable, "-m", "tests.integration.other_user"]
     command += [secured.cluster.bootstrap, str(secured.ca), stream, shared_memory]
     environment = {**os.environ, "KERA_TEST_PASSWORD": PASSWORD}
@@ -91,7 +91,9 @@ def ask(process: subprocess.Popen[str], **question: Any) -> dict[str, Any]:
     return answer
 
 
-async def test_another_user_reads_in_place_what_it_may_and_finds_nothing_else(secured: Secured, admin: Client) -> None:
+async def test_another_user_reads_only_its_domains_in_place_and_finds_no_other_data(
+    secured: Secured, admin: Client
+) -> None:
     await make(admin, "ours", "eu", OURS)
     await make(admin, "theirs", "us", THEIRS)
     await make(admin, "anybodys", "default", THEIRS)
@@ -113,7 +115,7 @@ async def test_another_user_reads_in_place_what_it_may_and_finds_nothing_else(se
         assert ask(process, find=[OURS.decode()])["files"] == 0
 
 
-async def test_who_may_not_read_a_domain_gets_copies_or_is_told_why(secured: Secured, admin: Client) -> None:
+async def test_a_user_without_a_right_to_the_domain_gets_copies_or_an_error(secured: Secured, admin: Client) -> None:
     await make(admin, "copied", "eu", OURS)
     await secured.grant("user:alice", "stream:copied", READ)
     with reader(secured, "copied") as process:

@@ -1,4 +1,4 @@
-"""`kera cluster backup` while a cluster is under load, the loss of its metadata, and `kera cluster restore`."""
+"""`kera cluster backup` under load, the loss of the metadata, and `kera cluster restore`."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ match sys.argv.pop(1):
         store._commit, store._move = full, lambda self, *paths: killed() if self._set_aside else move(self, *paths)
 main(sys.argv[1:])
 """
-"""A `kera` that is killed at a moment of a restore that its first argument names."""
+"""A `kera` that is killed at the moment of a restore that its first argument names."""
 Where = tuple[str, ...]
 
 
 class Metadata:
-    """Where a cluster's metadata are, and how they get lost."""
+    """The place of a cluster's metadata, and a way to lose them."""
 
     def __init__(self, directory: Path, zookeeper: str) -> None:
         self._directory = directory
@@ -65,7 +65,7 @@ class Metadata:
 
     @property
     def flags(self) -> Where:
-        """That tell `kera cluster restore` of it."""
+        """The flags that tell `kera cluster restore` the place."""
         return ("--zookeeper", self.zookeeper) if self.zookeeper else ("--data-dir", str(self._directory))
 
     def lose(self) -> None:
@@ -100,7 +100,7 @@ async def restored(file: Path, where: Where) -> tuple[int, str]:
 
 
 async def commit(client: Client, stream: str, records: int) -> None:
-    """Have a consumer group read so many, and say so."""
+    """Let a consumer group read this many records, and commit."""
     async with client.group_consumer(GROUP, stream, commit_interval_ms=0) as consumer:
         read_records = 0
         async for _ in consumer:
@@ -111,7 +111,7 @@ async def commit(client: Client, stream: str, records: int) -> None:
 
 
 async def committed(client: Client, stream: str) -> int:
-    """How many records the consumer group has read, as its lag says."""
+    """The number of records that the consumer group has read, according to its lag."""
 
     async def told() -> list[int]:
         described = await client.admin.describe_consumer_group(GROUP)
@@ -121,7 +121,7 @@ async def committed(client: Client, stream: str) -> int:
     return RECORDS - sum(await until_found(told))
 
 
-async def test_metadata_that_are_lost_are_put_back_while_clients_go_on(metadata: Metadata, tmp_path: Path) -> None:
+async def test_lost_metadata_are_restored_while_clients_continue(metadata: Metadata, tmp_path: Path) -> None:
     file = tmp_path / "copy"
     cluster = control_cluster_of(
         tmp_path / "data", brokers=2, backups=2, replication=1, zookeeper=metadata.zookeeper or None
@@ -130,7 +130,7 @@ async def test_metadata_that_are_lost_are_put_back_while_clients_go_on(metadata:
     async with cluster, await Client.connect(cluster.bootstrap) as client:
         async with under_check(cluster.bootstrap, options) as load:
             await client.admin.create_stream("older", replication=1)
-            await write(client, "older", range(READ))  # chunks of their own: whole ones are committed
+            await write(client, "older", range(READ))  # chunks of their own: only whole chunks are committed
             await write(client, "older", range(READ, RECORDS))
             await commit(client, "older", READ)
             await load.goes_on()
@@ -147,13 +147,15 @@ async def test_metadata_that_are_lost_are_put_back_while_clients_go_on(metadata:
             await load.goes_on()
         assert await committed(client, "older") == READ
         assert await read(client, "older") == list(range(RECORDS))
-        await until_listed(client, {"younger": RECORDS})  # told as what came after the copy
+        await until_listed(client, {"younger": RECORDS})  # listed as created after the copy
         await client.admin.adopt_stream("younger")
         assert await read(client, "younger") == list(range(RECORDS))
 
 
-async def test_a_copy_of_another_cluster_takes_nothing_away(tmp_path: Path) -> None:
-    """Its metadata have nothing of what brokers and backups hold; these say so, and go on with the right ones."""
+async def test_restoring_metadata_of_another_cluster_destroys_no_data(tmp_path: Path) -> None:
+    """The foreign metadata lack everything that brokers and backups hold; these say so, and continue with the right
+    metadata.
+    """
     right, foreign = tmp_path / "right", tmp_path / "foreign"
     async with control_cluster_of(tmp_path / "other", brokers=1, backups=1, replication=1) as other:
         await backup(other, foreign)
@@ -168,7 +170,7 @@ async def test_a_copy_of_another_cluster_takes_nothing_away(tmp_path: Path) -> N
         where = ("--data-dir", str(directory))
         assert (await restored(foreign, where))[0] == 0
         await cluster.restart("coordinator")
-        # Its broker 1 has another directory, and it knows no backup of this launch: these end, and say why.
+        # Its broker 1 has another directory, and it knows no backup of this launch: the daemons end, and say why.
         await until(lambda: not {"broker-1", "backup-1", "backup-2"} & cluster.processes.keys())
         assert "with another data directory" in (cluster.log_dir / "broker-1.log").read_text()
         await cluster.kill("coordinator")
@@ -183,7 +185,7 @@ async def test_a_copy_of_another_cluster_takes_nothing_away(tmp_path: Path) -> N
         await write(client, "kept", range(RECORDS, 2 * RECORDS))
 
 
-def test_a_copy_for_which_there_is_no_room_spoils_nothing_and_one_that_is_damaged_is_refused(tmp_path: Path) -> None:
+def test_a_failed_backup_keeps_the_old_copy_and_a_damaged_copy_is_refused(tmp_path: Path) -> None:
     with LocalCluster.running() as cluster:
         file = tmp_path / "copy"
         store = tmp_path / "store"
@@ -209,8 +211,8 @@ def test_a_copy_for_which_there_is_no_room_spoils_nothing_and_one_that_is_damage
     assert run_kera("cluster", "restore", str(file), "--data-dir", str(store)).returncode == 0
 
 
-def test_damaged_metadata_are_told_by_the_coordinator_and_replaced_by_a_copy(tmp_path: Path) -> None:
-    """In processes of their own: a file that is cut off would end them with a signal."""
+def test_damaged_metadata_are_reported_and_replaced_by_a_copy(tmp_path: Path) -> None:
+    """In processes of their own: a truncated file would end them with a signal."""
     data_dir, copy = tmp_path / "data", tmp_path / "copy"
     file = data_dir / "metadata" / "data.mdb"
     records = {f"streams/{number:016}": bytes(2000) for number in range(50)}
@@ -235,7 +237,7 @@ def test_damaged_metadata_are_told_by_the_coordinator_and_replaced_by_a_copy(tmp
 
 
 @pytest.mark.parametrize("moment", ["set aside", "opened", "put back"])
-def test_where_a_restore_was_killed_no_new_cluster_begins_and_it_can_be_repeated(tmp_path: Path, moment: str) -> None:
+def test_an_interrupted_restore_starts_no_new_cluster_and_can_be_repeated(tmp_path: Path, moment: str) -> None:
     data_dir, copy = tmp_path / "data", tmp_path / "copy"
     (data_dir / "metadata").mkdir(parents=True)
     (data_dir / "metadata" / "data.mdb").write_bytes(b"damaged")

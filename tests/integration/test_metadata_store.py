@@ -1,4 +1,4 @@
-"""The metadata store on a real ZooKeeper: what every store promises, and what becomes of it when ZooKeeper fails."""
+"""The metadata store on a real ZooKeeper: the promises of every store, and failures of ZooKeeper."""
 
 import asyncio
 import itertools
@@ -89,7 +89,7 @@ _roots = itertools.count(1)
 
 
 class Transaction:
-    """What a transaction does: kinds of operations, and their paths."""
+    """The content of a transaction: kinds of operations, and their paths."""
 
     def __init__(self, operations: Sequence[Operation]) -> None:
         self.operations: list[tuple[str, str]] = []
@@ -109,11 +109,11 @@ class Transaction:
         self.operations.append(("delete", path))
 
     def decides(self, root: str) -> bool:
-        """Whether it has a large write carried out from now on."""
+        """Whether it decides a large write, which is carried out from now on."""
         return ("create", pending_path(root)) in self.operations
 
     def carries_out(self, root: str) -> bool:
-        """Whether it carries out a part of one."""
+        """Whether it carries out a part of a large write."""
         return any(kind == "delete" and path.startswith(staged_path(root)) for kind, path in self.operations)
 
 
@@ -122,18 +122,18 @@ async def nothing(_: Transaction) -> None:
 
 
 class Session(ZooKeeperSession):
-    """One with which tests interfere, and which counts."""
+    """A session that tests can disturb, and that counts calls."""
 
     def __init__(self, address: ZooKeeperAddress, **options: Any) -> None:
         super().__init__(address, **options)
         self.before: Callable[[Transaction], Awaitable[None]] = nothing
         """Called before a transaction is sent."""
         self.after: Callable[[Transaction], Awaitable[None]] = nothing
-        """Called when it was carried out, before its sender knows."""
+        """Called after a transaction was carried out, before its sender knows."""
         self.looks = 0
-        """How often it was asked for the names in a node."""
+        """How often the names in a node were requested."""
         self.watches: set[Watch] = set()
-        """Who is called when they change."""
+        """The callbacks for changes of these names."""
 
     async def transact(self, operations: Sequence[Operation], timeout_s: float) -> int:
         transaction = Transaction(operations)
@@ -148,20 +148,20 @@ class Session(ZooKeeperSession):
         return await super().children(path, watch)
 
     async def make_all(self, path: str, value: bytes) -> None:
-        """Make a node, and those above it."""
+        """Make a node and its ancestors."""
         parts = path.split("/")
         for length in range(2, len(parts)):
             await self.make("/".join(parts[:length]))
         await self.make(path, value)
 
     async def delete_all(self, path: str) -> None:
-        """Remove a node, and those below it."""
+        """Remove a node and its descendants."""
         for name in await self.children(path):
             await self.delete_all(f"{path}/{name}")
         await self.delete(path)
 
     async def candidates(self) -> list[str]:
-        """The nodes of those who would lead."""
+        """The nodes of all candidates for leadership."""
         path = candidates_path(self.root)
         return [f"{path}/{name}" for name in await self.children(path)]
 
@@ -207,7 +207,7 @@ def test_zookeeper_does_what_the_fake_store_does(zookeeper: ZooKeeper) -> None:
 # --- two writers, and failures -------------------------------------------------------------------------------
 
 
-async def test_two_stores_at_one_root_see_each_others_writes_and_take_turns(
+async def test_two_stores_at_one_root_see_each_others_writes(
     zookeeper: ZooKeeper,
 ) -> None:
     root = new_root()
@@ -224,7 +224,7 @@ async def test_two_stores_at_one_root_see_each_others_writes_and_take_turns(
         )
 
 
-async def test_a_write_sits_out_a_restart_of_zookeeper_and_is_carried_out_once(
+async def test_a_write_waits_for_a_restart_of_zookeeper_and_is_carried_out_once(
     zookeeper: ZooKeeper,
 ) -> None:
     async with opened(zookeeper, new_root(), session_timeout_ms=20_000) as (_, store):
@@ -257,7 +257,7 @@ async def test_a_write_whose_answer_was_lost_is_not_carried_out_again(zookeeper:
         assert await store.list("") == {"a": StoredRecord(b"2", 2), "b": StoredRecord(b"2", 1)}
 
 
-async def test_a_write_whose_answer_was_lost_and_that_another_followed_is_told_as_unknown(zookeeper: ZooKeeper) -> None:
+async def test_a_write_with_a_lost_answer_before_another_write_has_an_unknown_outcome(zookeeper: ZooKeeper) -> None:
     root = new_root()
     async with opened(zookeeper, root) as (session, store), opened(zookeeper, root) as (_, other):
         lost = 0
@@ -275,13 +275,13 @@ async def test_a_write_whose_answer_was_lost_and_that_another_followed_is_told_a
 
 
 async def _present(store: ZooKeeperStore, key: str) -> StoredRecord | None:
-    """A record, once the store can be read again."""
+    """A record, as soon as the store can be read again."""
     with suppress(MetadataStoreFailed):
         return await store.get(key)
     return None
 
 
-async def test_without_zookeeper_everything_fails_in_bounded_time_and_goes_on_when_it_is_back(
+async def test_operations_fail_in_bounded_time_without_zookeeper_and_work_after_it(
     zookeeper: ZooKeeper,
 ) -> None:
     async with opened(zookeeper, new_root(), session_timeout_ms=600) as (session, store):
@@ -307,25 +307,25 @@ async def test_without_zookeeper_everything_fails_in_bounded_time_and_goes_on_wh
 # --- writes that are larger than a transaction ----------------------------------------------------------------
 
 LARGE = tuple(Write(f"streams/{number}", bytes([number]) * 3000, 0) for number in range(10))
-"""Four transactions, where they are small."""
+"""Four transactions with the small limit."""
 
 
 SMALL = 10_000
-"""Of transactions: the server's memory would be full of large ones, as it keeps the last 500."""
+"""The limit of small transactions: large ones would fill the server's memory, as it keeps the last 500."""
 
 
 async def left_over(session: Session) -> int:
-    """Staged writes that are there."""
+    """The number of staged writes."""
     pending = await session.version(pending_path(session.root)) is not None
     return len(await session.children(staged_path(session.root))) + pending
 
 
 async def end(_: Transaction) -> None:
-    """What comes of a transaction whose process ends."""
+    """Simulate a process that ends in a transaction."""
     raise MetadataStoreFailed("the process ends")
 
 
-async def test_a_write_larger_than_a_transaction_is_all_or_nothing_too(
+async def test_a_write_larger_than_a_transaction_is_all_or_nothing(
     zookeeper: ZooKeeper,
 ) -> None:
     async with opened(zookeeper, new_root()) as (session, store):
@@ -348,7 +348,7 @@ async def all_or_nothing(store: ZooKeeperStore) -> None:
     assert await store.list("") == {"b": StoredRecord(b"1", 1), **expected}
 
 
-async def test_a_copy_of_the_metadata_is_put_back_whole(zookeeper: ZooKeeper) -> None:
+async def test_a_copy_of_the_metadata_is_restored_completely(zookeeper: ZooKeeper) -> None:
     async with opened(zookeeper, new_root(), transaction_bytes_max=SMALL) as (_, store):
         records = {"cluster_id": b"c", **{f"streams/{number:016x}": b"%d" % number * 500 for number in range(30)}}
         await store.write(Write("streams/gone", b"1", 0))
@@ -360,7 +360,7 @@ async def test_a_copy_of_the_metadata_is_put_back_whole(zookeeper: ZooKeeper) ->
 
 @pytest.mark.parametrize("parts_done", [0, 1, 3])
 @pytest.mark.parametrize("finds_it", ["a list", "a get", "a write", "an opening"])
-async def test_a_large_write_that_was_decided_is_carried_out_by_whoever_comes_next(
+async def test_the_next_user_of_the_store_carries_out_a_decided_large_write(
     zookeeper: ZooKeeper, finds_it: str, parts_done: int
 ) -> None:
     root = new_root()
@@ -395,7 +395,7 @@ async def test_a_large_write_that_was_decided_is_carried_out_by_whoever_comes_ne
             assert await left_over(third) == 0
 
 
-async def test_several_may_carry_out_what_is_pending_at_the_same_time(zookeeper: ZooKeeper) -> None:
+async def test_several_stores_can_carry_out_a_pending_write_concurrently(zookeeper: ZooKeeper) -> None:
     root = new_root()
     async with (
         opened(zookeeper, root, transaction_bytes_max=SMALL) as (session, ends),
@@ -423,7 +423,7 @@ async def test_several_may_carry_out_what_is_pending_at_the_same_time(zookeeper:
 @pytest.mark.parametrize(
     ("pending", "part"), [(b"\xff", None), (b"gone", None), (b"there", b"\x00\x05garbage")], ids=["id", "gone", "part"]
 )
-async def test_a_decided_write_that_cannot_be_read_is_an_error_that_names_it(
+async def test_the_error_for_an_unreadable_decided_write_names_it(
     zookeeper: ZooKeeper, pending: bytes, part: bytes | None
 ) -> None:
     root = new_root()
@@ -446,7 +446,7 @@ async def test_a_decided_write_that_cannot_be_read_is_an_error_that_names_it(
         assert await store.list("") == {"a": StoredRecord(b"1", 1)}
 
 
-async def test_a_node_that_is_no_record_is_named(zookeeper: ZooKeeper) -> None:
+async def test_the_error_names_a_node_that_is_no_record(zookeeper: ZooKeeper) -> None:
     async with opened(zookeeper, new_root()) as (session, store):
         await store.write(Write("a", b"1", 0))
         stray = f"{records_path(session.root)}/++/%61%FF"
@@ -457,7 +457,7 @@ async def test_a_node_that_is_no_record_is_named(zookeeper: ZooKeeper) -> None:
         assert await store.keys() == {"a"}
 
 
-async def test_a_large_write_that_was_not_decided_leaves_nothing(zookeeper: ZooKeeper) -> None:
+async def test_a_large_write_that_was_not_decided_has_no_effect(zookeeper: ZooKeeper) -> None:
     root = new_root()
     async with (
         opened(zookeeper, root, transaction_bytes_max=SMALL) as (session, ends),
@@ -474,7 +474,7 @@ async def test_a_large_write_that_was_not_decided_leaves_nothing(zookeeper: ZooK
 
 
 @pytest.mark.slow
-async def test_a_write_may_have_more_keys_than_a_transaction_could_check(
+async def test_a_write_can_have_more_keys_than_one_transaction_can_check(
     zookeeper: ZooKeeper,
 ) -> None:
     async with opened(zookeeper, new_root()) as (session, store):
@@ -494,7 +494,7 @@ async def many_keys(store: ZooKeeperStore) -> None:
     assert await store.get(keys[-1]) == StoredRecord(b"2", 2)
 
 
-async def test_a_large_write_is_not_decided_by_versions_that_changed_since_they_were_looked_at(
+async def test_a_large_write_is_not_decided_on_outdated_versions(
     zookeeper: ZooKeeper,
 ) -> None:
     root = new_root()
@@ -519,7 +519,7 @@ async def test_a_large_write_is_not_decided_by_versions_that_changed_since_they_
         assert await left_over(session) == 0
 
 
-async def test_metadata_of_another_version_are_not_touched(zookeeper: ZooKeeper) -> None:
+async def test_metadata_of_another_format_are_refused(zookeeper: ZooKeeper) -> None:
     root = new_root()
     async with opened(zookeeper, root) as (session, _):
         await session.transact([put(f"{session.root}/format", b"2", 0)], WAIT_S)
@@ -529,13 +529,13 @@ async def test_metadata_of_another_version_are_not_touched(zookeeper: ZooKeeper)
             pass
 
 
-async def test_a_zookeeper_that_is_not_there_is_named() -> None:
+async def test_the_error_names_an_unreachable_zookeeper() -> None:
     address = ZooKeeperAddress.parse("127.0.0.1:1")
     with pytest.raises(ZooKeeperUnreachable, match=r"127\.0\.0\.1:1 .*--zookeeper"):
         await ZooKeeperSession.connect(address, session_timeout_ms=400, connect_timeout_s=0.2)
 
 
-async def test_a_quota_that_is_used_up_refuses_what_asks_for_more_and_nothing_else(zookeeper: ZooKeeper) -> None:
+async def test_an_exceeded_quota_refuses_only_writes_that_need_more_room(zookeeper: ZooKeeper) -> None:
     async with opened(zookeeper, new_root(), transaction_bytes_max=SMALL) as (session, store):
         await store.write(Write("a", b"1" * 5000, 0))
         quota = f"/zookeeper/quota{session.root}"
@@ -554,7 +554,7 @@ async def test_a_quota_that_is_used_up_refuses_what_asks_for_more_and_nothing_el
         assert await left_over(session) == 0
 
 
-async def test_a_coordinator_that_finds_a_quota_used_up_waits_for_room(zookeeper: ZooKeeper) -> None:
+async def test_an_election_waits_for_room_if_the_quota_is_exceeded(zookeeper: ZooKeeper) -> None:
     async with opened(zookeeper, new_root()) as (session, _):
         quota = f"/zookeeper/quota{session.root}"
         limits = b"count=-1,bytes=-1=;byteHardLimit=%d;countHardLimit=-1"
@@ -571,7 +571,7 @@ async def test_a_coordinator_that_finds_a_quota_used_up_waits_for_room(zookeeper
 # --- the election --------------------------------------------------------------------------------------------
 
 
-async def test_one_candidate_wins_and_the_next_one_follows_when_it_resigns(
+async def test_one_candidate_wins_and_the_next_one_leads_when_it_resigns(
     zookeeper: ZooKeeper,
 ) -> None:
     root = new_root()
@@ -598,7 +598,7 @@ async def test_one_candidate_wins_and_the_next_one_follows_when_it_resigns(
         assert not await first.prove(Check("leader", 1))
 
 
-async def test_whose_session_has_ended_leads_no_more_though_its_client_has_a_new_one(
+async def test_a_candidate_whose_node_was_deleted_leads_no_more(
     zookeeper: ZooKeeper,
 ) -> None:
     root = new_root()
@@ -618,7 +618,7 @@ async def test_whose_session_has_ended_leads_no_more_though_its_client_has_a_new
         assert await one.owns(f"{one.root}/{mark}"), "the session is the same"
 
 
-async def test_whoever_waits_for_its_turn_leaves_nothing_behind_each_time_it_looks(
+async def test_a_waiting_candidate_adds_no_watch_with_each_look(
     zookeeper: ZooKeeper,
 ) -> None:
     root = new_root()
@@ -636,7 +636,7 @@ async def test_whoever_waits_for_its_turn_leaves_nothing_behind_each_time_it_loo
         await asyncio.wait_for(winning, WAIT_S)
 
 
-async def test_a_candidate_of_an_earlier_session_makes_room_for_one_of_this(zookeeper: ZooKeeper) -> None:
+async def test_a_candidate_of_an_earlier_session_is_replaced_by_one_of_this_session(zookeeper: ZooKeeper) -> None:
     root = new_root()
     async with opened(zookeeper, root) as (earlier, _), opened(zookeeper, root) as (now, _):
         election = ZooKeeperElection(now, "here:1")
@@ -652,7 +652,7 @@ async def test_a_candidate_of_an_earlier_session_makes_room_for_one_of_this(zook
         assert await now.owns(node)
 
 
-async def test_a_store_whose_records_are_all_gone_is_no_new_one(zookeeper: ZooKeeper) -> None:
+async def test_a_store_without_its_records_is_damaged_and_not_new(zookeeper: ZooKeeper) -> None:
     async with opened(zookeeper, new_root()) as (session, store):
         root = session.root
         await store.write(Write("streams/1", b"1", 0))
@@ -663,7 +663,7 @@ async def test_a_store_whose_records_are_all_gone_is_no_new_one(zookeeper: ZooKe
         assert await (await ZooKeeperStore.open(session)).list("") == {}
 
 
-async def test_records_whose_directory_somebody_removes_are_put_back(zookeeper: ZooKeeper) -> None:
+async def test_records_in_a_removed_directory_can_be_restored(zookeeper: ZooKeeper) -> None:
     async with opened(zookeeper, new_root()) as (session, store):
         ledger = await Ledger.load(store)
         await ledger.write({"streams/1": b"1", "streams/2": b"2", "other": b"3"})
@@ -679,7 +679,7 @@ async def test_records_whose_directory_somebody_removes_are_put_back(zookeeper: 
         await ledger.write({"streams/1": b"more", "streams/3": b"3"})
 
 
-async def test_nodes_of_the_layout_that_somebody_removes_are_made_anew(zookeeper: ZooKeeper) -> None:
+async def test_removed_nodes_of_the_layout_are_recreated(zookeeper: ZooKeeper) -> None:
     async with opened(zookeeper, new_root(), transaction_bytes_max=SMALL) as (session, store):
         root = session.root
         await store.write(Write("a", b"1", 0))
@@ -696,7 +696,7 @@ async def test_nodes_of_the_layout_that_somebody_removes_are_made_anew(zookeeper
         await asyncio.wait_for(ZooKeeperElection(session, "here:1").win(), WAIT_S)
 
 
-async def test_metadata_that_somebody_removes_are_an_error_that_says_so(
+async def test_the_errors_after_removed_metadata_name_their_root(
     zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
@@ -723,7 +723,7 @@ async def test_metadata_that_somebody_removes_are_an_error_that_says_so(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-async def test_when_the_client_of_zookeeper_has_died_the_coordinator_does_not_wait_for_it_for_ever(
+async def test_an_election_fails_when_the_zookeeper_client_has_died(
     zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened(zookeeper, new_root()) as (session, store):
@@ -739,7 +739,7 @@ async def test_when_the_client_of_zookeeper_has_died_the_coordinator_does_not_wa
             await asyncio.wait_for(election.win(), WAIT_S)
 
 
-async def test_an_answer_that_cannot_be_read_leaves_it_open_whether_a_write_was_carried_out(
+async def test_a_write_with_an_unreadable_answer_has_an_unknown_outcome(
     zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unreadable(*_: object) -> None:
@@ -753,7 +753,7 @@ async def test_an_answer_that_cannot_be_read_leaves_it_open_whether_a_write_was_
         assert await store.get("a") == StoredRecord(b"1", 1)
 
 
-async def test_a_proof_lasts_no_longer_than_the_session_that_zookeeper_gives(zookeeper: ZooKeeper) -> None:
+async def test_a_lease_is_no_longer_than_the_session_that_zookeeper_grants(zookeeper: ZooKeeper) -> None:
     longest_ms = TICK_MS * 300
     async with opened(zookeeper, new_root(), 2 * longest_ms) as (session, _):
         assert ZooKeeperElection(session, "here:1").lease_s <= longest_ms / 1000 * zookeeper_election.LEASE_PART

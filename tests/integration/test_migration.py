@@ -1,4 +1,4 @@
-"""Streamlets move from broker to broker while producers and consumers run: nothing lost, repeated or out of order."""
+"""Streamlets move between brokers while producers and consumers run: no record is lost, repeated or out of order."""
 
 import asyncio
 import itertools
@@ -45,7 +45,7 @@ async def owners(client: Client, stream: str) -> dict[int, int]:
 
 
 async def check(client: Client, stream: str, writers: list[Writer], followers: list[Reader]) -> None:
-    """Everything is there for those who followed, and for one who comes now."""
+    """Check that the followers, and a new reader, see everything."""
     await settle(writers)
     for follower in followers:
         await follower.catch_up(writers)
@@ -67,7 +67,7 @@ async def test_a_streamlet_moves_back_and_forth_under_producers_and_consumers(cl
             at = (await owners(client, "s"))[0]
             moved = await client.admin.move_streamlet("s", 0, next(each for each in ids if each != at))
             assert moved.stream.assignments[0].broker_id != at
-            assert moved.stall_us > 0  # bench/migration.py measures how long it is
+            assert moved.stall_us > 0  # bench/migration.py measures its length
             await one.go_on([0], count=5)
             if number % 3 == 0:
                 another.reopen()
@@ -77,15 +77,13 @@ async def test_a_streamlet_moves_back_and_forth_under_producers_and_consumers(cl
         assert set(assignment.broker_ids) == set(ids)
 
 
-async def test_what_was_written_before_a_move_is_read_where_it_is_and_no_broker_is_given_it_twice(
-    members: SharedCluster, client: Client
-) -> None:
+async def test_each_interval_of_a_moved_streamlet_stays_on_its_broker(members: SharedCluster, client: Client) -> None:
     await client.admin.create_stream("s", group_segments=1, replication=1)
     ids = [broker_id_of(members, name) for name in broker_names(members)]
     async with writer(client, "s", pause_s=0.002) as load:
         for broker_id in (*ids, *ids):
             await load.go_on(count=150)
-            await client.admin.move_streamlet("s", 0, broker_id)  # the first time to where it is: nothing to do
+            await client.admin.move_streamlet("s", 0, broker_id)  # first to its current owner: nothing to do
         await check(client, "s", [load], [])
         intervals = (await client.admin.describe_stream("s")).assignments[0].intervals
         assert len(intervals) >= 5
@@ -106,14 +104,14 @@ async def test_old_intervals_of_a_broker_that_dies_are_recovered(members: Shared
             await client.admin.move_streamlet("s", 0, broker_id)
         await load.go_on(count=50)
         begun_us = now_us()
-        await members.kill(broker_name(members, first))  # it owns nothing, and has two older intervals
+        await members.kill(broker_name(members, first))  # it owns no streamlet, and has two older intervals
         await until_recovered(client, [first], begun_us)
         await load.go_on(count=50)
         await check(client, "s", [load], [follower])
         assert first not in (await client.admin.describe_stream("s")).assignments[0].broker_ids
 
 
-async def test_a_stream_spreads_over_more_brokers_and_one_of_them_is_drained_and_stopped(
+async def test_a_stream_spreads_over_more_brokers_and_a_drained_one_can_stop(
     members: SharedCluster, client: Client
 ) -> None:
     await client.admin.create_stream("s", streamlets=6, brokers=1, group_segments=2, replication=1)
@@ -136,13 +134,13 @@ async def test_a_stream_spreads_over_more_brokers_and_one_of_them_is_drained_and
         assert (status.streamlets_owned, status.streamlets_held) == (0, 0)
         assert 1 not in (await owners(client, "s")).values()
         await one.go_on()
-        await members.kill(broker_name(members, 1))  # whatever it had is elsewhere
+        await members.kill(broker_name(members, 1))  # its streamlets are elsewhere
         await one.go_on()
         await check(client, "s", [one, two], [follower])
         await until_safe(members)
 
 
-async def test_rebalancing_says_what_it_would_do_and_then_does_it(client: Client) -> None:
+async def test_a_dry_run_of_rebalancing_moves_nothing_and_a_real_run_does(client: Client) -> None:
     await client.admin.create_stream("s", streamlets=4, brokers=1, replication=1)
     (busy,) = set((await owners(client, "s")).values())
     async with writer(client, "s", pause_s=0.005) as load, reader(client, "s") as follower:
@@ -151,7 +149,7 @@ async def test_rebalancing_says_what_it_would_do_and_then_does_it(client: Client
         async def planned() -> Sequence[StreamletMove]:
             return (await client.admin.rebalance(dry_run=True)).moves
 
-        moves = await until_found(planned)  # loads are told with a heartbeat
+        moves = await until_found(planned)  # loads are reported with a heartbeat
         assert all(move.reason and move.from_broker_id == busy != move.to_broker_id for move in moves)
         assert set((await owners(client, "s")).values()) == {busy}, "a dry run moves nothing"
 
@@ -164,7 +162,7 @@ async def test_rebalancing_says_what_it_would_do_and_then_does_it(client: Client
 
 
 @pytest.mark.slow
-async def test_a_broker_that_joins_gets_its_share_by_itself_however_small_each_streamlet_is(tmp_path: Path) -> None:
+async def test_a_joining_broker_gets_its_share_of_small_streamlets_automatically(tmp_path: Path) -> None:
     settings = {"rebalance_interval_ms": 200, "move_rest_ms": 500}
     async with (
         control_cluster(tmp_path, brokers=3, backups=1, arena_bytes=32 * MIB, coordinator_settings=settings) as cluster,
@@ -184,7 +182,7 @@ async def test_a_broker_that_joins_gets_its_share_by_itself_however_small_each_s
             await check(client, "s", [load], [follower])
 
 
-async def test_a_move_to_where_it_cannot_go_is_refused_and_changes_nothing(client: Client) -> None:
+async def test_an_impossible_move_is_refused_and_changes_nothing(client: Client) -> None:
     await client.admin.create_stream("s", replication=1)
     async with writer(client, "s") as load:
         before = (await client.admin.describe_stream("s")).assignments

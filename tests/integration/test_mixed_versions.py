@@ -1,4 +1,4 @@
-"""Daemons of an earlier commit and of this one in one cluster, under load, whichever kind is upgraded first."""
+"""Daemons of an earlier commit and of this one in one cluster, under load, for each order of upgrades."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def of_earlier(earlier: Path) -> list[str]:
-    """What a command begins with that is to run with the earlier sources."""
+    """The prefix of a command that runs with the earlier sources."""
     return ["env", "PYTHONPATH=" + os.pathsep.join(str(earlier / package) for package in PACKAGES)]
 
 
 class MixedCluster(LocalCluster):
-    """Each daemon is of the version that it is said to be of, from its next start on."""
+    """A cluster whose upgraded daemons run this version from their next start on."""
 
     def __init__(self, data_dir: Path, earlier: Path) -> None:
         super().__init__(
@@ -76,7 +76,7 @@ class MixedCluster(LocalCluster):
         return [name for name in self.ready if name.startswith(kind)]
 
 
-def test_what_is_called_earlier_is(earlier: Path) -> None:
+def test_the_earlier_daemons_run_the_earlier_sources(earlier: Path) -> None:
     program = (
         "import kera.core.errors, kera.broker.engine; print(kera.core.errors.__file__, kera.broker.engine.__file__)"
     )
@@ -95,7 +95,7 @@ async def feature_level(cluster: LocalCluster) -> int:
 
 
 @pytest.mark.parametrize("order", list(permutations(KINDS)), ids="-".join)
-async def test_each_daemon_may_be_upgraded_first_and_nothing_is_lost(
+async def test_daemons_can_be_upgraded_in_any_order_without_loss(
     order: tuple[str, ...], earlier: Path, tmp_path: Path
 ) -> None:
     options = Options(LOAD_S_MAX, replication=1, rate=300.0, seed=1)

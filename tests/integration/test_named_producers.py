@@ -1,4 +1,4 @@
-"""Producers with names: a successor goes on where the one before stopped, and shuts it out."""
+"""Named producers: a successor continues after its predecessor, and fences it."""
 
 import asyncio
 from pathlib import Path
@@ -24,13 +24,13 @@ async def put(producer: Producer, *contents: bytes) -> None:
 
 
 async def until_refused(producer: Producer, streamlet: int) -> None:
-    """The first chunk that it sends from now on."""
+    """Check that the next chunk that it sends is refused."""
     with pytest.raises(ProducerFenced):
         await producer.send("s", b"too late", streamlet=streamlet)
 
 
 @pytest.mark.parametrize("streamlet", [0, pytest.param(1, marks=pytest.mark.slow)])
-async def test_a_successor_shuts_out_the_one_before_where_it_has_written_nothing(
+async def test_a_successor_fences_its_predecessor_before_it_has_written_anything(
     tmp_path: Path, streamlet: int
 ) -> None:
     async with (
@@ -45,7 +45,7 @@ async def test_a_successor_shuts_out_the_one_before_where_it_has_written_nothing
         await first.prepare("s")
         for each in (0, 1):
             await first.send("s", b"%d" % each, streamlet=each)
-        # One of its brokers is away while it gets a successor, and has lost all that it knew when it is back.
+        # One of its brokers is away while the successor starts, and has lost all its state when it is back.
         away = broker_name(cluster, owners[streamlet].broker_id)
         async with other.producer(name="loader") as second:
             await cluster.kill(away)
@@ -56,7 +56,7 @@ async def test_a_successor_shuts_out_the_one_before_where_it_has_written_nothing
         assert sorted(map(bytes, await values(client, "s"))) == [b"0", b"1"]  # type: ignore[arg-type]
 
 
-async def test_a_successor_shuts_out_the_one_before_also_where_the_streamlet_went(tmp_path: Path) -> None:
+async def test_a_successor_fences_its_predecessor_after_a_move_of_the_streamlet(tmp_path: Path) -> None:
     async with (
         asyncio.timeout(TIMEOUT_S),
         control_cluster(tmp_path, brokers=2, backups=1) as cluster,

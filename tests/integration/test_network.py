@@ -1,8 +1,8 @@
-"""A network that goes silent: producers and consumers go on when it is back. The short forms of
-the programs `network` and `silence` of chaos.
+"""A silent network: producers and consumers continue when it is back. The short forms of the chaos programs `network`
+and `silence`.
 
-Real cuts need hosts of their own, and so rights that not everybody has. What runs anywhere is a proxy that stops in the
-middle of a connection: there the kernels at both ends see nothing wrong, and only requests without an answer tell.
+Real cuts need hosts of their own, and so special rights. A proxy that stops in the middle of a connection runs
+anywhere: the kernels at both ends notice nothing, and only requests without an answer show the problem.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from tests.integration.support import Follower, load, until
 from tests.namespaces import why_not
 
 CUT_S = 7.0
-"""By itself, TCP would next try 12.6 s after the beginning of the cut."""
+"""Left alone, TCP would next try 12.6 s after the beginning of the cut."""
 BREAK_S = 2.0
 PIECE_BYTES = 1 << 16
 REQUEST_TIMEOUT_MS = 3_000
@@ -43,16 +43,16 @@ GOES_ON_S = 15.0
 
 
 @pytest.mark.slow
-async def test_clients_whose_host_was_cut_off_go_on_when_it_is_back(tmp_path: Path) -> None:
+async def test_clients_continue_after_their_host_was_cut_off(tmp_path: Path) -> None:
     if (reason := why_not()) is not None:
         pytest.skip(reason)
-    # Raises `Wrong` if they do not go on within `SILENT_S`.
+    # Raises `Wrong` if the clients do not continue within `SILENT_S`.
     run = await SILENCE.short(tmp_path, seed=1, cuts=CUT_S, store_cut=0, transports="tcp", vanish=0)
     assert run.seen["acknowledged"] > 0
 
 
 @pytest.mark.parametrize("count", [3, pytest.param(5, marks=pytest.mark.slow)])
-async def test_all_goes_on_when_links_between_roles_are_healed(tmp_path: Path, count: int) -> None:
+async def test_clients_continue_when_broken_links_between_roles_are_healed(tmp_path: Path, count: int) -> None:
     if (reason := why_not()) is not None:
         pytest.skip(reason)
     work, brokers, backups = "clients", ("broker-1", "broker-2"), ("backup-1", "backup-2")
@@ -71,7 +71,7 @@ async def test_all_goes_on_when_links_between_roles_are_healed(tmp_path: Path, c
 
 
 class Proxy:
-    """Forwards connections, until they are frozen: then they stay open, and nothing comes through any more."""
+    """Forwards connections until they are frozen: then they stay open, and let nothing through."""
 
     def __init__(self, server: str) -> None:
         self._to = split_address(server)
@@ -103,7 +103,7 @@ class Proxy:
             writer.transport.abort()
 
     def freeze(self) -> None:
-        """Let nothing through any more, on the connections that there are."""
+        """Let nothing through any more on the existing connections."""
         self._frozen |= self._tasks
 
     async def close(self) -> None:
@@ -112,10 +112,10 @@ class Proxy:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.sleep(0)  # what was aborted is gone in the loop's next round
+        await asyncio.sleep(0)  # aborted connections are gone in the loop's next round
 
 
-async def test_a_connection_that_is_open_and_silent_is_given_up_for_a_new_one(
+async def test_a_silent_open_connection_is_replaced_by_a_new_one(
     cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proxies: dict[str, Proxy] = {}

@@ -1,4 +1,4 @@
-"""`kera node` with real brokers: they run on their CPUs, come back when they die, and end together."""
+"""`kera node` with real brokers: they run on their CPUs, restart after a crash, and end together."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Node:
         return self._said.read_text()
 
     def pid(self, name: str) -> int:
-        """Of one of the brokers."""
+        """The process id of one of the brokers."""
         command = f"--data-dir\0{self.data_dir / name}\0".encode()
         for entry in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):
@@ -65,7 +65,7 @@ class Node:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RunningCluster]:
-    """One of its own: brokers that are gone stay on the list of members."""
+    """A cluster for this module: brokers that are gone stay on the list of members."""
     with LocalCluster.running(arena_bytes=16 * MIB, segment_bytes=MIB) as running:
         yield running
 
@@ -85,7 +85,7 @@ async def described(bootstrap: str) -> AsyncIterator[tuple[int, str, str, bool]]
 
 
 @pytest.mark.timeout(180)
-async def test_each_broker_runs_on_its_cpus_and_comes_back(cluster: RunningCluster, node: Node) -> None:
+async def test_each_broker_runs_on_its_cpus_and_is_restarted_after_a_kill(cluster: RunningCluster, node: Node) -> None:
     groups = [{CPUS[0]}, {CPUS[1] if len(CPUS) > 1 else CPUS[0]}]
     brokers = [one async for one in described(cluster.bootstrap)]
     pinned = [one for one in brokers if one[1] and one[3]]
@@ -103,7 +103,9 @@ async def test_each_broker_runs_on_its_cpus_and_comes_back(cluster: RunningClust
 
 
 @pytest.mark.timeout(180)
-def test_brokers_of_a_directory_have_one_supervisor_and_all_are_started(cluster: RunningCluster, node: Node) -> None:
+def test_a_data_directory_allows_one_supervisor_that_starts_all_its_brokers(
+    cluster: RunningCluster, node: Node
+) -> None:
     command = [sys.executable, "-m", "kera.cli", "node", "--coordinator", cluster.bootstrap]
     command += ["--data-dir", str(node.data_dir)]
     for flags, says in (
@@ -116,7 +118,7 @@ def test_brokers_of_a_directory_have_one_supervisor_and_all_are_started(cluster:
     assert node.process.poll() is None
 
 
-def test_a_broker_that_cannot_start_is_told_once_and_none_is_left(cluster: RunningCluster, tmp_path: Path) -> None:
+def test_a_broker_that_cannot_start_is_reported_once_and_ends_the_node(cluster: RunningCluster, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "kera.cli", "node", "--coordinator", cluster.bootstrap, "--brokers", "2"]
     command += ["--data-dir", str(tmp_path / "data")]
     environment = os.environ | SMALL | {"KERA_BROKER_SEGMENT_BYTES": "7"}

@@ -1,4 +1,4 @@
-"""Ordered consumers with real daemons: one order of all records, the same for whoever reads."""
+"""Ordered consumers with real daemons: one order of all records, the same for every reader."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def client(cluster: RunningCluster) -> AsyncIterator[Client]:
 
 
 async def write(client: Client, stream: str, *chunks: list[int], streamlet: int | None = None) -> None:
-    """Each of them is a chunk of its own."""
+    """Write each list as a chunk of its own."""
     async with client.producer() as producer:
         await producer.prepare(stream)
         for times in chunks:
@@ -40,7 +40,7 @@ async def write(client: Client, stream: str, *chunks: list[int], streamlet: int 
 
 
 async def history(client: Client, stream: str, **settings: Any) -> None:
-    """Two streamlets, five epochs of 10 ms, of which the last is open."""
+    """Two streamlets, five epochs of 10 ms, the last of which is open."""
     await client.admin.create_stream(stream, streamlets=2, epoch_ms=10, punctuation="producers", **settings)
     await write(client, stream, [1000, 3000], [12_000, 9000], [31_000], [95_000], streamlet=0)
     await write(client, stream, [2000], [25_000], [8000], [38_000], [99_000], streamlet=1)
@@ -89,7 +89,7 @@ async def collected(client: Client, *streams: str, **settings: Any) -> list[Reco
         return [record async for record in consumer]
 
 
-async def test_several_streams_come_in_one_order_also_with_other_columns(client: Client) -> None:
+async def test_several_streams_with_different_columns_come_in_one_order(client: Client) -> None:
     await history(client, "ordered-a")
     await client.admin.create_stream(
         "ordered-b", schema=TYPED, timestamp_column="at", key_column="user", epoch_ms=5, punctuation="producers"
@@ -120,7 +120,7 @@ async def test_several_streams_come_in_one_order_also_with_other_columns(client:
             await consumer.to_arrow()
 
 
-async def test_who_commits_within_an_epoch_gets_that_again_and_no_other(client: Client) -> None:
+async def test_a_commit_within_an_epoch_repeats_only_that_epoch(client: Client) -> None:
     await history(client, "ordered-commit")
     settings: dict[str, Any] = {"consumer_group": "ordered", "start": "committed"}
     async with client.ordered_consumer("ordered-commit", **settings) as consumer:
@@ -138,7 +138,7 @@ async def test_who_commits_within_an_epoch_gets_that_again_and_no_other(client: 
         assert [entry.streamlet_id for entry in consumer.held_up_by()] == [0, 1]
 
 
-async def test_who_leaves_records_for_batches_gets_the_epoch_from_its_first_one(client: Client) -> None:
+async def test_switching_from_records_to_batches_repeats_the_current_epoch(client: Client) -> None:
     await history(client, "ordered-mixed")
     async with client.ordered_consumer("ordered-mixed", start="earliest", end="latest") as consumer:
         await taken(consumer, 4)
@@ -164,7 +164,7 @@ async def test_a_stream_that_is_written_to_has_the_same_order_live_and_later(cli
                 at = time.time_ns() // 1000 - random.choice([0, 0, 0, 30_000, 500_000])
                 producer.send("ordered-live", b"%d" % at, timestamp_us=at, streamlet=streamlet)
                 await producer.flush()
-                await asyncio.sleep(random.choice([0.001, 0.01, 0.1]))  # sleep: paces what is written, nothing waits
+                await asyncio.sleep(random.choice([0.001, 0.01, 0.1]))  # sleep: paces the writer, nothing waits
 
     producers = [asyncio.create_task(produce(streamlet)) for streamlet in (0, 1)]
     async with client.ordered_consumer("ordered-live", start=first) as consumer:
@@ -177,7 +177,7 @@ async def test_a_stream_that_is_written_to_has_the_same_order_live_and_later(cli
             assert await taken(consumer, 150) == live
 
 
-async def test_what_cannot_be_ordered_is_refused(client: Client) -> None:
+async def test_streams_that_cannot_be_ordered_are_refused(client: Client) -> None:
     await client.admin.create_stream("ordered-none")
     with pytest.raises(InvalidArgument, match="has no epochs"):
         await collected(client, "ordered-none")
@@ -194,7 +194,7 @@ async def test_what_cannot_be_ordered_is_refused(client: Client) -> None:
             await consumer.to_arrow()
 
 
-async def test_values_are_decoded_as_those_of_other_consumers(client: Client) -> None:
+async def test_an_ordered_consumer_decodes_values(client: Client) -> None:
     await history(client, "ordered-decoded")
     assert [record.value for record in await collected(client, "ordered-decoded", deserializer=str)] == [
         value.decode() for value in IN_ORDER
@@ -203,7 +203,7 @@ async def test_values_are_decoded_as_those_of_other_consumers(client: Client) ->
         await collected(client, "ordered-decoded", deserializer=int)
 
 
-def test_an_ordered_consumer_without_asyncio(cluster: RunningCluster) -> None:
+def test_the_synchronous_client_has_ordered_consumers(cluster: RunningCluster) -> None:
     with sync.Client(cluster.bootstrap) as client:
         client.admin.create_stream("ordered-sync", epoch_ms=10, punctuation="producers")
         with client.producer() as producer:
@@ -276,7 +276,7 @@ async def test_the_command_line_prints_records_in_order(client: Client, cluster:
     assert kera(cluster, "consume", "ordered-cli", "--ordered", "--epoch", "15ms")[0] == 1
 
 
-async def test_one_silent_entry_of_eight_is_promised_by_its_broker_or_named_to_who_asks_what_is_waited_for(
+async def test_a_silent_entry_is_settled_by_the_clock_or_named_as_what_holds_up(
     client: Client, cluster: RunningCluster
 ) -> None:
     for punctuation in ("clock", "producers"):

@@ -14,7 +14,7 @@ TIMEOUT_S = 60
 
 
 def defined(bootstrap: str) -> dict[str, Any]:
-    """What the page defines, for this cluster."""
+    """The names that the page defines, for this cluster."""
     names: dict[str, Any] = {}
     for example in examples(ROOT / "docs" / "patterns.md", "python"):
         text = example.text.replace("127.0.0.1:7400", bootstrap)
@@ -23,7 +23,7 @@ def defined(bootstrap: str) -> dict[str, Any]:
 
 
 async def post(app: Any, path: str, body: bytes) -> int:
-    """The status of the answer to a request, asked as a server asks."""
+    """The status of the response to a request, made as a server makes it."""
     sent: list[dict[str, Any]] = []
 
     async def receive() -> dict[str, Any]:
@@ -38,7 +38,7 @@ async def post(app: Any, path: str, body: bytes) -> int:
     return status
 
 
-async def test_the_patterns_do_what_they_say(cluster: RunningCluster) -> None:
+async def test_the_patterns_of_a_web_endpoint_and_a_worker_work(cluster: RunningCluster) -> None:
     names = defined(cluster.bootstrap)
     async with asyncio.timeout(TIMEOUT_S), await Client.connect(cluster.bootstrap) as client:
         for stream in ("clicks", "clicks-failed"):
@@ -73,7 +73,7 @@ async def test_the_patterns_do_what_they_say(cluster: RunningCluster) -> None:
         assert not lag.members, "the worker has left"
 
 
-async def test_a_record_is_tried_again_when_it_is_due(cluster: RunningCluster) -> None:
+async def test_a_postponed_record_is_retried_when_it_is_due(cluster: RunningCluster) -> None:
     names = defined(cluster.bootstrap)
     async with asyncio.timeout(TIMEOUT_S), await Client.connect(cluster.bootstrap) as client:
         await client.admin.create_stream("clicks-retry")
@@ -94,7 +94,7 @@ async def test_a_record_is_tried_again_when_it_is_due(cluster: RunningCluster) -
         assert (retried.value, retried.key, retried.headers["trace"]) == (b"home", b"user-1", b"7")
 
 
-async def test_a_table_is_what_remains_of_its_changes(cluster: RunningCluster) -> None:
+async def test_a_table_is_rebuilt_from_its_changes(cluster: RunningCluster) -> None:
     names = defined(cluster.bootstrap)
     changes: list[tuple[str, str, Any]] = [
         ("r", "1", {"id": 1, "amount": 10}),

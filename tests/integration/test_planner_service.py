@@ -1,4 +1,4 @@
-"""The planner service as a process of its own, before a real cluster: what the columnar engine gets to hear."""
+"""The planner service as a process of its own, with a real cluster: its answers to the columnar engine."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ class Refused(Exception):
 
 
 class Planner:
-    """The process, and what is on its way."""
+    """The process, and the requests on their way."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
@@ -45,7 +45,7 @@ class Planner:
             stderr=subprocess.PIPE,
         )
         self.unasked: list[dict[str, Any]] = []
-        """Answers to no request."""
+        """Answers that belong to no request."""
         self.log: list[str] = []
         self._waiting: dict[int, Future[dict[str, Any]]] = {}
         self._threads = [threading.Thread(target=self._read), threading.Thread(target=self._read_log)]
@@ -90,7 +90,7 @@ class Planner:
         return self.begin(method, **params)()
 
     def end(self) -> int:
-        """Close its input; its exit code."""
+        """Close its input; returns its exit code."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.close()
@@ -138,7 +138,7 @@ def options(cluster: RunningCluster, stream: str, **more: str) -> dict[str, str]
     return {"kera.bootstrap.servers": cluster.bootstrap, "subscribe": stream, **more}
 
 
-def test_hello_says_which_version_it_is_and_what_is_printed_goes_elsewhere(planner: Planner) -> None:
+def test_hello_reports_the_version_and_logs_nothing(planner: Planner) -> None:
     answer = planner.call("hello")
 
     assert answer["pid"] == planner.process.pid
@@ -147,7 +147,7 @@ def test_hello_says_which_version_it_is_and_what_is_printed_goes_elsewhere(plann
     assert planner.log == []
 
 
-def test_the_schema_and_the_pieces_of_a_batch_are_those_of_the_data_source(
+def test_the_schema_and_pieces_of_a_batch_match_the_stream(
     planner: Planner, cluster: RunningCluster, stream: str
 ) -> None:
     given = options(cluster, stream, engine="columnar")
@@ -168,7 +168,9 @@ def test_the_schema_and_the_pieces_of_a_batch_are_those_of_the_data_source(
     assert {piece["broker"]["broker_id"] for piece in pieces} == {1, 2}
 
 
-def test_a_query_sees_the_offsets_of_the_python_engine(planner: Planner, cluster: RunningCluster, stream: str) -> None:
+def test_a_query_gets_the_same_offsets_as_from_the_python_engine(
+    planner: Planner, cluster: RunningCluster, stream: str
+) -> None:
     given = options(cluster, stream, startingOffsets="earliest") | {"kera.group.id": f"{stream}-group"}
     handle = planner.call("open", options=given, schema=COLUMNS.json())["stream"]
     reader = KeraStreamReader(given, COLUMNS)
@@ -208,7 +210,7 @@ def test_a_query_sees_the_offsets_of_the_python_engine(planner: Planner, cluster
         planner.call("initial_offset", stream=handle)
 
 
-def test_where_a_query_began_is_kept_when_the_service_is_started_anew(
+def test_a_restarted_service_keeps_the_initial_offset_of_a_query(
     cluster: RunningCluster, stream: str, planner: Planner
 ) -> None:
     given = options(cluster, stream)
@@ -227,7 +229,7 @@ def test_where_a_query_began_is_kept_when_the_service_is_started_anew(
     assert json.loads(end)["since"] == json.loads(initial)["streams"]
 
 
-def test_real_time_mode_reads_on_from_places_within_chunks(
+def test_real_time_mode_continues_from_places_within_chunks(
     planner: Planner, cluster: RunningCluster, stream: str
 ) -> None:
     handle = planner.call("open", options=options(cluster, stream, startingOffsets="earliest"), schema=COLUMNS.json())[
@@ -249,7 +251,7 @@ def test_real_time_mode_reads_on_from_places_within_chunks(
     assert [(piece["first_record"], piece["records"]) for piece in batch] == [(0, 100), (40, 60)]
 
 
-def test_route_names_the_broker_and_waits_after_a_failure(
+def test_route_names_the_broker_and_handles_failures_and_data_loss(
     planner: Planner, cluster: RunningCluster, stream: str
 ) -> None:
     (piece, _) = planner.call("plan_batch", options=options(cluster, stream), schema=COLUMNS.json())["pieces"]
@@ -270,7 +272,7 @@ def test_route_names_the_broker_and_waits_after_a_failure(
         planner.call("route", **{**asked, "stream_id": 10**9, "fail_on_data_loss": True}, failed=None)
 
 
-def test_errors_are_answers_and_never_the_end(planner: Planner, cluster: RunningCluster) -> None:
+def test_errors_are_answers_and_do_not_end_the_service(planner: Planner, cluster: RunningCluster) -> None:
     planner.write(b"{this is not json")
     planner.write(b"[1, 2]")
     with pytest.raises(Refused, match="InvalidArgument: there is no method 'dance'"):
@@ -289,7 +291,7 @@ def test_errors_are_answers_and_never_the_end(planner: Planner, cluster: Running
     assert any("Traceback" in line for line in planner.log)
 
 
-def test_a_request_that_waits_holds_up_no_other(planner: Planner, cluster: RunningCluster, stream: str) -> None:
+def test_a_waiting_request_does_not_delay_others(planner: Planner, cluster: RunningCluster, stream: str) -> None:
     closed = planner.begin("schema", options={"kera.bootstrap.servers": "127.0.0.1:1", "subscribe": stream})
 
     results = [planner.begin("schema", options=options(cluster, stream)) for _ in range(20)]
@@ -299,7 +301,7 @@ def test_a_request_that_waits_holds_up_no_other(planner: Planner, cluster: Runni
         closed()
 
 
-def test_it_ends_with_its_input_though_a_request_waits(planner: Planner) -> None:
+def test_the_service_ends_with_its_input_despite_a_waiting_request(planner: Planner) -> None:
     planner.call("hello")
     nowhere = {"kera.bootstrap.servers": "127.0.0.1:1", "subscribe": "x"}
     planner.begin("plan_batch", options=nowhere, schema=COLUMNS.json())

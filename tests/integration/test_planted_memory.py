@@ -1,6 +1,7 @@
-"""Another user of the host plants files where a broker keeps its memory, or holds on to what it was given of it.
+"""Another user of the host plants files where a broker keeps its memory, or keeps the memory that the broker shared.
 
-Whatever is there, a broker that starts again serves what was acknowledged, or says what is lost, and no other bytes.
+Whatever files are there, a broker that restarts serves the acknowledged records, or reports their loss, and serves no
+other bytes.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a pr
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[RunningCluster]:
-    """A cluster of a test's own: its broker is killed. Nothing that is on disk goes there by itself.
+    """A cluster for one test, since its broker is killed. Records go to disk only on demand.
 
-    Its memory is in a directory to which everybody may write, as to ``/dev/shm``, and which other tests do not see.
+    Its memory is in a directory to which everybody may write, like ``/dev/shm``, and which other tests do not see.
     """
     with tempfile.TemporaryDirectory(prefix="kera-test-", dir="/dev/shm") as name:
         Path(name).chmod(0o1777)
@@ -57,7 +58,9 @@ BECOME_NOBODY = f"""
 import ctypes, fcntl, mmap, os, sys
 os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
 """
-"""How programs begin that go on as another user: once they run, as that user may not have access to this Python."""
+"""The beginning of programs that switch to another user: after their start, as that user may not be able to run
+Python.
+"""
 
 
 def as_nobody(program: str, *arguments: object, stdin: bytes = b"") -> None:
@@ -97,13 +100,13 @@ def directory(path: Path, _: bytes) -> None:
 
 
 def wrong_mode(path: Path, content: bytes) -> None:
-    """An own file that others have access to, of another broker."""
+    """An own file of another broker that others may access."""
     path.write_bytes(with_head(content, data_dir="/another"))
     path.chmod(0o666)
 
 
 def own_head(**changed: object) -> Callable[[Path, bytes], None]:
-    """An own file that says something impossible, as only a defect could leave it."""
+    """An own file with an impossible head, as only a defect could leave it."""
 
     def plant(path: Path, content: bytes) -> None:
         path.touch(0o600)
@@ -156,11 +159,11 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-# --- what a broker makes of it -----------------------------------------------------------------------------
+# --- the broker's reaction -----------------------------------------------------------------------------
 
 
 async def filled(client: Client, stream: str) -> list[bytes]:
-    """Acknowledged records of an unreplicated stream: they are in memory, and nowhere else."""
+    """Acknowledged records of an unreplicated stream: they are only in memory."""
     await client.admin.create_stream(stream)
     values = [b"%s %d" % (stream.encode(), number) for number in range(RECORDS)]
     async with client.producer() as producer:
@@ -195,7 +198,7 @@ async def end(cluster: RunningCluster, how: str, own: str) -> None:
 
 
 async def one_case(cluster: RunningCluster, client: Client, how: str, own: str, what: str) -> str:
-    """Plant `what` while the broker is down; how the next start went: ``served`` or ``told``."""
+    """Plant `what` while the broker is down; returns the outcome of the next start: ``served`` or ``told``."""
     stream = f"{how} {own} {what}".replace(" ", "-")
     values = await filled(client, stream)
     arena = arena_of(cluster)
@@ -226,7 +229,7 @@ async def one_case(cluster: RunningCluster, client: Client, how: str, own: str, 
 
 
 EXPECTED = {
-    ("stopped", "gone"): "served",  # it has put everything on disk, and removed its memory
+    ("stopped", "gone"): "served",  # a stopped broker has put everything on disk, and removed its memory
     ("killed", "there"): "served",
     ("killed", "gone"): "told",
     ("killed", "damaged"): "told",
@@ -244,7 +247,7 @@ async def connected(cluster: RunningCluster) -> AsyncIterator[Client]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("how", "own"), EXPECTED)
-async def test_what_is_acknowledged_is_served_or_told_whatever_others_plant(
+async def test_acknowledged_records_are_served_or_reported_lost_despite_planted_files(
     cluster: RunningCluster, how: str, own: str
 ) -> None:
     found = {}
@@ -255,7 +258,7 @@ async def test_what_is_acknowledged_is_served_or_told_whatever_others_plant(
 
 
 @as_root
-async def test_a_killed_broker_takes_its_own_memory_and_not_a_file_that_another_user_has_planted(
+async def test_a_restarted_broker_takes_its_own_memory_and_no_planted_file(
     cluster: RunningCluster,
 ) -> None:
     async with connected(cluster) as client:
@@ -264,7 +267,7 @@ async def test_a_killed_broker_takes_its_own_memory_and_not_a_file_that_another_
 
 
 @pytest.mark.slow
-async def test_own_memory_that_others_have_access_to_stops_the_start_with_the_way_out(cluster: RunningCluster) -> None:
+async def test_a_broker_does_not_start_with_memory_that_others_may_access(cluster: RunningCluster) -> None:
     async with connected(cluster) as client:
         values = await filled(client, "s")
         arena = arena_of(cluster)
@@ -277,7 +280,7 @@ async def test_own_memory_that_others_have_access_to_stops_the_start_with_the_wa
         assert await read(client, "s") == values
 
 
-# --- what a reader can do with what it was given -----------------------------------------------------------
+# --- a reader and the shared memory -----------------------------------------------------------
 
 HOLD = """
 fd, size = int(sys.argv[1]), int(sys.argv[2])
@@ -314,8 +317,10 @@ sys.stdin.read()
 
 @as_root
 @pytest.mark.parametrize("lock", [fcntl.LOCK_SH, pytest.param(fcntl.LOCK_EX, marks=pytest.mark.slow)])
-async def test_a_reader_cannot_change_memory_nor_make_the_broker_forget_it(cluster: RunningCluster, lock: int) -> None:
-    """It runs as another user, and has the descriptor that the broker has given it."""
+async def test_a_reader_can_neither_change_the_memory_nor_make_the_broker_lose_it(
+    cluster: RunningCluster, lock: int
+) -> None:
+    """The reader runs as another user, and has the descriptor that the broker has given it."""
     async with connected(cluster) as client:
         values = await filled(client, "s")
         sock, hello, fd, _ = await push_connect._greeting(cluster.ready[BROKER]["push_unix_path"], DEFAULT_DOMAIN, None)

@@ -1,7 +1,7 @@
-"""A stream that has chunks over which Arrow would end a process, as an older broker has taken them.
+"""A stream with chunks on which Arrow would crash a process, as an older broker has accepted them.
 
-Every reader tells of such a chunk with `CorruptChunk`, or leaves it out and continues after it. No broker that looks
-takes one, over whatever transport.
+Every reader reports such a chunk with `CorruptChunk`, or skips it and continues after it. A broker that checks chunks
+accepts none, over any transport.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ RANDOM, RANDOM_ARROW = 12, 8
 
 
 class Poison:
-    """A payload of one record of `DEFAULT_SCHEMA` that no reader may open."""
+    """A payload of one record of `DEFAULT_SCHEMA` that readers must refuse."""
 
     def __init__(self, payload: bytes, version: int, codec: Codec = Codec.NONE) -> None:
         self.payload, self.version, self.codec = payload, version, codec
 
     def chunk(self, stream: StreamDescription, producer: int, sequence: int = 0) -> bytes:
-        """A chunk with checksums that match."""
+        """A chunk with the right checksums."""
         return encode_chunk(
             pa.py_buffer(self.payload),
             record_count=1,
@@ -72,7 +72,7 @@ class Poison:
 
 
 def _null_header_name() -> pa.RecordBatch:
-    """A record whose header has no name: lists, as Arrow has no such map."""
+    """A record whose header has no name: as lists, since Arrow has no such map."""
     kinds = [*DEFAULT_SCHEMA.types[:3], PAIRS]
     values = ([0], [[b"key"]], [b"value"], [[{"key": None, "value": b"x"}]])
     columns = [pa.array(value, kind) for value, kind in zip(values, kinds, strict=True)]
@@ -121,7 +121,7 @@ POISONS = _poisons()
 
 
 async def _sent(channel: Channel, *chunks: bytes) -> list[str]:
-    """The codes of the errors with which a broker answers; empty: it took the chunk."""
+    """The broker's error code for each chunk; empty if it accepted the chunk."""
     request = broker_pb2.MultiWriteChunksRequest(chunk_count=len(chunks))
     reply = await channel.submit(api.MULTI_WRITE_CHUNKS, request, list(chunks), timeout_s=BOUND_S)
     return [status.error.code for status in reply.message.statuses]
@@ -144,7 +144,7 @@ async def _produced(client: Client, values: list[bytes]) -> None:
 
 
 async def _poison(bootstrap: str) -> None:
-    """A stream with good records, all of `POISONS`, and good records behind them."""
+    """A stream with good records, all of `POISONS`, and good records after them."""
     async with await Client.connect(bootstrap) as client:
         stream = await client.admin.create_stream(STREAM, streamlets=1)
         await _produced(client, BEFORE)
@@ -157,8 +157,8 @@ async def _poison(bootstrap: str) -> None:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
-    """A broker that has taken all of `POISONS`, and looks by now."""
-    directory = tmp_path_factory.mktemp("poisoned")  # without one, all would be gone with the first broker
+    """A broker that has accepted all of `POISONS`, and now checks chunks."""
+    directory = tmp_path_factory.mktemp("poisoned")  # without one, everything would be gone with the first broker
     unchecked = UncheckedCluster(data_dir=directory, brokers=1, arena_bytes=64 * MIB, segment_bytes=512 * KIB)
     with run_in_thread(unchecked) as running:
         asyncio.run(_poison(running.bootstrap))
@@ -183,10 +183,10 @@ async def _read(reader: AsyncIterable[Record]) -> tuple[list[bytes | None], Exce
 
 @pytest.mark.parametrize("shared_memory", ["always", "never"])
 @pytest.mark.parametrize("joined_bytes_max", [0, 1 * MIB], ids=["each", "joined"])
-async def test_a_consumer_leaves_them_out_or_tells_of_the_first(
+async def test_a_consumer_skips_poisoned_chunks_or_reports_the_first(
     cluster: RunningCluster, shared_memory: str, joined_bytes_max: int
 ) -> None:
-    """Pushed through shared memory and pulled, chunk by chunk and several at once."""
+    """Pushed through shared memory or pulled, chunk by chunk or several at once."""
     settings: dict[str, Any] = {"shared_memory": shared_memory, "joined_bytes_max": joined_bytes_max}
     async with await Client.connect(cluster.bootstrap) as client:
         async with client.consumer(STREAM, start="earliest", end="latest", corrupt_chunks="skip", **settings) as reader:
@@ -199,7 +199,7 @@ async def test_a_consumer_leaves_them_out_or_tells_of_the_first(
         assert told.attributes["stream"] == STREAM
 
 
-async def test_a_consumer_group_goes_on_behind_them_and_commits(cluster: RunningCluster) -> None:
+async def test_a_consumer_group_skips_poisoned_chunks_or_reports_the_first(cluster: RunningCluster) -> None:
     async with await Client.connect(cluster.bootstrap) as client:
         async with client.group_consumer("readers", STREAM, corrupt_chunks="skip") as reader:
             found = []
@@ -216,7 +216,7 @@ async def test_a_consumer_group_goes_on_behind_them_and_commits(cluster: Running
 
 
 def _kera(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """A process of its own: it is not to end by a signal."""
+    """A process of its own, since the test checks that no signal ends it."""
     environment = {name: text for name, text in os.environ.items() if not name.startswith("KERA_")}
     done = subprocess.run(
         [sys.executable, "-m", "kera.cli", *arguments],
@@ -231,7 +231,7 @@ def _kera(*arguments: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def test_kera_consume_tells_of_the_first_in_a_line_or_goes_on(cluster: RunningCluster) -> None:
+def test_kera_consume_skips_poisoned_chunks_or_reports_the_first_in_one_line(cluster: RunningCluster) -> None:
     arguments = ("consume", STREAM, "--bootstrap", cluster.bootstrap, "--until-end")
     ended = _kera(*arguments)
     assert (ended.returncode, ended.stdout) == (1, "before\nalso before\n")
@@ -242,7 +242,7 @@ def test_kera_consume_tells_of_the_first_in_a_line_or_goes_on(cluster: RunningCl
     assert len(skipped.stderr.splitlines()) == len(POISONS)
 
 
-def test_a_copy_stops_with_an_error_that_names_the_chunk(cluster: RunningCluster, tmp_path: Path) -> None:
+def test_a_copy_ends_with_an_error_that_names_the_poisoned_chunk(cluster: RunningCluster, tmp_path: Path) -> None:
     done = _kera(
         "connect", "copy", f"kera:{STREAM}", f"{tmp_path}/out/", "--format", "jsonl", "--bootstrap", cluster.bootstrap
     )
@@ -252,7 +252,7 @@ def test_a_copy_stops_with_an_error_that_names_the_chunk(cluster: RunningCluster
 
 @needs_chromium
 @pytest.mark.slow
-async def test_the_console_shows_what_is_before_and_behind(cluster: RunningCluster) -> None:
+async def test_the_console_shows_the_records_around_poisoned_chunks(cluster: RunningCluster) -> None:
     async with a_console(bootstrap=cluster.bootstrap) as console, a_browser() as look:
         assert await look.go(f"{console.url}/streams/{STREAM}/messages") == 200
         await look.page.get_by_role("button", name="Show").click()
@@ -262,12 +262,15 @@ async def test_the_console_shows_what_is_before_and_behind(cluster: RunningClust
         assert not look.complaints
 
 
-# -- the door ----------------------------------------------------------------------------------------------------------
+# -- the broker
+# ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("transport", ["tcp", "unix", "grpc"])
-async def test_a_broker_takes_none_of_the_lean_ones(cluster: RunningCluster, transport: str) -> None:
-    """One by one, and two of a producer in one request, whose second the broker's core would take on its own."""
+async def test_a_broker_refuses_poisoned_lean_chunks(cluster: RunningCluster, transport: str) -> None:
+    """Alone, and as the second of two chunks of a producer in one request, which the core would accept without the
+    check.
+    """
     async with await Client.connect(cluster.bootstrap) as client:
         stream = await client.admin.create_stream(f"door-{transport}", streamlets=1)
         channel = await _channel(stream, transport)

@@ -1,4 +1,4 @@
-"""A producer id is one writer's: with security that of a principal, without it one of two processes is told."""
+"""A producer id belongs to one writer: with security to a principal, without it one of two processes gets an error."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def _make_users(secured: Secured) -> None:
 
 @pytest.fixture
 async def clients(secured: Secured, request: pytest.FixtureRequest) -> AsyncIterator[dict[str, Client]]:
-    """Of users that may write to a stream called as the test."""
+    """Clients of users that may write to a stream with the name of the test."""
     stream = request.node.originalname
     async with contextlib.AsyncExitStack() as stack:
         found = {
@@ -59,7 +59,7 @@ async def stored(client: Client, stream: str) -> list[bytes]:
 
 
 async def impose(client: Client, stream: str, producer_id: int, epoch: int, sequence: int) -> None:
-    """Append a record under somebody's id, past what the SDK lets one do."""
+    """Append a record under another writer's id, which the SDK would not allow."""
     appender = await client.appender(stream, producer_id=CHOSEN, producer_epoch=epoch, chunk_bytes_max=4096)
     appender.producer_id = producer_id
     await appender.append(0, appender.conform(rows(b"impostor")), sequence)
@@ -154,7 +154,7 @@ if child:
 
 
 @pytest.mark.parametrize("chosen", [False, True], ids=["given", "chosen"])
-async def test_of_two_processes_with_one_id_each_record_that_was_acknowledged_is_stored(
+async def test_acknowledged_records_of_two_processes_with_one_id_are_stored(
     cluster: LocalCluster, chosen: bool
 ) -> None:
     stream = f"forked-{chosen}"
@@ -176,7 +176,7 @@ async def test_of_two_processes_with_one_id_each_record_that_was_acknowledged_is
     assert {what for what, _ in lines} == {"stored", "ProducerFenced"}, "one of them is told"
 
 
-async def test_who_uses_a_copied_id_is_told_so(cluster: LocalCluster) -> None:
+async def test_a_producer_whose_id_another_writer_uses_is_fenced(cluster: LocalCluster) -> None:
     async with await Client.connect(cluster.bootstrap) as client:
         await client.admin.create_stream("copied", streamlets=1)
         producer = client.producer()

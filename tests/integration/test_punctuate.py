@@ -1,4 +1,4 @@
-"""Producers say that nothing older comes, and epochs close: with real daemons."""
+"""Producers punctuate streams, and epochs close: with real daemons."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def client(cluster: RunningCluster) -> AsyncIterator[Client]:
 
 @pytest.mark.parametrize("transport", ["tcp", "grpc", "unix"])
 @pytest.mark.parametrize("durability", ["leader", "persisted"])
-async def test_a_history_ends_where_its_producer_says(
+async def test_a_punctuation_closes_the_epochs_before_it(
     cluster: RunningCluster, transport: Transport, durability: str
 ) -> None:
     stream = f"history-{transport}-{durability}"
@@ -62,7 +62,7 @@ async def test_a_history_ends_where_its_producer_says(
         assert sum(each.next_record for entries in bounds.values() for each in entries) == 4
 
 
-async def test_what_is_older_is_late_from_then_on(client: Client) -> None:
+async def test_records_older_than_a_punctuation_are_late(client: Client) -> None:
     await client.admin.create_stream("punctuated-late", **HISTORY)
     await write(client, "punctuated-late", [1])
     async with client.producer() as producer:
@@ -75,7 +75,7 @@ async def test_what_is_older_is_late_from_then_on(client: Client) -> None:
 
 
 @pytest.mark.parametrize("cut", ["latest", "there"])
-async def test_what_comes_behind_a_history_that_was_removed_is_given(client: Client, cut: str) -> None:
+async def test_records_after_a_removed_history_are_given_to_every_reader(client: Client, cut: str) -> None:
     stream = f"punctuated-removed-{cut}"
     settings: dict[str, Any] = {"consumer_group": "history", "start": "committed"}
     await client.admin.create_stream(stream, **HISTORY)
@@ -106,7 +106,7 @@ async def test_what_comes_behind_a_history_that_was_removed_is_given(client: Cli
             pass
 
 
-async def test_who_says_it_of_a_stream_that_was_made_again_prepares_it_again(client: Client) -> None:
+async def test_punctuating_a_recreated_stream_needs_a_new_prepare(client: Client) -> None:
     await client.admin.create_stream("punctuated-again", **HISTORY)
     async with client.producer() as producer:
         await producer.prepare("punctuated-again")
@@ -122,7 +122,7 @@ async def test_who_says_it_of_a_stream_that_was_made_again_prepares_it_again(cli
         assert [epoch.records for epoch in await read(epochs, 9)] == [1]
 
 
-async def test_what_cannot_be_said_is_refused(client: Client) -> None:
+async def test_invalid_punctuations_are_refused(client: Client) -> None:
     await client.admin.create_stream("punctuated-never")
     await client.admin.create_stream("punctuated-now", epoch_ms=1000)
     await write(client, "punctuated-never", [1])
@@ -148,7 +148,7 @@ async def test_what_cannot_be_said_is_refused(client: Client) -> None:
         await producer.punctuate("punctuated-never", 5)
 
 
-async def test_streamlets_may_move_meanwhile(client: Client) -> None:
+async def test_punctuations_work_while_streamlets_move(client: Client) -> None:
     await client.admin.create_stream("punctuated-moves", streamlets=2, entries=2, **HISTORY)
     await write(client, "punctuated-moves", [1], streamlet=0)
     await write(client, "punctuated-moves", [1], streamlet=1)
@@ -174,7 +174,7 @@ async def test_streamlets_may_move_meanwhile(client: Client) -> None:
         assert [(epoch.number, epoch.records) for epoch in await read(epochs, 9)] == [(0, 2)]
 
 
-async def test_punctuations_without_asyncio(cluster: RunningCluster) -> None:
+async def test_the_synchronous_client_punctuates(cluster: RunningCluster) -> None:
     def said() -> None:
         with sync.Client(cluster.bootstrap) as client, client.producer() as producer:
             client.admin.create_stream("punctuated-sync", **HISTORY)
@@ -186,7 +186,7 @@ async def test_punctuations_without_asyncio(cluster: RunningCluster) -> None:
     await asyncio.to_thread(said)
 
 
-async def test_the_command_line_says_it_too(client: Client, cluster: RunningCluster) -> None:
+async def test_the_command_line_punctuates(client: Client, cluster: RunningCluster) -> None:
     await client.admin.create_stream("punctuated-cli", epoch_ms=1000, epoch_grace_ms=3_600_000)
     now_us = time.time_ns() // 1000
     code, out, error = kera(cluster, "epochs", "punctuate", "punctuated-cli", "--time", "5s")
@@ -208,7 +208,7 @@ async def test_the_command_line_says_it_too(client: Client, cluster: RunningClus
     assert (code, "no-such-stream" in error) == (1, True)
 
 
-async def test_who_fails_to_deliver_says_nothing(client: Client) -> None:
+async def test_a_producer_with_a_failed_delivery_does_not_punctuate(client: Client) -> None:
     await client.admin.create_stream("punctuated-failed", **(HISTORY | {"timestamp_ahead_max_ms": 1000}))
     await write(client, "punctuated-failed", [1])
     async with client.producer() as producer:
@@ -221,7 +221,9 @@ async def test_who_fails_to_deliver_says_nothing(client: Client) -> None:
 
 
 @pytest.mark.parametrize("transport", ["tcp", "grpc"])
-async def test_what_brokers_alone_write_is_refused_from_others(client: Client, transport: str) -> None:
+async def test_a_broker_refuses_punctuation_chunks_and_invalid_requests_from_clients(
+    client: Client, transport: str
+) -> None:
     name = f"punctuated-hostile-{transport}"
     await client.admin.create_stream(name, **HISTORY)
     await write(client, name, [1])
@@ -251,13 +253,13 @@ async def test_what_brokers_alone_write_is_refused_from_others(client: Client, t
     assert (entry.watermark_us, entry.next_record) == (1, 1)
 
 
-async def test_groups_of_nothing_but_punctuations_are_passed_over(client: Client) -> None:
+async def test_consumers_skip_groups_that_have_only_punctuations(client: Client) -> None:
     await client.admin.create_stream("punctuated-groups", **HISTORY)
     brokers = sorted(broker.broker_id for broker in (await client.admin.describe_cluster()).brokers)
     expected = []
     async with client.producer() as producer:
         for number in range(1, 9):
-            if number % 3 == 1:  # else the group that a broker begins has only a punctuation in it
+            if number % 3 == 1:  # otherwise the group that a broker begins has only a punctuation
                 expected.append(b"%d" % number)
                 await producer.prepare("punctuated-groups")
                 await producer.send("punctuated-groups", expected[-1], timestamp_us=number * 1000)
@@ -284,7 +286,7 @@ async def test_groups_of_nothing_but_punctuations_are_passed_over(client: Client
     assert rows == expected
 
 
-async def test_epochs_are_the_same_while_streamlets_move_and_promises_are_asked_for(client: Client) -> None:
+async def test_live_epochs_during_moves_and_promises_equal_later_ones(client: Client) -> None:
     await client.admin.create_stream("promised-moves", streamlets=2, entries=2, epoch_ms=100, epoch_grace_ms=50)
     brokers = sorted(broker.broker_id for broker in (await client.admin.describe_cluster()).brokers)
     first = time.time_ns() // 100_000_000
@@ -322,7 +324,7 @@ async def test_epochs_are_the_same_while_streamlets_move_and_promises_are_asked_
     assert sum(epoch.late_records for epoch in live) > 0
 
 
-async def test_punctuations_at_the_end_outlive_a_broker(members: SharedCluster) -> None:
+async def test_punctuations_at_the_end_survive_the_loss_of_a_broker(members: SharedCluster) -> None:
     async with await connect(members) as client:
         made = await client.admin.create_stream("s", brokers=1, replication=1, durability="replicated", **HISTORY)
         name = broker_name(members, made.assignments[0].broker_id)
@@ -346,7 +348,7 @@ async def test_punctuations_at_the_end_outlive_a_broker(members: SharedCluster) 
         assert found == [(0, 1, 0), (1, 1, 0), (4, 1, 1)]
 
 
-async def test_what_was_promised_by_the_clock_is_kept_by_the_next_owner_though_it_counts_no_more(
+async def test_the_next_owner_keeps_promises_by_the_clock_after_punctuation_changed(
     members: SharedCluster,
 ) -> None:
     async with await connect(members) as client:
@@ -374,7 +376,7 @@ async def test_what_was_promised_by_the_clock_is_kept_by_the_next_owner_though_i
         assert [epoch.late_records for epoch in again] == [0, 0, 1]
 
 
-async def test_epochs_go_on_while_brokers_are_drained(members: SharedCluster) -> None:
+async def test_epochs_continue_unchanged_while_brokers_are_drained(members: SharedCluster) -> None:
     async with await connect(members) as client:
         await client.admin.create_stream("epochs-drained", streamlets=4, epoch_ms=200, epoch_grace_ms=200)
         found = []

@@ -1,4 +1,4 @@
-"""Push through shared memory, between real processes: which way is taken, what is held, and who dies meanwhile."""
+"""Push through shared memory between real processes: when it is used, what it holds, and deaths of participants."""
 
 import asyncio
 import contextlib
@@ -51,7 +51,7 @@ async def client(cluster: RunningCluster) -> AsyncIterator[Client]:
 
 
 async def fill(client: Client, stream: str, size: int, first: int = 0) -> int:
-    """Write records `first`, … of `size` bytes together; the number of the record after them."""
+    """Write records `first`, … of `size` bytes together; returns the number of the next record."""
     values: list[bytes] = []
     while size > 0:
         values.append(value_of(first + len(values)))
@@ -64,7 +64,7 @@ async def fill(client: Client, stream: str, size: int, first: int = 0) -> int:
 
 
 async def take(client: Client, stream: str = "s", **settings: Any) -> list[ChunkBatch]:
-    """All chunks of a stream, kept."""
+    """All chunks of a stream, kept in memory."""
     async with asyncio.timeout(TIMEOUT_S), client.consumer(stream, start="earliest", end="latest", **settings) as all_:
         return [chunk async for chunk in all_.batches()]
 
@@ -75,7 +75,7 @@ def numbers(chunks: list[ChunkBatch]) -> list[int]:
 
 @contextlib.asynccontextmanager
 async def reading_process(cluster: RunningCluster, code: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A consumer of its own; it ends with the block."""
+    """A consumer in a process of its own; it ends with the block."""
     argv = (sys.executable, "-c", code, cluster.bootstrap)
     process = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
     try:
@@ -93,11 +93,11 @@ async def said(process: asyncio.subprocess.Process) -> bytes:
         return await process.stdout.readline()
 
 
-# --- which way -----------------------------------------------------------------------------------------------
+# --- push or pull -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("shared_memory", "pushed"), [("auto", True), ("always", True), ("never", False)])
-async def test_a_consumer_on_the_brokers_node_is_pushed_to_unless_told_otherwise(
+async def test_a_consumer_on_the_brokers_node_uses_push_unless_it_is_switched_off(
     cluster: RunningCluster, client: Client, shared_memory: str, pushed: bool
 ) -> None:
     await client.admin.create_stream("s")
@@ -117,7 +117,7 @@ async def test_a_consumer_on_the_brokers_node_is_pushed_to_unless_told_otherwise
     assert metric(cluster, "bytes_read_total") == (0 if pushed else size)
 
 
-async def test_who_insists_on_shared_memory_is_told_why_there_is_none(cluster: RunningCluster) -> None:
+async def test_the_error_for_required_shared_memory_says_why_it_is_missing(cluster: RunningCluster) -> None:
     async with await Client.connect(cluster.bootstrap, ClientSettings.load(transport="tcp")) as client:
         await client.admin.create_stream("s")
         end = await fill(client, "s", SEGMENT_BYTES)
@@ -127,7 +127,7 @@ async def test_who_insists_on_shared_memory_is_told_why_there_is_none(cluster: R
     assert metric(cluster, "push_bytes_total") == 0
 
 
-async def test_all_who_read_over_a_client_share_one_connection(cluster: RunningCluster, client: Client) -> None:
+async def test_all_consumers_of_a_client_share_one_push_connection(cluster: RunningCluster, client: Client) -> None:
     await client.admin.create_stream("s")
     await fill(client, "s", MIB // 2)
     chunks = await take(client)
@@ -144,10 +144,10 @@ async def test_all_who_read_over_a_client_share_one_connection(cluster: RunningC
 # --- what is held --------------------------------------------------------------------------------------------
 
 
-async def test_what_is_on_disk_and_what_is_written_meanwhile_follow_each_other(
+async def test_a_consumer_reads_from_disk_and_then_the_records_written_meanwhile(
     cluster: RunningCluster, client: Client
 ) -> None:
-    """Much more than memory holds, and a producer that goes on all the time."""
+    """There is much more data than memory, and a producer writes all the time."""
     await client.admin.create_stream("s", streamlets=2)
     async with client.producer() as producer:
         await producer.prepare("s")
@@ -163,7 +163,7 @@ async def follow_from_disk(cluster: RunningCluster, client: Client, producer: Pr
             seen = follower.seen
             before = running.sent
             await until(lambda: following.done() or sum(map(len, seen.values())) > before)
-            running.stopping = True  # who reads need not be faster than who writes
+            running.stopping = True  # readers need not be faster than writers
             await until(lambda: following.done() or sum(map(len, seen.values())) >= running.sent)
         following.cancel()
     assert seen == {streamlet: list(range(streamlet, running.sent, 2)) for streamlet in range(2)}
@@ -172,7 +172,7 @@ async def follow_from_disk(cluster: RunningCluster, client: Client, producer: Pr
 
 
 async def pushed_mostly(cluster: RunningCluster, client: Client, count: int) -> None:
-    """Read all while nobody writes: as soon as what was written is on disk, readers get their share of the memory."""
+    """Read everything without a writer: as soon as all data is on disk, readers get their share of the memory."""
     async with asyncio.timeout(TIMEOUT_S):
         pushed = pulled = 0.0
         while pushed <= pulled:
@@ -183,7 +183,7 @@ async def pushed_mostly(cluster: RunningCluster, client: Client, count: int) -> 
             pulled = metric(cluster, "bytes_read_total") - before[1]
 
 
-async def test_who_keeps_all_batches_gets_copies_in_the_end_and_stops_nobody(
+async def test_a_reader_that_keeps_all_batches_gets_copies_and_blocks_no_writer(
     cluster: RunningCluster, client: Client
 ) -> None:
     await client.admin.create_stream("s")
@@ -192,7 +192,7 @@ async def test_who_keeps_all_batches_gets_copies_in_the_end_and_stops_nobody(
     assert {chunk.pushed for chunk in kept} == {True, False}
     assert metric(cluster, 'push_ends_total{reason="pull"}') >= 1
     assert 0 < metric(cluster, "arena_slots_leased") <= metric(cluster, "arena_slots") // 2
-    await fill(client, "s", 2 * ARENA_BYTES, first=end)  # through what memory is left
+    await fill(client, "s", 2 * ARENA_BYTES, first=end)  # through the memory that is left
     assert all(chunk.intact for chunk in kept)
     assert numbers(kept) == list(range(end)), "nobody wrote over them"
     kept.clear()
@@ -200,7 +200,7 @@ async def test_who_keeps_all_batches_gets_copies_in_the_end_and_stops_nobody(
     await until(lambda: metric(cluster, "arena_slots_leased") == 0)
 
 
-async def test_who_takes_nothing_stops_neither_producers_nor_consumers_of_the_same_client(
+async def test_idle_consumers_block_no_producer_or_consumer_of_the_same_client(
     cluster: RunningCluster, client: Client
 ) -> None:
     await client.admin.create_stream("s")
@@ -218,7 +218,7 @@ async def test_who_takes_nothing_stops_neither_producers_nor_consumers_of_the_sa
     await until(lambda: metric(cluster, "arena_slots_leased") == 0)
 
 
-async def test_consumers_that_share_a_stream_are_pushed_to(cluster: RunningCluster, client: Client) -> None:
+async def test_group_consumers_use_push(cluster: RunningCluster, client: Client) -> None:
     await client.admin.create_stream("s", group_segments=2)
     end = await fill(client, "s", 2 * ARENA_BYTES)
     seen: set[int] = set()
@@ -229,14 +229,14 @@ async def test_consumers_that_share_a_stream_are_pushed_to(cluster: RunningClust
             assert not found & seen, "each record once"
             seen |= found
             if len(seen) == end == live:
-                live = await fill(client, "s", SEGMENT_BYTES * 5, first=end)  # the open group, and those after it
+                live = await fill(client, "s", SEGMENT_BYTES * 5, first=end)  # the open group, and the groups after it
             if len(seen) == live:
                 break
     assert seen == set(range(live))
     assert metric(cluster, "push_bytes_total") > metric(cluster, "bytes_read_total")
 
 
-# --- who dies ------------------------------------------------------------------------------------------------
+# --- deaths ------------------------------------------------------------------------------------------------
 
 
 KEEPER = """
@@ -254,7 +254,7 @@ asyncio.run(main())
 """
 
 
-async def test_a_consumer_that_is_killed_frees_what_it_held(cluster: RunningCluster, client: Client) -> None:
+async def test_a_killed_consumer_frees_the_memory_that_it_held(cluster: RunningCluster, client: Client) -> None:
     await client.admin.create_stream("s")
     await fill(client, "s", MIB // 2)
     async with reading_process(cluster, KEEPER) as reader:
@@ -282,7 +282,7 @@ asyncio.run(main())
 """
 
 
-async def test_a_consumer_that_stands_still_stops_no_producer(cluster: RunningCluster, client: Client) -> None:
+async def test_a_paused_consumer_blocks_no_producer(cluster: RunningCluster, client: Client) -> None:
     await client.admin.create_stream("s")
     end = await fill(client, "s", MIB // 2)
     async with reading_process(cluster, FOLLOWER) as reader:
@@ -292,13 +292,11 @@ async def test_a_consumer_that_stands_still_stops_no_producer(cluster: RunningCl
         end = await fill(client, "s", 4 * ARENA_BYTES, first=end)
         assert metric(cluster, "arena_slots_leased") <= metric(cluster, "arena_slots") // 2
         os.kill(reader.pid, signal.SIGCONT)
-        while int(await said(reader)) < end:  # what it was pushed meanwhile, and the rest from disk
+        while int(await said(reader)) < end:  # the chunks pushed meanwhile, and the rest from disk
             pass
 
 
-async def test_the_death_of_the_broker_amid_pushing_leaves_nothing_out_and_repeats_nothing(
-    cluster: RunningCluster, client: Client
-) -> None:
+async def test_kills_of_a_pushing_broker_skip_and_repeat_no_record(cluster: RunningCluster, client: Client) -> None:
     await client.admin.create_stream("s", streamlets=2)
     async with client.producer() as producer, client.consumer("s", start="earliest") as consumer:
         await producer.prepare("s")
@@ -325,7 +323,7 @@ async def test_the_death_of_the_broker_amid_pushing_leaves_nothing_out_and_repea
 
 
 async def kept_over_a_crash(cluster: RunningCluster, client: Client) -> list[ChunkBatch]:
-    """Batches of a stream that was deleted since, as a launch of the broker that was killed had pushed them."""
+    """Batches that a killed launch of the broker had pushed, of a stream that was deleted since."""
     await client.admin.create_stream("s")
     end = await fill(client, "s", MIB // 2)
     kept = await take(client)
@@ -339,7 +337,9 @@ async def kept_over_a_crash(cluster: RunningCluster, client: Client) -> list[Chu
     return kept
 
 
-async def test_the_launch_after_a_crash_leaves_readers_what_they_hold(cluster: RunningCluster, client: Client) -> None:
+async def test_the_launch_after_a_crash_does_not_overwrite_memory_that_readers_hold(
+    cluster: RunningCluster, client: Client
+) -> None:
     kept = await kept_over_a_crash(cluster, client)
     for _ in range(3):
         await fill(client, "t", ARENA_BYTES)
@@ -347,13 +347,13 @@ async def test_the_launch_after_a_crash_leaves_readers_what_they_hold(cluster: R
     assert all(chunk.intact for chunk in kept)
 
 
-async def test_but_not_for_ever_and_batches_tell_that_the_memory_was_used_again(tmp_path: Path) -> None:
+async def test_memory_held_over_a_crash_is_reused_after_the_grace_and_batches_notice(tmp_path: Path) -> None:
     with keeping_cluster(
         tmp_path, arena_bytes=ARENA_BYTES, segment_bytes=SEGMENT_BYTES, reader_grace_ms=1_000
     ) as cluster:
         async with await Client.connect(cluster.bootstrap) as client:
             kept = await kept_over_a_crash(cluster, client)
-            await until(lambda: metric(cluster, "arena_slots_leased") == 0)  # those of the launch that was killed
+            await until(lambda: metric(cluster, "arena_slots_leased") == 0)  # the leases of the killed launch
             for _ in range(3):
                 await fill(client, "t", ARENA_BYTES)
             assert not any(chunk.intact for chunk in kept)

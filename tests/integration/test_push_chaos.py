@@ -1,4 +1,6 @@
-"""Whoever has to do with push is killed, mid-batch: the short form of the program `push` of chaos, without Spark."""
+"""Consumers and brokers are killed or frozen while batches are pushed: the short form of chaos `push`, without
+Spark.
+"""
 
 from pathlib import Path
 
@@ -12,7 +14,7 @@ ROUNDS = 6
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-async def test_killed_and_frozen_consumers_and_brokers_leave_no_lease_and_give_no_wrong_byte(tmp_path: Path) -> None:
+async def test_killed_and_frozen_participants_of_push_leave_no_lease_and_no_wrong_byte(tmp_path: Path) -> None:
     run = await PUSH.short(tmp_path, rounds=ROUNDS, seed=6, kinds=["consumer", "broker", "frozen"])
     assert run.seen["pushed"] > ROUNDS * CHUNKS_MIN, "consumers were pushed to, before and after"
     assert run.seen["changed"], "memory of a consumer that slept was used again, and it knew"

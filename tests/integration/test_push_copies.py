@@ -1,4 +1,4 @@
-"""What is pushed is copied by nobody: the short form of ``python -m bench.push_loop``."""
+"""Pushed records are not copied: the short form of ``python -m bench.push_loop``."""
 
 import asyncio
 import sys
@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-async def test_same_bytes_pushed_again_and_again_are_neither_copied_nor_kept() -> None:
+async def test_pushed_records_are_neither_copied_nor_kept_leased() -> None:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bench.push_loop", "--bytes", "1GB", "--stream-bytes", "32MiB"),
         stdout=asyncio.subprocess.PIPE,

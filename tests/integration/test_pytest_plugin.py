@@ -1,4 +1,4 @@
-"""The fixtures for users' tests, as a user has them: in a session of pytest of their own."""
+"""The fixtures for users' tests, as a user runs them: in a pytest session of their own."""
 
 import re
 import tomllib
@@ -39,7 +39,7 @@ def test_both_fixtures_work_for_a_user(pytester: pytest.Pytester) -> None:
     result.assert_outcomes(passed=3)
 
 
-def test_without_the_daemons_the_real_cluster_says_what_to_install(pytester: pytest.Pytester) -> None:
+def test_the_real_cluster_fixture_without_daemons_says_what_to_install(pytester: pytest.Pytester) -> None:
     pytester.makeconftest("import sys\nsys.modules['kera.local.cluster'] = None\n")
     pytester.makepyfile("def test_real(kera_dev): pass\n")
     result = pytester.runpytest_subprocess("-p", "kera.pytest_plugin", "-p", "no:cacheprovider")
@@ -48,7 +48,7 @@ def test_without_the_daemons_the_real_cluster_says_what_to_install(pytester: pyt
 
 
 def test_pytest_finds_the_plugin_by_its_entry_point() -> None:
-    """The name is the module's: then `-p` and the entry point together load it once."""
+    """The name is the module's name: then `-p` and the entry point together load it once."""
     (entry,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["pytest11"].items()
     name, module = entry
     assert name == module

@@ -1,4 +1,4 @@
-"""Clients that do not wait for their answers, as ours do: what they get is bounded by their quota all the same."""
+"""Clients that do not wait for their answers as the SDK does: their quota still limits them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ VALUE = random.Random(7).randbytes(CHUNK)
 MEASURED_S = 3.0
 TIMEOUT_S = 30.0
 IDS = 960
-"""Of producers. A user gets them in blocks of 64, 128, 256 and 512; the last 512 are used."""
+"""The number of producer ids. A user gets them in blocks of 64, 128, 256 and 512; the last 512 are used."""
 _numbers = itertools.count()
 
 
@@ -52,7 +52,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
 
 
 class Attack:
-    """On a stream of its own."""
+    """An attack on a stream of its own."""
 
     def __init__(self, secured: Secured, transport: str) -> None:
         self._secured = secured
@@ -71,7 +71,7 @@ class Attack:
             answers = [await client._cluster.ask(api.INIT_PRODUCER, request) for _ in range(IDS)]
         self._ids = iter([answer.producer_id for answer in answers[-512:]])
         channel = await self.connect()
-        for _ in range(2):  # with the first one, the broker asks whose these ids are
+        for _ in range(2):  # at the first write, the broker asks for the owner of these ids
             await asyncio.wait([self.write(channel)])
         await channel.close()
 
@@ -83,7 +83,7 @@ class Attack:
         return await FrameChannel.connect_tcp(ready["frames_address"], timeout_s=TIMEOUT_S, tls=tls, introduction=shown)
 
     def write(self, channel: Channel) -> asyncio.Future[object]:
-        """A chunk of a producer that nobody has heard of before."""
+        """Write a chunk of a producer that the broker does not know."""
         chunk = encode_chunk(
             encode_payload(pa.RecordBatch.from_pylist([{"timestamp": 0, "value": VALUE}], DEFAULT_SCHEMA)),
             record_count=1,
@@ -103,14 +103,14 @@ class Attack:
         )
 
     async def stored(self) -> int:
-        """Chunks."""
+        """The number of stored chunks."""
         async with await self._secured.client("admin") as admin:
             records = admin.consumer(self._name, start="earliest", end="latest")
             return sum([batch.header.record_count async for batch in records.batches()])
 
 
 @EACH_TRANSPORT
-async def test_who_sends_on_without_an_answer_is_not_read(secured: Secured, transport: str) -> None:
+async def test_a_client_that_does_not_wait_for_answers_stays_within_its_quota(secured: Secured, transport: str) -> None:
     attack = Attack(secured, transport)
     await attack.begin()
     channel = await attack.connect()
@@ -124,14 +124,16 @@ async def test_who_sends_on_without_an_answer_is_not_read(secured: Secured, tran
 
 
 @EACH_TRANSPORT
-async def test_who_connects_anew_instead_of_waiting_gets_no_more(secured: Secured, transport: str) -> None:
+async def test_a_client_that_reconnects_instead_of_waiting_stays_within_its_quota(
+    secured: Secured, transport: str
+) -> None:
     attack = Attack(secured, transport)
     await attack.begin()
     begun_s = time.monotonic()
     attempts = 0
 
     def stored_max() -> float:
-        """Chunks that the quota lets in until now, with those that are let in before it is known."""
+        """The chunks that the quota admits until now, with those that are admitted before the quota is known."""
         return (time.monotonic() - begun_s + 2) * QUOTA / CHUNK + 12
 
     async def once() -> None:

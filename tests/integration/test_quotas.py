@@ -1,6 +1,6 @@
-"""A cluster with security on whose users have quotas: who uses more is slowed down, and who would have more is refused.
+"""A cluster with security on whose users have quotas: exceeding a rate slows a user down, exceeding a limit is refused.
 
-Rates are compared with what was let through in seconds, with generous slack: tests share their processors.
+Rates are compared with the traffic of several seconds, with generous slack: tests share their processors.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _numbers = itertools.count(1)
 
 @pytest.fixture
 async def user(secured: Secured) -> str:
-    """One that may write, read and create streams that are called as it is."""
+    """A user that may write, read and create streams whose names begin with its own."""
     name = f"user-{next(_numbers)}"
     await secured.make_user(name)
     await secured.grant(f"user:{name}", f"stream:{name}*", Operation.READ, Operation.WRITE, Operation.CREATE)
@@ -65,13 +65,13 @@ async def user(secured: Secured) -> str:
 
 
 class Writing:
-    """Somebody who writes as much as it can."""
+    """A writer at full speed."""
 
     def __init__(self, producer: Producer, stream: str) -> None:
         self._producer = producer
         self._stream = stream
         self.acknowledged = 0
-        """Bytes."""
+        """Acknowledged bytes."""
 
     async def run(self) -> None:
         await self._producer.prepare(self._stream)
@@ -86,12 +86,12 @@ class Writing:
 
 
 class Reading:
-    """Somebody who reads as much as it can."""
+    """A reader at full speed."""
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
         self.read = 0
-        """Bytes."""
+        """Bytes read."""
 
     async def run(self) -> None:
         async for chunk in self._consumer.batches():
@@ -99,7 +99,7 @@ class Reading:
 
 
 async def rate_of(count: Callable[[], int], measured_s: float = MEASURED_S) -> float:
-    """How much more of something there is per second."""
+    """The growth of a count per second."""
     begun_s, begun = time.monotonic(), count()
     await until(lambda: time.monotonic() >= begun_s + measured_s)
     return (count() - begun) / (time.monotonic() - begun_s)
@@ -118,7 +118,7 @@ async def running(work: Writing | Reading) -> AsyncIterator[None]:
 
 
 @EACH_TRANSPORT
-async def test_a_greedy_writer_gets_what_its_quota_lets_it(
+async def test_a_greedy_writer_is_limited_to_its_quota(
     secured: Secured, admin: Client, user: str, transport: Transport
 ) -> None:
     await admin.admin.create_stream(user, streamlets=4)
@@ -137,7 +137,7 @@ async def test_a_greedy_writer_gets_what_its_quota_lets_it(
 
 
 @EACH_TRANSPORT
-async def test_a_greedy_reader_gets_what_its_quota_lets_it(
+async def test_a_greedy_reader_is_limited_to_its_quota(
     secured: Secured, admin: Client, user: str, transport: Transport
 ) -> None:
     await admin.admin.create_stream(user, streamlets=4)
@@ -162,7 +162,7 @@ async def test_a_greedy_reader_gets_what_its_quota_lets_it(
 
 
 @EACH_TRANSPORT
-async def test_another_quota_holds_at_once_and_ends_no_connection(
+async def test_a_changed_quota_applies_at_once_without_ending_connections(
     secured: Secured, admin: Client, user: str, transport: Transport
 ) -> None:
     await admin.admin.create_stream(user, streamlets=2)
@@ -184,11 +184,11 @@ async def test_another_quota_holds_at_once_and_ends_no_connection(
             await until(lambda: writing.acknowledged > before + 20 * QUOTA)
         assert slow < QUOTA
         assert fast > 2 * QUOTA
-        assert producer.throttled_ms < throttled_ms + 3000  # what was under way
+        assert producer.throttled_ms < throttled_ms + 3000  # requests that were under way
         await producer.close(flush=False)
 
 
-async def test_others_are_not_held_back(secured: Secured, admin: Client, user: str) -> None:
+async def test_a_user_over_its_quota_does_not_slow_others(secured: Secured, admin: Client, user: str) -> None:
     await admin.admin.create_stream(user, streamlets=1)
     await admin.access.set_quota(user, requests_per_s=1, bytes_in_per_s=1)
     async with (
@@ -210,8 +210,10 @@ async def test_others_are_not_held_back(secured: Secured, admin: Client, user: s
 
 
 @EACH_TRANSPORT
-async def test_small_requests_count_as_well(secured: Secured, admin: Client, user: str, transport: Transport) -> None:
-    """Over frames, the native core carries them out past the handlers as long as the quota lasts."""
+async def test_small_requests_count_against_the_quota(
+    secured: Secured, admin: Client, user: str, transport: Transport
+) -> None:
+    """Over frames, the native core handles them without the handlers as long as the quota lasts."""
     await admin.admin.create_stream(user, streamlets=1)
     await admin.access.set_quota(user, requests_per_s=40)
     async with await secured.client(user, transport=transport) as client, client.producer() as producer:
@@ -231,7 +233,7 @@ async def test_small_requests_count_as_well(secured: Secured, admin: Client, use
         assert 10 < rate < 80
 
 
-async def test_requests_to_the_coordinator_count_as_well(secured: Secured, admin: Client, user: str) -> None:
+async def test_requests_to_the_coordinator_count_against_the_quota(secured: Secured, admin: Client, user: str) -> None:
     await admin.admin.create_stream(user, streamlets=1)
     await admin.access.set_quota(user, requests_per_s=5)
     async with await secured.client(user) as client:
@@ -241,7 +243,7 @@ async def test_requests_to_the_coordinator_count_as_well(secured: Secured, admin
         assert time.monotonic() - begun_s >= 1.5
 
 
-async def test_requests_that_come_together_are_not_served_together(secured: Secured, admin: Client, user: str) -> None:
+async def test_concurrent_requests_do_not_exceed_the_quota(secured: Secured, admin: Client, user: str) -> None:
     await admin.admin.create_stream(user, streamlets=1)
     await admin.access.set_quota(user, requests_per_s=5)
     async with await secured.client(user) as client:
@@ -268,7 +270,7 @@ async def test_one_stream_too_many_is_refused(secured: Secured, admin: Client, u
 
 
 async def refused(producer: Producer, stream: str, streamlet: int | None = None) -> QuotaExceeded:
-    """What is said when a stream takes no more, with the next heartbeat or the one after that."""
+    """The refusal of a stream that takes no more; it comes with the next heartbeat or the one after that."""
     await producer.prepare(stream)
 
     async def refusal() -> QuotaExceeded | None:
@@ -277,7 +279,7 @@ async def refused(producer: Producer, stream: str, streamlet: int | None = None)
         except QuotaExceeded as error:
             return error
         except Uncertain:
-            return None  # the connection that it was sent over was lost
+            return None  # the connection of the request was lost
         return None
 
     return await until_found(refusal)
@@ -297,10 +299,10 @@ async def taken(producer: Producer, stream: str) -> None:
 
 
 @EACH_TRANSPORT
-async def test_streams_of_who_has_stored_too_much_take_no_more(
+async def test_streams_of_a_user_over_its_quota_of_stored_bytes_refuse_records(
     secured: Secured, admin: Client, user: str, transport: Transport
 ) -> None:
-    """Whoever writes, until something is deleted, or the quota is greater."""
+    """This holds for every writer, until something is deleted or the quota grows."""
     first, second = f"{user}-first", f"{user}-second"
     await admin.access.set_quota(user, stored_bytes=10 * len(VALUE))
     async with (
@@ -330,7 +332,7 @@ async def test_streams_of_who_has_stored_too_much_take_no_more(
         await producer.send(f"{user}-of-admin", VALUE)
         await admin.admin.delete_stream(first)
         await taken(producer, second)
-        await admin.access.set_quota(user, stored_bytes=1)  # less than there is
+        await admin.access.set_quota(user, stored_bytes=1)  # less than is stored
         await refused(producer, second)
         assert [record.value async for record in client.consumer(second, start="earliest", end="latest")]
         await admin.access.set_quota(user)
@@ -339,10 +341,10 @@ async def test_streams_of_who_has_stored_too_much_take_no_more(
             await each.close(flush=False)
 
 
-async def test_what_is_refused_is_not_there_and_what_is_acknowledged_is_there_once(
+async def test_refused_records_are_not_stored_and_acknowledged_ones_are_stored_once(
     secured: Secured, admin: Client, user: str
 ) -> None:
-    """Though much is under way whenever its streams are full, and when they are not any more."""
+    """This holds although many requests are under way when the streams become full, and when they have room again."""
     outcomes: dict[bytes, bool] = {}
     recent = deque[bool](maxlen=100)
 
@@ -387,7 +389,7 @@ async def test_what_is_refused_is_not_there_and_what_is_acknowledged_is_there_on
     assert set(found) == {value for value, taken in outcomes.items() if taken}
 
 
-async def test_retention_makes_room_for_who_has_stored_too_much(secured: Secured, admin: Client, user: str) -> None:
+async def test_retention_makes_room_for_a_user_over_its_quota(secured: Secured, admin: Client, user: str) -> None:
     await admin.access.set_quota(user, stored_bytes=5 << 20)
     async with await secured.client(user) as client, client.producer() as producer:
         await client.admin.create_stream(user, streamlets=1, entries=1)
@@ -420,9 +422,7 @@ async def test_one_connection_too_many_is_refused(
             await producer.send(user, VALUE)
 
 
-async def test_the_default_quota_is_for_those_without_one_of_their_own(
-    secured: Secured, admin: Client, user: str
-) -> None:
+async def test_the_default_quota_applies_to_users_without_their_own(secured: Secured, admin: Client, user: str) -> None:
     try:
         await admin.access.set_default_quota(streams=0)
         async with await secured.client(user) as client:
@@ -430,7 +430,7 @@ async def test_the_default_quota_is_for_those_without_one_of_their_own(
                 await client.admin.create_stream(user, streamlets=1)
             await admin.access.set_quota(user, connections=10)
             await client.admin.create_stream(user, streamlets=1)
-        await admin.admin.create_stream(f"{user}-of-admin", streamlets=1)  # of a super user
+        await admin.admin.create_stream(f"{user}-of-admin", streamlets=1)  # a super user has no quota
         assert await admin.access.default_quota() == Quota(streams=0)
         quotas = {each.name: each.quota for each in await admin.access.users()}
         assert quotas[user] == Quota(connections=10)
@@ -439,7 +439,7 @@ async def test_the_default_quota_is_for_those_without_one_of_their_own(
         await admin.access.set_default_quota()
 
 
-async def test_who_administers_the_cluster_sets_quotas(secured: Secured, admin: Client, user: str) -> None:
+async def test_only_administrators_set_quotas(secured: Secured, admin: Client, user: str) -> None:
     async with await secured.client(user) as client:
         with pytest.raises(NotAllowed):
             await client.access.set_quota(user)
@@ -451,7 +451,9 @@ async def test_who_administers_the_cluster_sets_quotas(secured: Secured, admin: 
         await admin.access.set_quota("admin", bytes_in_per_s=0)
 
 
-async def test_quotas_outlast_the_coordinator_and_brokers(secured: Secured, admin: Client, user: str) -> None:
+async def test_quotas_survive_restarts_of_the_coordinator_and_brokers(
+    secured: Secured, admin: Client, user: str
+) -> None:
     await admin.admin.create_stream(user, streamlets=1)
     await admin.access.set_quota(user, bytes_in_per_s=1000)
     for name in ("coordinator", "broker-1"):
@@ -465,7 +467,9 @@ async def test_quotas_outlast_the_coordinator_and_brokers(secured: Secured, admi
         assert producer.throttled_ms > 0
 
 
-async def test_who_has_stored_too_much_still_has_after_restarts(secured: Secured, admin: Client, user: str) -> None:
+async def test_a_user_over_its_quota_of_stored_bytes_is_still_refused_after_restarts(
+    secured: Secured, admin: Client, user: str
+) -> None:
     await admin.access.set_quota(user, stored_bytes=10 * len(VALUE))
     async with await secured.client(user) as client, client.producer() as producer:
         await client.admin.create_stream(user, streamlets=1)
@@ -478,8 +482,8 @@ async def test_who_has_stored_too_much_still_has_after_restarts(secured: Secured
         assert sum([len(each.value or b"") async for each in client.consumer(user, start="earliest", end="latest")])
 
 
-async def test_no_broker_takes_more_while_another_coordinator_counts(tmp_path: Path) -> None:
-    """What each of them has is within the quota, and only together it is not."""
+async def test_brokers_take_no_more_while_a_restarted_coordinator_counts_stored_bytes(tmp_path: Path) -> None:
+    """The bytes of each broker are within the quota, and only their sum exceeds it."""
     with contextlib.ExitStack() as stack:
         secured = Secured(tmp_path, stack, brokers=2, backups=0, replication=0)
         for name in ("admin", "alice"):
@@ -495,7 +499,7 @@ async def test_no_broker_takes_more_while_another_coordinator_counts(tmp_path: P
             for number in range(20):
                 await producer.send("alice", VALUE, streamlet=number % 2)
             await admin.access.set_quota("alice", stored_bytes=15 * len(VALUE))
-            await rate_of(lambda: 0)  # what is written until both have heard of it would be enough for one alone
+            await rate_of(lambda: 0)  # the bytes until both brokers know the quota would exceed it on one alone
             for streamlet in range(2):
                 await refused(producer, "alice", streamlet)
             taken = 0

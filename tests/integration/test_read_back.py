@@ -16,11 +16,11 @@ STREAMLETS = 8
 RECORDS_PER_PRODUCER = 250_000
 BATCH_ROWS = 5_000
 RECORDS_SENT_SINGLY = 20_000
-"""Per producer: by `send`, with keys, between the batches."""
+"""For each producer: by `send`, with keys, before the batches."""
 
 
 def value(producer: int, number: int) -> bytes:
-    """Says who sent it and when, and has a length of its own."""
+    """A value that names its producer and number, and varies in length."""
     return b"%d:%d:" % (producer, number) + bytes((number + index) % 256 for index in range(number % 23))
 
 
@@ -60,11 +60,11 @@ async def test_a_million_records_come_back_byte_equal_and_in_order(cluster: Runn
                 assert chunk.header.first_record == next_record[chunk.entry], "ordinals of an entry have no gap"
                 next_record[chunk.entry] += chunk.batch.num_rows
                 column = chunk.batch.column("value")
-                # Small chunks of several producers may come together.
+                # A batch may combine small chunks of several producers.
                 writers = pc.cast(pc.cast(pc.binary_slice(column, 0, 1), pa.string()), pa.int32())
                 for producer in pc.unique(writers).to_pylist():
                     entries_of[producer].add(chunk.entry.entry)
-                    # A copy: what is kept for long must not keep the broker's memory.
+                    # A copy: values that are kept for long must not hold the broker's memory.
                     stored[producer, chunk.entry.streamlet_id].append(column.filter(pc.equal(writers, producer)))
         await client.admin.delete_stream(name)
 
@@ -80,7 +80,7 @@ async def test_a_million_records_come_back_byte_equal_and_in_order(cluster: Runn
 
 @pytest.mark.parametrize("transport", ["unix", "tcp", "grpc"])
 @pytest.mark.parametrize("shared_memory", ["never", pytest.param("auto", marks=pytest.mark.slow)])
-async def test_all_ways_in_and_out_carry_the_same_bytes(
+async def test_every_transport_returns_the_same_bytes(
     cluster: RunningCluster, transport: str, shared_memory: str
 ) -> None:
     name = f"ways-{transport}-{shared_memory}"

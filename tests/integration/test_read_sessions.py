@@ -21,7 +21,7 @@ MOVED = 8
 
 
 async def write_round(client: Client, number: int) -> set[bytes]:
-    """One record for each streamlet; returns them."""
+    """Write one record to each streamlet; returns the records."""
     async with client.producer() as producer:
         await producer.prepare("wide")
         values = {b"%d of round %d" % (streamlet, number): streamlet for streamlet in range(STREAMLETS)}
@@ -31,7 +31,7 @@ async def write_round(client: Client, number: int) -> set[bytes]:
     return set(values)
 
 
-async def test_each_record_is_read_once_whatever_becomes_of_brokers_and_places(tmp_path: Path) -> None:
+async def test_each_record_is_read_once_through_moves_and_a_broker_restart(tmp_path: Path) -> None:
     async with (
         control_cluster(tmp_path, brokers=2, arena_bytes=64 * MIB, segment_bytes=16 * KIB) as cluster,
         await connect(cluster) as client,

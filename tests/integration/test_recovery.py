@@ -1,4 +1,6 @@
-"""Brokers, backups and the coordinator are killed or stopped: nothing acknowledged is lost, and others go on."""
+"""Brokers, backups and the coordinator are killed or paused: no acknowledged record is lost, and the others
+continue.
+"""
 
 import asyncio
 import contextlib
@@ -54,7 +56,7 @@ from tests.integration.support import until, value_of
         pytest.param(2, ("drain+broker",), id="drained-from"),
     ],
 )
-async def test_nothing_acknowledged_is_lost_or_twice(
+async def test_acknowledged_records_are_neither_lost_nor_doubled(
     tmp_path: Path, replication: int, scenarios: Sequence[str]
 ) -> None:
     async with (
@@ -72,7 +74,7 @@ async def test_nothing_acknowledged_is_lost_or_twice(
 async def owned(
     cluster: SharedCluster | LocalCluster, *, durability: str | None = None, streamlets: int = 1
 ) -> AsyncIterator[tuple[Client, str]]:
-    """A client, and the name of the broker that has the stream "s", which is on no other."""
+    """A client, and the name of the broker that owns the whole stream "s"."""
     async with await connect(cluster) as client:
         made = await client.admin.create_stream(
             "s", streamlets=streamlets, brokers=1, group_segments=2, replication=1, durability=durability
@@ -82,7 +84,7 @@ async def owned(
 
 
 def raw_chunk(stream: StreamDescription, producer: tuple[int, int], sequence: int) -> bytes:
-    """The chunk of a producer with one record: its sequence."""
+    """A chunk of a producer with one record, whose number is its sequence."""
     row = {"timestamp": 0, "keys": None, "value": value_of(sequence), "headers": None}
     return encode_chunk(
         encode_payload(pa.RecordBatch.from_pylist([row], schema=DEFAULT_SCHEMA)),
@@ -121,7 +123,7 @@ async def numbers(client: Client) -> list[bytes | None]:
         return [record.value async for record in consumer]
 
 
-async def test_what_a_producer_sends_again_to_the_new_owner_is_recognised(members: SharedCluster) -> None:
+async def test_the_new_owner_recognises_repeated_chunks_of_a_producer(members: SharedCluster) -> None:
     async with owned(members) as (client, owner):
         stream = await client.describe("s")
         producer = await new_producer(client)
@@ -145,11 +147,11 @@ async def test_what_a_producer_sends_again_to_the_new_owner_is_recognised(member
         assert await numbers(client) == [value_of(number) for number in range(6)]
 
 
-async def test_a_consumer_goes_on_where_another_one_stopped_before(members: SharedCluster) -> None:
+async def test_a_consumer_continues_after_a_recovery_where_another_one_stopped(members: SharedCluster) -> None:
     async with owned(members, streamlets=2) as (client, owner), writer(client, "s") as load:
         await load.go_on(count=100)
         found = Reader(client, load.stream)
-        found.reopen()  # after a chunk
+        found.reopen()  # at the next chunk
         await found.read()
         assert 0 < found.records < load.acknowledged
         await load.settle()
@@ -166,7 +168,7 @@ async def test_a_consumer_goes_on_where_another_one_stopped_before(members: Shar
         assert found.records == load.acknowledged
 
 
-async def test_a_broker_that_comes_back_late_is_an_empty_member_and_can_take_streamlets_again(
+async def test_a_broker_that_returns_late_owns_nothing_and_can_take_streamlets_again(
     members: SharedCluster,
 ) -> None:
     async with owned(members, streamlets=2) as (client, owner):
@@ -198,7 +200,7 @@ async def test_a_broker_that_comes_back_late_is_an_empty_member_and_can_take_str
             assert await check_log(client, "s", [load]) == load.acknowledged
 
 
-async def test_a_recovery_says_which_replicas_it_waits_for_and_ends_when_they_are_back(members: SharedCluster) -> None:
+async def test_a_recovery_names_the_missing_replicas_and_ends_when_they_return(members: SharedCluster) -> None:
     async with owned(members, durability="persisted") as (client, owner):
         owner_id = broker_id_of(members, owner)
         async with writer(client, "s") as load:
@@ -222,7 +224,7 @@ async def test_a_recovery_says_which_replicas_it_waits_for_and_ends_when_they_ar
             assert await check_log(client, "s", [load]) == load.acknowledged
 
 
-async def test_a_broker_that_slept_too_long_acknowledges_nothing_and_ends(members: SharedCluster) -> None:
+async def test_a_broker_that_was_paused_too_long_acknowledges_nothing_and_ends(members: SharedCluster) -> None:
     async with owned(members) as (client, owner):
         stream = await client.describe("s")
         producer = await new_producer(client)
@@ -251,8 +253,8 @@ async def test_a_broker_that_slept_too_long_acknowledges_nothing_and_ends(member
 
 
 @pytest.mark.slow
-async def test_a_launch_that_comes_back_in_time_keeps_what_it_has(tmp_path: Path) -> None:
-    patient = {"report_grace_ms": 60_000, "heartbeats_missed_max": 300}  # however long it takes to start
+async def test_a_broker_that_restarts_in_time_gets_its_streamlets_back(tmp_path: Path) -> None:
+    patient = {"report_grace_ms": 60_000, "heartbeats_missed_max": 300}  # however long the broker takes to start
     async with (
         control_cluster(tmp_path, brokers=2, backups=2, coordinator_settings=patient) as cluster,
         owned(cluster) as (client, owner),
@@ -260,7 +262,7 @@ async def test_a_launch_that_comes_back_in_time_keeps_what_it_has(tmp_path: Path
         owner_id = broker_id_of(cluster, owner)
         async with writer(client, "s") as load:
             await load.go_on(count=50)
-            await cluster.restart(owner)  # stopped by itself: nothing has to be found anew
+            await cluster.restart(owner)  # a planned stop: nothing has to be recovered
             await load.go_on()
             async with asyncio.timeout(TIMEOUT_S):
                 while await streamlets_of(client, "s", owner_id) != [0]:  # it was handed over, and comes back

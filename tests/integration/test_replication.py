@@ -1,4 +1,4 @@
-"""Brokers and backups as real processes: what is lost with some of them, what goes on, and what comes back."""
+"""Brokers and backups as real processes: some are lost or paused, the others continue, and the lost ones come back."""
 
 import asyncio
 import contextlib
@@ -42,21 +42,21 @@ RECORDS = 200
 
 
 async def written(load: Writing, count: int = RECORDS) -> None:
-    """Wait until so many more records are acknowledged."""
+    """Wait until `count` more records are acknowledged."""
     wanted = len(load.acknowledged) + count
     await until(lambda: len(load.acknowledged) >= wanted or bool(load.errors))
     assert load.errors == []
 
 
 async def settled(load: Writing) -> None:
-    """Nothing more is sent, and everything that was has been acknowledged."""
+    """Send nothing more, and wait until everything that was sent has been acknowledged."""
     load.paused = True
     await until(lambda: load.settled)
     assert load.errors == []
 
 
 async def check_log(client: Client, load: Writing) -> None:
-    """Readers get everything that was sent, once and in order."""
+    """Check that readers get everything that was sent, once and in order."""
     streamlets = load.stream.config.streamlets
     stored = await read(client, load.stream.name, streamlets)
     assert stored == {number: list(range(number, load.sent, streamlets)) for number in range(streamlets)}
@@ -69,7 +69,7 @@ def total(cluster: RunningCluster, name: str) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("durability", ["replicated", "persisted"])
 @pytest.mark.parametrize("replication", [1, 2, 3])
-async def test_everything_acknowledged_is_on_the_backups_that_are_left(
+async def test_the_remaining_backups_have_all_acknowledged_records(
     tmp_path: Path, replication: int, durability: str
 ) -> None:
     options = {"rounds": 1, "seed": 7, "replication": replication, "durability": durability, "busy": 300, "heavy": 0}
@@ -77,7 +77,7 @@ async def test_everything_acknowledged_is_on_the_backups_that_are_left(
     assert run.seen["records"] > 0
 
 
-async def test_writers_go_on_when_a_backup_is_killed_and_its_replicas_are_made_anew(tmp_path: Path) -> None:
+async def test_writers_continue_when_a_backup_is_killed_and_its_replicas_are_repaired(tmp_path: Path) -> None:
     with replicated_cluster(tmp_path, 3, repair_delay_ms=300) as cluster:
         async with await Client.connect(cluster.bootstrap) as client:
             await client.admin.create_stream("s", streamlets=2, replication=2, durability="replicated")
@@ -96,7 +96,7 @@ async def test_writers_go_on_when_a_backup_is_killed_and_its_replicas_are_made_a
                 await check_log(client, load)
 
 
-async def test_a_backup_that_comes_back_has_its_replicas_and_they_are_not_made_anew(tmp_path: Path) -> None:
+async def test_the_replicas_of_a_restarted_backup_are_not_copied_again(tmp_path: Path) -> None:
     with replicated_cluster(tmp_path, 3, repair_delay_ms=60_000) as cluster:
         async with await Client.connect(cluster.bootstrap) as client:
             await client.admin.create_stream("s", replication=2, durability="replicated")
@@ -119,7 +119,7 @@ async def test_a_backup_that_comes_back_has_its_replicas_and_they_are_not_made_a
                 assert check_recovered(await recover(cluster, backup_names(cluster)), [load])
 
 
-async def test_without_backups_writers_are_told_readers_go_on_and_so_do_writers_when_backups_are_back(
+async def test_without_backups_writers_get_errors_and_readers_continue(
     tmp_path: Path,
 ) -> None:
     with replicated_cluster(tmp_path, 2, backup_timeout_ms=500) as cluster:
@@ -150,9 +150,9 @@ async def test_without_backups_writers_are_told_readers_go_on_and_so_do_writers_
                 await check_log(client, load)
 
 
-async def test_a_backup_that_does_not_answer_is_left_in_time(tmp_path: Path) -> None:
+async def test_a_silent_backup_is_replaced_after_its_timeout(tmp_path: Path) -> None:
     with replicated_cluster(tmp_path, 3, backup_timeout_ms=300) as cluster:
-        patience = ClientSettings.load(request_timeout_ms=600_000)  # only the broker's time-out lets writers go on
+        patience = ClientSettings.load(request_timeout_ms=600_000)  # only the broker's time-out lets writers continue
         async with await Client.connect(cluster.bootstrap, patience) as client:
             await client.admin.create_stream("s", replication=2, durability="replicated")
             async with writing(client, "s") as load:
@@ -175,11 +175,11 @@ async def test_a_backup_that_does_not_answer_is_left_in_time(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-async def test_a_launch_that_was_fenced_acknowledges_nothing_more_and_ends(tmp_path: Path) -> None:
+async def test_a_fenced_broker_acknowledges_nothing_more_and_ends(tmp_path: Path) -> None:
     with replicated_cluster(tmp_path, 2) as cluster:
         async with await Client.connect(cluster.bootstrap) as client:
             await client.admin.create_stream("s", replication=1, durability="replicated")
-            with contextlib.suppress(Uncertain):  # which the producer says at its end, too
+            with contextlib.suppress(Uncertain):  # the producer also says it at its end
                 async with writing(client, "s", delivery_timeout_ms=3_000) as load:
                     await written(load)
                     await settled(load)
@@ -202,7 +202,7 @@ async def test_a_launch_that_was_fenced_acknowledges_nothing_more_and_ends(tmp_p
                     assert check_recovered(found, [load]) == acknowledged
 
 
-async def test_virtual_logs_can_be_changed_under_load_and_order_is_kept(tmp_path: Path) -> None:
+async def test_virtual_logs_can_be_changed_under_load_without_changing_the_order(tmp_path: Path) -> None:
     with replicated_cluster(tmp_path, 2) as cluster:
         async with await Client.connect(cluster.bootstrap) as client:
             await client.admin.create_stream("s", streamlets=4, replication=2, durability="replicated")
@@ -221,7 +221,7 @@ async def test_virtual_logs_can_be_changed_under_load_and_order_is_kept(tmp_path
                     assert check_recovered(await recover(cluster, [name]), [load]), "both have everything"
 
 
-async def test_a_delivery_names_level_virtual_segment_and_backups(tmp_path: Path) -> None:
+async def test_a_delivery_names_its_durability_virtual_segment_and_backups(tmp_path: Path) -> None:
     with replicated_cluster(tmp_path, 3) as cluster:
         async with await Client.connect(cluster.bootstrap) as client:
             await client.admin.create_stream("s", replication=2, durability="replicated")
@@ -264,7 +264,7 @@ def small_disks(tmp_path: Path) -> Iterator[list[Path]]:
 
 
 async def refusal(client: Client, stream: str) -> KeraError:
-    """What a producer is told that does not wait for ever."""
+    """The error for a producer that does not wait for ever."""
     producer = client.producer(delivery_timeout_ms=8_000)
     await producer.prepare(stream)
     try:
@@ -280,7 +280,7 @@ async def refusal(client: Client, stream: str) -> KeraError:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("replication", "durability"), [(1, "replicated"), (2, "replicated"), (2, "persisted")])
-async def test_backups_with_full_disks_lose_nothing_and_go_on_when_there_is_room(
+async def test_backups_with_full_disks_lose_nothing_and_continue_when_there_is_room(
     small_disks: list[Path], tmp_path: Path, replication: int, durability: str
 ) -> None:
     names = [path.name for path in small_disks]
@@ -291,7 +291,7 @@ async def test_backups_with_full_disks_lose_nothing_and_go_on_when_there_is_room
             async with writing(client, "s", burst=20, delivery_timeout_ms=120_000) as load:
                 await written(load)
                 fillers = [fill_up(small_disks[0], 0)]
-                await written(load, 2_000)  # more than the backup has memory for: others are used
+                await written(load, 2_000)  # more than fits into the backup's memory: others are used
                 fillers += [fill_up(path, 0) for path in small_disks[1:]]
                 error = await refusal(client, "told")
                 assert isinstance(error, (NotReplicated, TooFewBackups)), error

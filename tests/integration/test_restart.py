@@ -1,4 +1,4 @@
-"""Daemons that are killed and started again, with clients at work."""
+"""Daemons that are killed and restarted, with clients at work."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -36,13 +36,13 @@ async def in_thread(function: Callable[..., None], *arguments: object, **setting
         await asyncio.to_thread(function, *arguments, **settings)
 
 
-async def test_killed_broker_comes_back_with_all_it_had_and_clients_go_on(tmp_path: Path) -> None:
+async def test_a_killed_broker_keeps_its_records_and_clients_continue(tmp_path: Path) -> None:
     with keeping_cluster(tmp_path) as cluster:
         async with await Client.connect(cluster.bootstrap) as client:
             await client.admin.create_stream("s")
             async with client.producer() as producer, client.consumer("s", start="earliest") as consumer:
                 await producer.prepare("s")
-                for number in range(200):  # of two segments
+                for number in range(200):  # in two segments
                     await producer.send("s", b"%d" % number)
                 records = aiter(consumer)
                 async with asyncio.timeout(TIMEOUT_S):
@@ -57,14 +57,16 @@ async def test_killed_broker_comes_back_with_all_it_had_and_clients_go_on(tmp_pa
         assert (metric(cluster, "start_attached"), metric(cluster, "start_lost_memory")) == (1, 0)
 
 
-async def test_broker_whose_memory_is_lost_tells_readers_the_exact_gap(tmp_path: Path) -> None:
-    """Level ``leader`` means its memory; what had gone to disk is there, and nothing wrong is served for the rest."""
+async def test_readers_of_a_broker_that_lost_its_memory_learn_the_exact_gap(tmp_path: Path) -> None:
+    """Durability ``leader`` means the broker's memory: data on disk survive, and no wrong data are served for the
+    rest.
+    """
     with keeping_cluster(tmp_path) as cluster:
         async with await Client.connect(cluster.bootstrap) as client:
             await client.admin.create_stream("s")
             async with client.producer(payload="arrow") as producer:
                 await producer.prepare("s")
-                # Of two segments, one and a half: lean ones would all be in the first.
+                # One and a half of two segments: lean ones would all be in the first.
                 before = [await producer.send("s", b"before %d" % number) for number in range(100)]
                 first_segment = [each for each in before if each.position[:2] == (1, 1)]
                 await until(lambda: metric(cluster, "segments_flushed_total") == 1)
@@ -85,7 +87,7 @@ async def test_broker_whose_memory_is_lost_tells_readers_the_exact_gap(tmp_path:
             async with client.consumer("s", start={0: [after[0].position]}, end="latest") as consumer:
                 assert [record.value async for record in consumer] == [b"after %d" % n for n in range(100)]
 
-            # Who stands in the gap is told its extent, and never gets other records for those that are gone.
+            # A reader in the gap learns its extent, and never gets other records for the lost ones.
             async with asyncio.timeout(TIMEOUT_S):
                 with pytest.raises(DataLost) as caught:
                     await anext(old.batches())
@@ -94,10 +96,10 @@ async def test_broker_whose_memory_is_lost_tells_readers_the_exact_gap(tmp_path:
             assert caught.value.attributes["available_from"] == list(after[0].position)
 
 
-async def test_an_entry_whose_ordinals_began_anew_with_its_broker_tells_what_may_be_lost(
+async def test_an_entry_whose_ordinals_start_over_reports_the_possible_loss(
     own_cluster: RunningCluster,
 ) -> None:
-    """Of an entry that was empty, and of one that has come as far again: by ordinals alone nothing has happened."""
+    """One entry was empty, and one has as many records as before: by ordinals alone, nothing has happened."""
     async with await Client.connect(own_cluster.bootstrap) as client:
         await client.admin.create_stream("s", streamlets=2)
         async with client.producer() as producer:
@@ -124,7 +126,7 @@ async def test_an_entry_whose_ordinals_began_anew_with_its_broker_tells_what_may
                 await anext(consumer.batches())
 
 
-async def test_an_entry_that_was_empty_has_lost_nothing_with_a_broker_that_finds_its_memory(tmp_path: Path) -> None:
+async def test_an_empty_entry_reports_no_loss_if_its_broker_finds_its_memory(tmp_path: Path) -> None:
     with keeping_cluster(tmp_path) as cluster:
         async with await Client.connect(cluster.bootstrap) as client:
             await client.admin.create_stream("s")
@@ -142,7 +144,7 @@ async def test_an_entry_that_was_empty_has_lost_nothing_with_a_broker_that_finds
 @pytest.mark.parametrize(
     "settings", [pytest.param({"arena_bytes": 8 * MIB}, marks=pytest.mark.slow), {"segment_bytes": 128 * KIB}]
 )
-async def test_broker_may_have_memory_of_another_size_afterwards(
+async def test_a_broker_can_restart_with_memory_of_another_size(
     tmp_path: Path, killed: bool, settings: dict[str, int]
 ) -> None:
     with keeping_cluster(tmp_path) as cluster:
@@ -165,7 +167,9 @@ async def test_broker_may_have_memory_of_another_size_afterwards(
             assert found[streamlet] == [n for count in counts for n in range(streamlet, count, 2)]
 
 
-async def test_clients_go_on_without_the_coordinator_and_streams_survive_it(own_cluster: RunningCluster) -> None:
+async def test_clients_continue_without_the_coordinator_and_streams_survive_its_restart(
+    own_cluster: RunningCluster
+) -> None:
     async with await Client.connect(own_cluster.bootstrap) as client:
         created = await client.admin.create_stream("s", streamlets=2)
         async with client.producer() as producer, client.consumer("s", start="earliest") as consumer:
@@ -186,7 +190,7 @@ async def test_clients_go_on_without_the_coordinator_and_streams_survive_it(own_
                 assert (await anext(records)).value == b"after"
 
 
-async def test_stream_deleted_under_a_reader_is_an_error_and_frees_its_memory(own_cluster: RunningCluster) -> None:
+async def test_deleting_a_stream_ends_its_reader_with_an_error_and_frees_memory(own_cluster: RunningCluster) -> None:
     async with await Client.connect(own_cluster.bootstrap) as client:
         settings = ConsumerSettings.load(shared_memory="never")
         await client.admin.create_stream("s")
@@ -201,7 +205,7 @@ async def test_stream_deleted_under_a_reader_is_an_error_and_frees_its_memory(ow
                 await client.admin.delete_stream("s")
                 with pytest.raises(UnknownStream, match=r"deleted|no stream"):
                     await anext(records)
-        # Twice the broker's memory goes through streams that are deleted: their segments are used again.
+        # Twice the broker's memory goes through deleted streams: their segments are used again.
         for number in range(8):
             await client.admin.create_stream(f"big-{number}")
             async with client.producer() as producer:

@@ -1,4 +1,4 @@
-"""Metadata that are put back to an older copy, with real daemons: nothing is destroyed, and all comes back."""
+"""Metadata are restored from an older copy, with real daemons: nothing is destroyed, and all data come back."""
 
 import asyncio
 import contextlib
@@ -34,14 +34,14 @@ async def read(client: Client, stream: str) -> list[int]:
 
 
 async def until_caught_up(cluster: LocalCluster) -> None:
-    """Wait until the coordinator says that its metadata are not older than the cluster any more."""
+    """Wait until the coordinator reports that its metadata are no longer older than the cluster."""
     async with await Client.connect(cluster.bootstrap) as client, asyncio.timeout(TIMEOUT_S):
         while (await client.admin.describe_cluster()).catching_up:
             await asyncio.sleep(0.05)
 
 
 async def until_noted(data_dir: Path) -> None:
-    """Wait until a broker has written down that another coordinator leads than before."""
+    """Wait until a broker has noted that another coordinator leads than before."""
 
     def noted() -> int:
         return int(json.loads((data_dir / "broker.json").read_text())["coordinator_epoch"])
@@ -53,7 +53,7 @@ async def until_noted(data_dir: Path) -> None:
 
 
 async def until_listed(client: Client, expected: dict[str, int]) -> None:
-    """Wait until brokers have told of these streams, that the coordinator does not know, with so many records."""
+    """Wait until brokers have reported these streams, unknown to the coordinator, with these numbers of records."""
     found: dict[str, int] = {}
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(TIMEOUT_S):
@@ -70,9 +70,9 @@ def kera(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @contextlib.asynccontextmanager
 async def put_back(cluster: LocalCluster, directory: Path, copy: Path) -> AsyncIterator[None]:
-    """Copy the coordinator's directory while it is down; at the end, when it is down again, that is in its place.
+    """Copy the coordinator's directory while it is down; at the end, put the copy in its place while it is down again.
 
-    Nothing marks it as a copy, but all brokers have heard of a coordinator that it does not know.
+    The copy has no mark, but all brokers have heard from a coordinator that it does not know.
     """
     await cluster.kill("coordinator")
     shutil.copytree(directory, copy)
@@ -89,7 +89,7 @@ async def put_back(cluster: LocalCluster, directory: Path, copy: Path) -> AsyncI
 
 @contextlib.asynccontextmanager
 async def put_back_by_command(cluster: LocalCluster, directory: Path, copy: Path) -> AsyncIterator[None]:
-    """The same with a copy that is made while all is running."""
+    """The same with a copy that is made while everything runs."""
     done = await asyncio.to_thread(kera, "backup", str(copy), "--bootstrap", cluster.bootstrap)
     assert done.returncode == 0, done.stderr
     yield
@@ -108,7 +108,7 @@ async def put_back_by_command(cluster: LocalCluster, directory: Path, copy: Path
 @pytest.mark.parametrize(
     ("brokers_end", "restored"), [pytest.param(False, put_back, marks=pytest.mark.slow), (True, put_back_by_command)]
 )
-async def test_streams_that_are_younger_than_the_restored_metadata_are_kept_and_can_be_adopted(
+async def test_streams_younger_than_the_restored_metadata_are_kept_and_can_be_adopted(
     tmp_path: Path,
     brokers_end: bool,
     restored: Restored,
@@ -130,7 +130,7 @@ async def test_streams_that_are_younger_than_the_restored_metadata_are_kept_and_
         await cluster.restart("coordinator")
         if brokers_end:
             await cluster.restart("broker-1")
-            await cluster.restart("broker-2")  # which is stopped first
+            await cluster.restart("broker-2")  # it is stopped first
 
         async with await connect(cluster) as client:
             await until_listed(client, {"young-0": RECORDS, "young-1": RECORDS})
@@ -155,10 +155,8 @@ async def test_streams_that_are_younger_than_the_restored_metadata_are_kept_and_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("restored", [put_back, put_back_by_command])
-async def test_what_was_recovered_since_a_copy_goes_on_there_when_all_are_started_at_once(
-    tmp_path: Path, restored: Restored
-) -> None:
-    """The broker that was lost knows no more than the copy, and is there at once, as the others are."""
+async def test_streamlets_recovered_since_a_copy_stay_with_their_new_owners(tmp_path: Path, restored: Restored) -> None:
+    """The lost broker knows no more than the copy, and starts together with the others."""
     metadata, streams = tmp_path / "data" / "coordinator", {"replicated": 1, "single": 0}
     async with control_cluster(tmp_path / "data", brokers=3, backups=3) as cluster:
         async with await connect(cluster) as client:
@@ -191,7 +189,7 @@ async def test_what_was_recovered_since_a_copy_goes_on_there_when_all_are_starte
 
 @pytest.mark.slow
 @pytest.mark.parametrize("restored", [put_back, put_back_by_command])
-async def test_a_broker_that_runs_and_is_younger_than_the_restored_metadata_goes_on(
+async def test_a_running_broker_younger_than_the_restored_metadata_continues(
     tmp_path: Path, restored: Restored
 ) -> None:
     metadata = tmp_path / "data" / "coordinator"

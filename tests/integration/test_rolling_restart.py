@@ -1,4 +1,4 @@
-"""Planned restarts under load: the short form of the program `restart` of chaos, and what it does not try."""
+"""Planned restarts under load: the short form of the chaos program `restart`, and cases beyond it."""
 
 import asyncio
 import random
@@ -20,13 +20,13 @@ from tests.integration.control_support import (
 
 
 @pytest.mark.slow
-async def test_a_rolling_restart_is_no_crash_and_leaves_streamlets_where_they_were(tmp_path: Path) -> None:
+async def test_a_rolling_restart_starts_no_recovery_and_leaves_streamlets_in_place(tmp_path: Path) -> None:
     shape = replace(RESTART_SHAPE, quiet_s=0.0)
     async with (
         control_cluster(tmp_path, brokers=2, backups=2) as cluster,
         Chaos(cluster, random.Random(7), replication=1, shape=shape, rate=20.0) as chaos,
     ):
-        # Raises `Wrong` when a recovery has begun, or a streamlet is elsewhere.
+        # Raises `Wrong` if a recovery has begun, or a streamlet has another owner.
         assert await chaos.round("each-in-turn") == []
         names = [turn.name for turn in chaos.turns]
         assert names == ["backup-1", "backup-2", "broker-1", "broker-2", "coordinator"]
@@ -34,7 +34,7 @@ async def test_a_rolling_restart_is_no_crash_and_leaves_streamlets_where_they_we
         assert chaos.records > 0
 
 
-async def test_the_only_broker_restarts_and_its_producers_go_on(tmp_path: Path) -> None:
+async def test_producers_continue_when_the_only_broker_restarts(tmp_path: Path) -> None:
     async with control_cluster(tmp_path, brokers=1, backups=1) as cluster, await connect(cluster) as client:
         await client.admin.create_stream("s", streamlets=2, replication=1)
         async with writer(client, "s") as writing:
@@ -46,7 +46,7 @@ async def test_the_only_broker_restarts_and_its_producers_go_on(tmp_path: Path) 
             assert await check_log(client, "s", [writing]) == writing.acknowledged
 
 
-async def test_a_broker_stops_in_time_and_keeps_its_data_while_no_coordinator_can_be_told(tmp_path: Path) -> None:
+async def test_a_broker_that_stops_without_a_coordinator_keeps_its_data(tmp_path: Path) -> None:
     async with control_cluster(tmp_path, brokers=1, backups=1) as cluster, await connect(cluster) as client:
         await client.admin.create_stream("s", replication=1)
         async with writer(client, "s") as writing:

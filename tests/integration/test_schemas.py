@@ -1,4 +1,4 @@
-"""The registry of schemas of a real cluster: what outlasts its coordinators, who may ask, and how people do."""
+"""The schema registry of a real cluster: what survives its coordinators, access rights, and the command line."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ message Return { int64 id = 1; }
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
-    """A cluster that keeps what it has."""
+    """A cluster that keeps its data."""
     with LocalCluster.running(brokers=1, arena_bytes=32 << 20, data_dir=tmp_path_factory.mktemp("schemas")) as cluster:
         yield cluster
 
@@ -66,7 +66,7 @@ async def client(kept: RunningCluster) -> Any:
         yield client
 
 
-async def test_what_is_registered_outlasts_a_coordinator_that_is_killed(kept: RunningCluster, client: Client) -> None:
+async def test_registered_schemas_survive_a_kill_of_the_coordinator(kept: RunningCluster, client: Client) -> None:
     first = await client.schemas.register("kept-value", SchemaType.AVRO, ORDER)
     await client.schemas.set_compatibility("kept-value", Compatibility.FULL_TRANSITIVE)
     await client.schemas.register("gone-value", "json", '{"type": "string"}')
@@ -86,7 +86,7 @@ async def test_what_is_registered_outlasts_a_coordinator_that_is_killed(kept: Ru
         assert (await other.schemas.register("later-value", "avro", WIDER)).schema_id == first.schema_id + 2
 
 
-async def test_what_is_registered_outlasts_a_leader(zookeeper: ZooKeeper) -> None:
+async def test_registered_schemas_survive_the_loss_of_the_leader(zookeeper: ZooKeeper) -> None:
     async with (
         LocalCluster(
             brokers=1,
@@ -121,7 +121,7 @@ async def test_what_is_registered_outlasts_a_leader(zookeeper: ZooKeeper) -> Non
 
 
 @pytest.mark.slow
-async def test_a_copy_of_the_metadata_has_them_and_no_id_is_given_twice_after_it(tmp_path: Path) -> None:
+async def test_a_copy_of_the_metadata_has_the_schemas_and_no_id_is_given_twice_after_it(tmp_path: Path) -> None:
     copy = tmp_path / "metadata"
 
     with LocalCluster.running(brokers=1, arena_bytes=32 << 20, data_dir=tmp_path / "before") as cluster:
@@ -140,12 +140,12 @@ async def test_a_copy_of_the_metadata_has_them_and_no_id_is_given_twice_after_it
                 await client.schemas.by_id(later.schema_id)
             other = await client.schemas.register(
                 "other-value", "avro", '"int"'
-            )  # it waits until the copy is caught up
+            )  # it waits until the metadata have caught up
             assert other.schema_id > 1_000_000
             assert (await client.schemas.register("same-value", "avro", ORDER)).schema_id == kept.schema_id
 
 
-async def test_errors_travel_with_what_they_are_about(client: Client) -> None:
+async def test_errors_of_the_registry_reach_the_client_with_their_details(client: Client) -> None:
     schemas = client.schemas
     await schemas.register("errors-value", "avro", ORDER)
     with pytest.raises(IncompatibleSchema) as caught:
@@ -178,7 +178,7 @@ async def test_errors_travel_with_what_they_are_about(client: Client) -> None:
             await each
 
 
-async def test_a_schema_is_asked_for_once(kept: RunningCluster, client: Client) -> None:
+async def test_a_client_requests_a_schema_only_once(kept: RunningCluster, client: Client) -> None:
     registered = await client.schemas.register("once-value", "avro", ORDER)
     async with await Client.connect(kept.bootstrap) as other:
         found = await asyncio.gather(*(other.schemas.by_id(registered.schema_id) for _ in range(50)))
@@ -187,16 +187,18 @@ async def test_a_schema_is_asked_for_once(kept: RunningCluster, client: Client) 
         assert (await other.schemas.by_id(registered.schema_id)) is found[0]
 
 
-async def test_who_asks_first_may_give_up(kept: RunningCluster, client: Client) -> None:
+async def test_cancelling_the_first_of_two_requests_does_not_cancel_the_second(
+    kept: RunningCluster, client: Client
+) -> None:
     registered = await client.schemas.register("first-value", "avro", ORDER)
     async with await Client.connect(kept.bootstrap) as other:
         first, second = (asyncio.create_task(other.schemas.by_id(registered.schema_id)) for _ in range(2))
-        await asyncio.sleep(0)  # sleep: both have asked
+        await asyncio.sleep(0)  # sleep: both requests are under way
         first.cancel()
         assert (await second).schema_id == registered.schema_id
 
 
-def test_the_sdk_without_asyncio_has_it_too(kept: RunningCluster) -> None:
+def test_the_synchronous_client_has_the_registry(kept: RunningCluster) -> None:
     with SyncClient(kept.bootstrap) as client:
         registered = client.schemas.register("sync-value", "json", '{"type": "object"}')
         assert client.schemas.by_id(registered.schema_id) == client.schemas.latest("sync-value") == registered
@@ -231,7 +233,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-async def test_whoever_sends_what_does_not_end_or_hold_up_the_coordinator(
+async def test_a_hostile_schema_does_not_end_or_block_the_coordinator(
     kept: RunningCluster, client: Client, name: str
 ) -> None:
     kind, text = HOSTILE[name]
@@ -269,7 +271,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         yield Secured(tmp_path_factory.mktemp("secured"), stack, brokers=1, backups=0, replication=0)
 
 
-async def test_nobody_learns_of_what_they_may_not_describe(secured: Secured) -> None:
+async def test_schemas_of_streams_without_rights_are_hidden(secured: Secured) -> None:
     for user in ("alice", "bob", "admin"):
         await secured.make_user(user)
     await secured.grant("user:alice", "stream:orders", Operation.WRITE)
@@ -307,7 +309,7 @@ async def test_nobody_learns_of_what_they_may_not_describe(secured: Secured) -> 
             await alice.schemas.set_compatibility("orders-value", "none")
         with pytest.raises(NotAllowed, match="may not administer cluster"):
             await alice.schemas.set_compatibility("", "none")
-        # The same text under a stream of hers shows the id, and nothing of the other subject.
+        # The same text under a stream of hers shows the id, and reveals nothing about the other subject.
         own = await alice.schemas.register("orders-key", "avro", WIDER)
         assert own.schema_id == secret.schema_id
         assert (await alice.schemas.by_id(own.schema_id)).subject == "orders-key"
@@ -350,7 +352,7 @@ def command_line(kept: RunningCluster, tmp_path: Path) -> CommandLine:
     return CommandLine(kept.bootstrap, tmp_path)
 
 
-def test_people_register_show_compare_and_delete(command_line: CommandLine) -> None:
+def test_the_command_line_registers_shows_checks_and_deletes_schemas(command_line: CommandLine) -> None:
     order, wider = command_line.file("order.avsc", ORDER), command_line.file("wider.avsc", WIDER)
     said = command_line.well("register", "cli-value", order)
     assert said.startswith("cli-value: version 1, schema id ")
@@ -387,7 +389,7 @@ def test_people_register_show_compare_and_delete(command_line: CommandLine) -> N
     assert command_line.well("compatibility", "--default", "backward", "-o", "json").startswith("{")
 
 
-def test_schemas_of_all_kinds_come_from_files(command_line: CommandLine) -> None:
+def test_schemas_of_all_types_can_be_registered_from_files(command_line: CommandLine) -> None:
     command_line.well("register", "json-value", command_line.file("s.json", '{"type": "object"}'))
     command_line.well("register", "stdin-value", "-", "--type", "avro", stdin=b'"string"')
     command_line.well("register", "proto-value", command_line.file("order.proto", PROTO))
@@ -407,7 +409,7 @@ def test_schemas_of_all_kinds_come_from_files(command_line: CommandLine) -> None
     assert command_line.well("show", "stream-value") == command_line.well("show", "message-value") == "a: int32\n"
 
 
-def test_a_typed_stream_is_made_of_a_file(kept: RunningCluster, tmp_path: Path) -> None:
+def test_a_typed_stream_can_be_created_from_a_file(kept: RunningCluster, tmp_path: Path) -> None:
     table = pa.table({"id": pa.array([1], pa.int64()), "fare": pa.array([1.5])})
     parquet, arrow, broken = (tmp_path / name for name in ("rides.parquet", "rides.arrow", "broken.parquet"))
     pq.write_table(table, parquet)
@@ -434,7 +436,7 @@ def test_a_typed_stream_is_made_of_a_file(kept: RunningCluster, tmp_path: Path) 
         assert said in done.stderr.decode()
 
 
-def test_what_is_no_schema_is_said_in_one_line(command_line: CommandLine) -> None:
+def test_an_invalid_schema_or_argument_is_reported_clearly(command_line: CommandLine) -> None:
     assert "give its type with --type" in command_line.badly("register", "bad-value", "-", stdin=b"{}")
     assert "'xml' is not a schema type" in command_line.badly("register", "bad-value", "-", "--type", "xml")
     missing = str(command_line.directory / "nothing.json")
@@ -453,7 +455,9 @@ def test_what_is_no_schema_is_said_in_one_line(command_line: CommandLine) -> Non
     assert "'sideways' is not a compat" in command_line.badly("compatibility", "bad-value", "sideways", code=1)
 
 
-def test_without_a_compiler_it_says_what_to_install(command_line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_missing_protobuf_compiler_says_what_to_install(
+    command_line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     path = command_line.file("order.proto", PROTO)
     said = command_line.badly("register", "bad-value", path, code=1)

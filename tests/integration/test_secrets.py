@@ -1,4 +1,6 @@
-"""No secret is anywhere but where it was put: they are marked, and all that is written and said is searched."""
+"""Secrets appear only where the test put them: they carry a mark, and everything written or printed is searched for
+it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ STREAM = "s"
 
 
 def secrets_in(directory: Path, but: Path) -> Iterator[tuple[Path, bytes]]:
-    """Files with a marked secret in them."""
+    """Files that contain a marked secret."""
     for path in directory.rglob("*"):
         if path.is_file() and path != but:
             data = path.read_bytes()
@@ -39,7 +41,7 @@ def secrets_in(directory: Path, but: Path) -> Iterator[tuple[Path, bytes]]:
 
 
 async def refused(bootstrap: str, **wrong: Any) -> list[str]:
-    """What is said to somebody who shows this, in all forms that an error has."""
+    """The error for a client with these credentials, in all its forms, and its settings as text."""
     settings = ClientSettings(retry_timeout_ms=200, **wrong)
     try:
         async with await Client.connect(bootstrap, settings) as client:
@@ -57,7 +59,7 @@ async def refused(bootstrap: str, **wrong: Any) -> list[str]:
 
 
 @pytest.mark.usefixtures("programs_start_alone")
-async def test_no_secret_is_anywhere_but_where_it_was_put(
+async def test_secrets_appear_in_no_file_log_metric_or_error(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -129,7 +131,7 @@ async def test_no_secret_is_anywhere_but_where_it_was_put(
         ]
     output = capfd.readouterr()
     said += [output.out, output.err, caplog.text]
-    assert [path for path, _ in secrets_in(tmp_path, but=shm)] == [secret]  # so it would be found
+    assert [path for path, _ in secrets_in(tmp_path, but=shm)] == [secret]  # proof that the search would find it
     assert while_running == []
     assert of_token == []
     assert list(secrets_in(tmp_path, but=secret)) == []

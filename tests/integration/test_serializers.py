@@ -1,4 +1,4 @@
-"""Serializers with real daemons and their registry; and the examples of docs/serializers.md, as they are written."""
+"""Serializers with real daemons and their registry; and the examples of docs/serializers.md, as written there."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ SCHEMA: dict[str, Any] = {"type": "record", "name": "Order", "fields": [{"name":
 JSON_SCHEMA = {"type": "object", "properties": {"id": {"type": "integer"}}}
 
 
-async def test_the_examples_of_the_page_run(cluster: RunningCluster) -> None:
+async def test_the_examples_of_the_serializers_page_run(cluster: RunningCluster) -> None:
     pages = [example for example in examples(PAGE, "python") if "spark" not in example.text]
     assert len(pages) == 8
     names: dict[str, Any] = {}
     async with await Client.connect(cluster.bootstrap) as client:
-        await _delete_streams(client)  # of other modules that share the cluster
+        await _delete_streams(client)  # from other modules that share the cluster
         try:
             for example in pages:
                 body = "\n".join(f"    {line}" for line in example.text.splitlines())
@@ -66,7 +66,7 @@ async def _delete_streams(client: Client) -> None:
         ),
     ],
 )
-async def test_a_group_reads_by_the_schemas_that_the_registry_keeps(
+async def test_a_group_decodes_records_with_schemas_from_the_registry(
     cluster: RunningCluster, serializer: Any, deserializer: Any, value: Any
 ) -> None:
     name = f"serialized-{type(serializer).__name__}"
@@ -98,7 +98,7 @@ async def test_a_group_reads_by_the_schemas_that_the_registry_keeps(
         assert bad == 1
 
 
-async def test_a_schema_that_would_break_readers_is_refused_when_the_stream_is_prepared(
+async def test_an_incompatible_schema_is_refused_when_the_stream_is_prepared(
     cluster: RunningCluster,
 ) -> None:
     other = {**SCHEMA, "fields": [{"name": "id", "type": "string"}]}
@@ -116,7 +116,7 @@ async def test_a_schema_that_would_break_readers_is_refused_when_the_stream_is_p
                 await producer.prepare("serialized-changed")
 
 
-def test_it_is_the_same_without_asyncio(cluster: RunningCluster) -> None:
+def test_the_synchronous_client_serializes_and_deserializes(cluster: RunningCluster) -> None:
     name = "serialized-sync"
     with SyncClient(cluster.bootstrap) as client:
         client.admin.create_stream(name)
@@ -132,7 +132,7 @@ def test_it_is_the_same_without_asyncio(cluster: RunningCluster) -> None:
 
 
 @pytest.mark.parametrize("kind", ["to_pandas", "to_polars"])
-def test_data_frames_have_what_deserializers_make(cluster: RunningCluster, kind: str) -> None:
+def test_data_frames_have_deserialized_values(cluster: RunningCluster, kind: str) -> None:
     name, options = f"serialized-{kind}", {"start": "earliest", "end": "latest"}
     values = [{"id": number, "note": "x"} if number % 2 else {"id": number} for number in range(10)]
     with SyncClient(cluster.bootstrap) as client:

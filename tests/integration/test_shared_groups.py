@@ -17,7 +17,7 @@ from tests.integration.support import until
 
 CONSUMERS = 4
 PAUSE_S = 0.002
-"""Of a consumer after each chunk, or the first one would have read all before the others have begun."""
+"""A consumer's pause after each chunk: without it, the first one would read everything before the others have begun."""
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ async def client(cluster: RunningCluster) -> AsyncIterator[Client]:
 
 
 async def write(client: Client, stream: str, records: int, value_bytes: int) -> None:
-    """Numbered records."""
+    """Write numbered records."""
     padding = bytes(value_bytes - 8)
     async with client.producer(chunk_bytes_max=64 * KIB) as producer:
         for first in range(0, records, 1000):
@@ -37,7 +37,7 @@ async def write(client: Client, stream: str, records: int, value_bytes: int) -> 
 
 
 async def take(consumer: GroupConsumer, taken: list[int], told: Callable[[], object]) -> None:
-    """Until it is cancelled."""
+    """Take records until cancelled."""
     async for chunk in consumer.batches():
         taken += [int(value[:8]) for value in chunk.batch["value"].to_pylist()]
         told()
@@ -45,9 +45,9 @@ async def take(consumer: GroupConsumer, taken: list[int], told: Callable[[], obj
 
 
 async def shares(client: Client, stream: str, records: int, *, value_bytes: int, before: bool) -> list[int]:
-    """How many records each consumer has got; each record came to one of them.
+    """The number of records of each consumer; each record goes to one of them.
 
-    `before`: they are written before there is a consumer group; else while the consumers read.
+    `before`: they are written before the consumer group exists; otherwise while the consumers read.
     """
     if before:
         await write(client, stream, records, value_bytes)
@@ -77,7 +77,7 @@ async def shares(client: Client, stream: str, records: int, *, value_bytes: int,
     return [len(each) for each in taken]
 
 
-async def test_consumers_share_a_stream_that_is_one_group(client: Client) -> None:
+async def test_consumers_share_a_stream_of_a_single_group(client: Client) -> None:
     await client.admin.create_stream("one-group", streamlets=1)
     counts = await shares(client, "one-group", 1000, value_bytes=8000, before=True)
     assert min(counts) > 0, counts
@@ -89,7 +89,7 @@ async def test_consumers_share_a_stream_that_is_one_group(client: Client) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("before", [True, False])
-async def test_with_defaults_each_of_four_consumers_gets_its_share_of_50_mb(before: bool) -> None:
+async def test_each_of_four_consumers_gets_a_share_of_50_mb_with_default_settings(before: bool) -> None:
     with LocalCluster.running(arena_bytes=128 * MIB) as running:
         async with await Client.connect(running.bootstrap) as client:
             await client.admin.create_stream("fifty", streamlets=1)

@@ -1,4 +1,4 @@
-"""A broker that stands still: whoever it pushes to goes on with what others have taken over."""
+"""A paused broker: consumers that it pushed to continue with its successor."""
 
 import asyncio
 from collections.abc import AsyncIterable
@@ -17,18 +17,18 @@ GOES_ON_S = 30.0
 
 
 async def follow(records: AsyncIterable[Record], seen: dict[int, set[int]]) -> None:
-    """Note what comes of each streamlet."""
+    """Note the records of each streamlet."""
     async for record in records:
         seen[record.streamlet].add(number_of(record.value))
 
 
 def all_beyond(seen: list[dict[int, set[int]]], number: int) -> bool:
-    """Whether each reader has something of each streamlet that was sent after so many records."""
+    """Whether each reader has a record of each streamlet with at least this number."""
     return all(max(numbers, default=0) >= number for kept in seen for numbers in kept.values())
 
 
 @pytest.mark.slow
-async def test_readers_of_a_broker_that_stands_still_go_on_where_others_have_taken_over(tmp_path: Path) -> None:
+async def test_readers_of_a_paused_broker_continue_with_its_successor(tmp_path: Path) -> None:
     with LocalCluster.running(
         brokers=2,
         backups=1,
@@ -44,7 +44,7 @@ async def test_readers_of_a_broker_that_stands_still_go_on_where_others_have_tak
 
 
 async def goes_on(client: Client, cluster: RunningCluster) -> None:
-    """Stop a broker, and wait until a consumer and a group's read on, from all streamlets."""
+    """Pause a broker, and wait until a consumer and a group consumer continue with all streamlets."""
     await client.admin.create_stream("s", streamlets=STREAMLETS, replication=1)
     seen: list[dict[int, set[int]]] = [{streamlet: set() for streamlet in range(STREAMLETS)} for _ in range(2)]
     async with (
@@ -58,7 +58,7 @@ async def goes_on(client: Client, cluster: RunningCluster) -> None:
             await until(lambda: all_beyond(seen, 100))
             await asyncio.to_thread(cluster.pause, "broker-1")
             try:
-                sent = sending.sent  # what the broker had pushed may still come; what is sent now has others
+                sent = sending.sent  # pushed records may still come; later records go to another broker
                 await until(lambda: all_beyond(seen, sent), GOES_ON_S)
             finally:
                 await asyncio.to_thread(cluster.resume, "broker-1")

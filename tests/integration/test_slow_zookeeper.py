@@ -1,4 +1,4 @@
-"""A coordinator that reaches ZooKeeper over a network with delay and loss at once is elected, and goes on leading.
+"""A coordinator that reaches ZooKeeper over a network with delay and loss is elected, and keeps leading.
 
 With ``KERA_SLOW_NETWORK=1``: it takes the better part of a minute.
 """
@@ -23,10 +23,10 @@ SESSION_TIMEOUT_MS = 12_000
 @pytest.mark.slow
 @pytest.mark.skipif(not os.environ.get("KERA_SLOW_NETWORK"), reason="KERA_SLOW_NETWORK")
 @pytest.mark.timeout(180)
-async def test_a_coordinator_is_elected_and_leads_though_packets_take_200_ms_and_one_of_ten_is_lost(
+async def test_a_coordinator_is_elected_and_leads_with_200_ms_delay_and_ten_percent_loss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(zookeeper, "TICK_MS", 2000)  # as ZooKeeper has it: sessions take up to 20 ticks
+    monkeypatch.setattr(zookeeper, "TICK_MS", 2000)  # ZooKeeper's default: sessions take up to 20 ticks
     with zookeeper.ZooKeeper(tmp_path / "zookeeper") as server:
         await elect_and_lead(server.address, tmp_path)
 
@@ -56,7 +56,7 @@ async def elect_and_lead(address: str, data_dir: Path) -> None:
 
 
 async def until_event(log: asyncio.StreamReader, wanted: str) -> None:
-    """Read the log of a daemon up to a line about this."""
+    """Read the log of a daemon up to this event."""
     event = ""
     while event != wanted:
         line = await log.readline()

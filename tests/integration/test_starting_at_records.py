@@ -1,4 +1,4 @@
-"""Places of records: a consumer that starts there delivers that record first, wherever in a chunk it lies."""
+"""Places of records: a consumer that starts at one delivers that record first, wherever it lies in its chunk."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,7 +15,7 @@ TIMEOUT_S = 30.0
 CHUNK = 10
 RECORDS = 3 * CHUNK
 LATE = 4
-"""Of each chunk: this record is older than those before it."""
+"""In each chunk, the record with this number is older than those before it."""
 
 
 def time_us(number: int) -> int:
@@ -51,7 +51,7 @@ async def read(client: Client, stream: str, start: object, **settings: object) -
 
 
 async def read_batches(client: Client, stream: str, start: object, **settings: object) -> list[int]:
-    """The same, in batches."""
+    """The same, read in batches."""
     found: list[int] = []
     async with asyncio.timeout(TIMEOUT_S):
         async with client.consumer(stream, start=start, end="latest", **settings) as consumer:  # type: ignore[arg-type]
@@ -63,9 +63,7 @@ async def read_batches(client: Client, stream: str, start: object, **settings: o
 
 
 @pytest.mark.parametrize("joined_bytes_max", [0, 1 << 18])
-async def test_a_consumer_starts_at_exactly_the_record_that_was_asked_for(
-    client: Client, joined_bytes_max: int
-) -> None:
+async def test_a_consumer_starts_at_exactly_the_requested_record(client: Client, joined_bytes_max: int) -> None:
     stream = f"at-record-{joined_bytes_max}"
     await fill(client, stream)
     for record in (0, 1, CHUNK - 1, CHUNK, CHUNK + 7, RECORDS - 1, RECORDS):
@@ -79,7 +77,7 @@ async def test_a_consumer_starts_at_exactly_the_record_that_was_asked_for(
         assert sum(chunk.batch.num_rows for chunk in chunks) == len(wanted)
 
 
-async def test_what_is_committed_within_a_chunk_is_its_start_until_it_is_delivered(client: Client) -> None:
+async def test_the_position_within_a_chunk_is_its_start_until_it_is_delivered(client: Client) -> None:
     await fill(client, "at-record-position")
     start = await client.positions_of("at-record-position", {0: [CHUNK + 7]})
     async with client.consumer("at-record-position", start=start, joined_bytes_max=0) as consumer:
@@ -87,7 +85,7 @@ async def test_what_is_committed_within_a_chunk_is_its_start_until_it_is_deliver
             assert consumer.positions() == {0: [start[0][0].position]}
             assert [(await anext(aiter(consumer))).offset for _ in range(2)] == [CHUNK + 7, CHUNK + 8]
             assert consumer.positions() == {0: [start[0][0].position]}
-            rest = await anext(consumer.batches())  # the whole of what was begun, but nothing before the start
+            rest = await anext(consumer.batches())  # the whole chunk that was begun, but nothing before the start
     assert (rest.header.first_record, rest.batch.num_rows) == (CHUNK + 7, 3)
 
 
@@ -124,7 +122,7 @@ async def test_records_are_counted_from_the_start_of_a_query(client: Client) -> 
     assert await client.locate("count-records", [], unit="record") == []
 
 
-async def test_what_has_no_place_is_refused_with_the_reason(client: Client) -> None:
+async def test_the_error_for_an_invalid_place_gives_the_reason(client: Client) -> None:
     await fill(client, "no-place")
     with pytest.raises(InvalidArgument, match="has no record 31 yet: the next one will be 30"):
         await client.positions_of("no-place", {0: [RECORDS + 1]})
@@ -147,7 +145,7 @@ async def test_what_has_no_place_is_refused_with_the_reason(client: Client) -> N
         client.consumer("no-place", end={0: [place]})  # type: ignore[list-item]
 
 
-def test_the_synchronous_client_starts_there_too(cluster: RunningCluster) -> None:
+def test_the_synchronous_client_starts_at_records(cluster: RunningCluster) -> None:
     with SyncClient(cluster.bootstrap) as client:
         client.admin.create_stream("sync-places")
         with client.producer() as producer:

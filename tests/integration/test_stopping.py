@@ -1,4 +1,4 @@
-"""Consumers that are stopped by another thread, or by SIGTERM: nothing is lost, and what was committed is stored."""
+"""Consumers that are stopped by another thread or by SIGTERM: no record is lost, and commits are stored."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def consumer_of(client: Client, stream: str, *, in_group: bool) -> Consumer | Gr
 
 
 @pytest.mark.parametrize("in_group", [False, True], ids=["plain", "group"])
-def test_a_wakeup_ends_a_poll_that_waits_and_the_next_one_goes_on(client: Client, in_group: bool) -> None:
+def test_a_wakeup_ends_a_waiting_poll_and_the_next_poll_works(client: Client, in_group: bool) -> None:
     stream = f"stop-poll-{in_group}"
     client.admin.create_stream(stream)
     with consumer_of(client, stream, in_group=in_group) as consumer:
@@ -69,7 +69,7 @@ def test_a_wakeup_ends_a_poll_that_waits_and_the_next_one_goes_on(client: Client
 
 @pytest.mark.parametrize("in_group", [False, True], ids=["plain", "group"])
 @pytest.mark.parametrize("kind", ["records", "batches"])
-def test_a_wakeup_ends_a_loop_and_the_next_loop_goes_on(client: Client, kind: str, in_group: bool) -> None:
+def test_a_wakeup_ends_a_loop_and_the_next_loop_continues(client: Client, kind: str, in_group: bool) -> None:
     stream = f"stop-loop-{kind}-{in_group}"
     fill(client, stream)
     found: list[bytes | None] = []
@@ -122,7 +122,7 @@ LOOPS = (
 
 
 def run_until(program: str, arguments: list[str], wanted: Collection[bytes]) -> list[bytes]:
-    """The values that a program prints until it has ended, after a SIGTERM when it has printed all these."""
+    """The values that a program prints until it ends; it gets a SIGTERM when it has printed all the wanted values."""
     command = [sys.executable, "-c", program, *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -147,7 +147,7 @@ def run_until(program: str, arguments: list[str], wanted: Collection[bytes]) -> 
         pytest.param(LOOPS, False, id="a loop", marks=pytest.mark.slow),
     ],
 )
-def test_a_process_that_gets_sigterm_ends_with_its_commit_and_the_next_one_goes_on(
+def test_a_process_commits_at_sigterm_and_the_next_process_continues(
     client: Client, cluster: RunningCluster, program: str, in_group: bool
 ) -> None:
     polls = program is POLLS
@@ -160,13 +160,13 @@ def test_a_process_that_gets_sigterm_ends_with_its_commit_and_the_next_one_goes_
     rest = run_until(program, arguments, {*VALUES} - {*first})
 
     assert {*first, *rest} == {*VALUES}
-    # A loop ends within a chunk, which the next process reads again.
+    # A loop ends within a chunk, and the next process reads that chunk again.
     assert len(first) + len(rest) - RECORDS < (1 if polls else CHUNK_RECORDS)
 
 
 @pytest.mark.parametrize("form", ["batches", "records", "poll"])
 @pytest.mark.parametrize("in_group", [False, True], ids=["plain", "group"])
-async def test_other_tasks_get_their_turns_while_a_caller_never_waits(
+async def test_other_tasks_get_turns_while_a_consumer_always_has_chunks(
     cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, form: str, in_group: bool
 ) -> None:
     stream = f"turns-{form}-{in_group}"
@@ -207,7 +207,7 @@ async def test_other_tasks_get_their_turns_while_a_caller_never_waits(
                     read += len(await consumer.poll())
                     seen.add(turns)
             running.cancel()
-    assert len(seen) >= RECORDS // CHUNK_RECORDS - 2  # one turn for each chunk at least
+    assert len(seen) >= RECORDS // CHUNK_RECORDS - 2  # at least one turn for each chunk
 
 
 def filled(cluster: RunningCluster, stream: str) -> None:

@@ -1,4 +1,4 @@
-"""The synchronous SDK, with real daemons: the same as the asynchronous one, from threads, scripts and callbacks."""
+"""The synchronous SDK, with real daemons: the same as the asynchronous SDK, from threads, scripts and callbacks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def client(cluster: RunningCluster) -> Iterator[Client]:
 
 
 def fill(client: Client, stream: str, *, chunks: int = 3, records: int = 4) -> list[bytes]:
-    """Chunks of several records each."""
+    """Write chunks of several records each; returns the values."""
     client.admin.create_stream(stream)
     values = [b"%d" % number for number in range(chunks * records)]
     with client.producer() as producer:
@@ -59,7 +59,7 @@ def read(client: Client, stream: str) -> list[bytes | None]:
         return [record.value for record in consumer]
 
 
-def test_records_go_in_and_come_out_in_their_order(client: Client) -> None:
+def test_records_are_written_and_read_in_order(client: Client) -> None:
     client.admin.create_stream("sync-order")
     with client.producer() as producer:
         sent = [producer.send("sync-order", value, headers={"n": value}) for value in VALUES]
@@ -87,7 +87,7 @@ def test_records_and_batches_of_one_producer_stay_in_the_order_of_the_calls(clie
     assert read(client, "sync-mixed") == expected
 
 
-def test_what_is_wrong_is_told_where_the_delivery_is_and_by_the_next_flush(client: Client) -> None:
+def test_a_failed_send_is_reported_by_its_delivery_and_by_the_next_flush(client: Client) -> None:
     client.admin.create_stream("sync-wrong")
     told: list[tuple[Delivery | None, Exception | None]] = []
     with client.producer() as producer:
@@ -100,7 +100,7 @@ def test_what_is_wrong_is_told_where_the_delivery_is_and_by_the_next_flush(clien
         wrong = producer.send_batch("sync-wrong", pa.record_batch({"other": pa.array([1])}))
         with pytest.raises(RecordTooLarge):
             producer.flush()
-        producer.flush()  # it was told
+        producer.flush()  # the error was reported already
         with pytest.raises(RecordTooLarge):
             large.result()
         with pytest.raises(SchemaMismatch):
@@ -119,7 +119,7 @@ def test_what_is_wrong_is_told_where_the_delivery_is_and_by_the_next_flush(clien
     assert read(client, "sync-wrong") == [b"good"]
 
 
-def test_an_error_leaves_the_context_of_a_producer_that_nobody_has_asked(client: Client) -> None:
+def test_the_context_of_a_producer_raises_an_unreported_error(client: Client) -> None:
     client.admin.create_stream("sync-context")
     with pytest.raises(RecordTooLarge), client.producer() as producer:
         producer.send("sync-context", bytes(64 << 20))
@@ -139,7 +139,7 @@ def test_records_go_to_a_stream_that_was_deleted_and_created_again(client: Clien
     assert read(client, "again") == [b"after"]
 
 
-def test_who_sends_more_than_is_taken_waits_and_loses_nothing(client: Client) -> None:
+def test_a_producer_with_a_full_buffer_waits_and_loses_nothing(client: Client) -> None:
     client.admin.create_stream("sync-full")
     count, value = 3000, bytes(20_000)
     with client.producer(buffer_bytes_max=1 << 20) as producer:
@@ -170,7 +170,7 @@ def test_several_threads_share_a_client_and_a_producer(client: Client) -> None:
         assert mine == [b"%d %d" % (sender, number) for number in range(500)]
 
 
-def test_positions_are_those_of_chunks_whose_last_record_was_given_out(client: Client, cluster: RunningCluster) -> None:
+def test_positions_advance_with_the_last_record_of_each_chunk(client: Client, cluster: RunningCluster) -> None:
     """As with the asynchronous consumer, after each record."""
     values = fill(client, "sync-positions", chunks=4, records=3)
 
@@ -191,9 +191,7 @@ def test_positions_are_those_of_chunks_whose_last_record_was_given_out(client: C
 
 
 @pytest.mark.parametrize("taken", range(13))
-def test_what_a_consumer_group_has_committed_is_not_read_again_and_nothing_else_is_left_out(
-    client: Client, taken: int
-) -> None:
+def test_a_consumer_group_skips_exactly_the_committed_chunks(client: Client, taken: int) -> None:
     stream, group = f"sync-group-{taken}", f"sync-group-{taken}"
     values = fill(client, stream, chunks=4, records=3)
     with client.group_consumer(group, stream, commit_interval_ms=0) as consumer:
@@ -208,7 +206,7 @@ def test_what_a_consumer_group_has_committed_is_not_read_again_and_nothing_else_
     assert rest == values[whole:], "the rest of a chunk that was begun comes again, and no chunk is left out"
 
 
-def test_data_frames_go_in_and_come_out(client: Client) -> None:
+def test_data_frames_are_written_and_read(client: Client) -> None:
     schema = pa.schema([("time", pa.timestamp("us")), ("who", pa.string()), ("amount", pa.float64())])
     client.admin.create_stream("sync-frames", schema=schema, key_column="who", timestamp_column="time")
     given = pd.DataFrame(
@@ -231,7 +229,7 @@ def test_data_frames_go_in_and_come_out(client: Client) -> None:
         assert consumer.to_arrow().schema == schema
 
 
-def test_a_table_begins_where_records_have_ended(client: Client) -> None:
+def test_a_table_begins_at_the_unfinished_chunk_of_a_loop_over_records(client: Client) -> None:
     values = fill(client, "sync-rest", chunks=2, records=4)
     with client.consumer("sync-rest", start="earliest", end="latest") as consumer:
         assert [next(iter(consumer)).value for _ in range(6)] == values[:6]
@@ -246,7 +244,7 @@ def test_a_table_begins_where_records_have_ended(client: Client) -> None:
             consumer.to_arrow()
 
 
-def test_a_table_that_does_not_come_whole_was_not_delivered(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_incomplete_table_does_not_move_the_position(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(client, "sync-cut", chunks=4, records=3)
     with client.consumer("sync-cut", start="earliest", end="latest", joined_bytes_max=0) as consumer:
         before = consumer.positions()
@@ -265,7 +263,7 @@ def test_a_table_that_does_not_come_whole_was_not_delivered(client: Client, monk
 
 
 @pytest.mark.parametrize("shared_memory", ["always", "never"])
-def test_loops_over_batches_and_records_and_tables_follow_each_other(client: Client, shared_memory: Any) -> None:
+def test_loops_over_batches_and_records_and_tables_continue_each_other(client: Client, shared_memory: Any) -> None:
     stream = f"sync-by-turns-{shared_memory}"
     values = fill(client, stream, chunks=40, records=3)
     settings: Any = {"joined_bytes_max": 0, "shared_memory": shared_memory}
@@ -305,7 +303,7 @@ def test_threads_share_the_batches_of_a_consumer(client: Client) -> None:
     assert sorted(found, key=lambda value: int(value or 0)) == values
 
 
-def test_a_consumer_group_is_shared_by_threads(client: Client) -> None:
+def test_threads_share_a_consumer_group(client: Client) -> None:
     client.admin.create_stream("sync-shared", streamlets=4)
     with client.producer() as producer:
         for number in range(2000):
@@ -335,7 +333,7 @@ def test_a_consumer_group_is_shared_by_threads(client: Client) -> None:
     assert sorted(int(value or b"") for value in found) == list(range(2000))
 
 
-def test_nothing_waits_on_the_clients_own_thread(client: Client) -> None:
+def test_a_blocking_call_in_a_callback_is_refused(client: Client) -> None:
     client.admin.create_stream("sync-callback")
     told: list[KeraError] = []
 
@@ -352,7 +350,7 @@ def test_nothing_waits_on_the_clients_own_thread(client: Client) -> None:
     assert "own thread" in told[0].message
 
 
-def test_administration_has_the_same_names(client: Client) -> None:
+def test_the_synchronous_client_administers_streams(client: Client) -> None:
     client.admin.create_stream("sync-admin", streamlets=2)
     with pytest.raises(StreamExists):
         client.admin.create_stream("sync-admin")
@@ -364,7 +362,7 @@ def test_administration_has_the_same_names(client: Client) -> None:
         client.admin.describe_stream("sync-admin")
 
 
-def test_a_loop_that_runs_already_is_in_nobodys_way(client: Client) -> None:
+def test_the_synchronous_client_works_inside_a_running_loop(client: Client) -> None:
     """As in a notebook."""
 
     async def main() -> int:
@@ -389,7 +387,7 @@ def test_a_script_that_closes_nothing_delivers_what_it_has_sent(client: Client, 
     assert read(client, "sync-script") == [b"%d" % number for number in range(100)]
 
 
-def test_who_waits_for_records_can_be_interrupted(client: Client, cluster: RunningCluster) -> None:
+def test_a_waiting_consumer_can_be_interrupted(client: Client, cluster: RunningCluster) -> None:
     client.admin.create_stream("sync-waits")
     program = (
         "import sys\nfrom kera.client.sync import Client\n"
@@ -410,10 +408,10 @@ def test_who_waits_for_records_can_be_interrupted(client: Client, cluster: Runni
 
 @pytest.mark.parametrize("kind", ["records", "batches"])
 @pytest.mark.parametrize("in_group", [False, True])
-def test_who_is_interrupted_loses_nothing_that_has_come(
+def test_an_interrupted_consumer_loses_no_record(
     client: Client, monkeypatch: pytest.MonkeyPatch, kind: str, in_group: bool
 ) -> None:
-    """Ctrl-C comes when the client's thread is done, and nobody has taken what it has got."""
+    """Ctrl-C comes when the client's thread is done, before the caller has taken its result."""
     stream = f"sync-interrupted-{kind}-{in_group}"
     values = fill(client, stream, chunks=4, records=3)
     consumer: Any = client.consumer(stream, start="earliest", end="latest", joined_bytes_max=0)
@@ -454,7 +452,7 @@ def test_who_is_interrupted_loses_nothing_that_has_come(
     assert found == values
 
 
-def test_a_child_that_was_forked_is_told_that_it_cannot_use_what_its_parent_has_made(client: Client) -> None:
+def test_a_forked_child_gets_an_error_when_it_uses_the_parents_client(client: Client) -> None:
     child = os.fork()
     if child == 0:
         code = 1

@@ -1,4 +1,6 @@
-"""A cluster whose connections over the network are encrypted: everything works, and nobody else gets in."""
+"""A cluster whose network connections are encrypted: everything works, and clients without a certificate are
+refused.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ Transport = Literal["tcp", "grpc", "auto"]
 
 
 class Secured:
-    """A cluster with two brokers and a backup, each of which wants to see a certificate of everybody."""
+    """A cluster with two brokers and a backup, each of which requires a certificate of every client."""
 
     def __init__(self, directory: Path, stack: contextlib.ExitStack) -> None:
         self.authority, _ = Authority.open_or_make(directory)
@@ -66,7 +68,7 @@ class Secured:
         return await Client.connect(self.cluster.bootstrap, self.settings(self.alice, **settings))
 
     def addresses(self, name: str) -> list[str]:
-        """Where a daemon listens for those who are elsewhere."""
+        """The network addresses at which a daemon listens."""
         ready = self.cluster.ready[name]
         return [ready[each] for each in ("grpc_address", "frames_address", "metrics_address") if each in ready]
 
@@ -78,7 +80,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
 
 
 @pytest.mark.parametrize("transport", ["tcp", "grpc", "auto"])
-async def test_records_go_in_and_come_out(secured: Secured, transport: Transport) -> None:
+async def test_records_are_written_and_read_over_tls(secured: Secured, transport: Transport) -> None:
     stream = f"tls-{transport}"
     async with await secured.connect(transport=transport) as client:
         await client.admin.create_stream(stream, streamlets=2, replication=1)
@@ -100,8 +102,8 @@ async def test_records_go_in_and_come_out(secured: Secured, transport: Transport
                     break
 
 
-async def test_a_broker_takes_over_what_another_one_had(secured: Secured) -> None:
-    """So brokers and backups understand each other, too: a move, and chunks with replicas behind it."""
+async def test_a_streamlet_moves_between_brokers_over_tls(secured: Secured) -> None:
+    """So brokers and backups can talk to each other, too: a move, and chunks with replicas after it."""
     async with await secured.connect(transport="tcp") as client:
         created = await client.admin.create_stream("tls-moved", streamlets=1, replication=1)
         owner = created.assignments[0].broker_id
@@ -118,7 +120,7 @@ async def test_a_broker_takes_over_what_another_one_had(secured: Secured) -> Non
     assert read == [b"before", b"behind"]
 
 
-async def test_who_shows_no_certificate_or_another_one_is_not_let_in(secured: Secured, tmp_path: Path) -> None:
+async def test_clients_without_an_accepted_certificate_are_refused(secured: Secured, tmp_path: Path) -> None:
     stranger, _ = Authority.open_or_make(tmp_path / "stranger")
     strange = stranger.issue("mallory", client=True)
     for settings, text in [
@@ -138,7 +140,7 @@ async def test_who_shows_no_certificate_or_another_one_is_not_let_in(secured: Se
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
 @pytest.mark.parametrize("name", ["coordinator", "broker-1", "backup-1"])
-async def test_nobody_speaks_an_old_version_or_without_tls(secured: Secured, name: str) -> None:
+async def test_old_tls_versions_and_plain_text_are_refused(secured: Secured, name: str) -> None:
     for address in secured.addresses(name):
         assert await asyncio.to_thread(_version, secured, address, None) in {"TLSv1.2", "TLSv1.3"}
         for old in (ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1):
@@ -162,7 +164,7 @@ def _all_of(sock: socket.socket) -> bytes:
 
 
 def _version(secured: Secured, address: str, version: ssl.TLSVersion | None) -> str | None:
-    """With which a handshake comes about."""
+    """The TLS version of a handshake."""
     context = ssl.create_default_context(cafile=str(secured.authority.path))
     context.load_cert_chain(secured.alice.cert, secured.alice.key)
     if version is not None:
@@ -176,7 +178,7 @@ def _version(secured: Secured, address: str, version: ssl.TLSVersion | None) -> 
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
-async def test_openssl_finds_nothing_wrong(secured: Secured) -> None:
+async def test_openssl_verifies_the_certificates_of_a_broker(secured: Secured) -> None:
     files = {"-CAfile": secured.authority.path, "-cert": secured.alice.cert, "-key": secured.alice.key}
     options = [str(each) for pair in files.items() for each in pair]
     for address in secured.addresses("broker-1"):
@@ -195,12 +197,12 @@ async def test_the_command_line_takes_its_certificates_from_the_environment(secu
     output, code = await run([sys.executable, "-m", "kera.cli", "stream", "list"], environment)
     assert code == 0, output
     assert "STREAMLETS" in output or output == "no streams\n"
-    # Of the daemons, too: this command asks each of them.
+    # The daemons accept them, too: this command asks each of them.
     output, _ = await run([sys.executable, "-m", "kera.cli", "cluster", "health", "--json"], environment)
     assert troubles(json.loads(output)) == []
 
 
-async def test_the_command_line_says_in_a_line_why_it_does_not_get_in(secured: Secured, tmp_path: Path) -> None:
+async def test_the_command_line_reports_a_refused_certificate_in_one_line(secured: Secured, tmp_path: Path) -> None:
     stranger, _ = Authority.open_or_make(tmp_path / "stranger")
     environment = {"KERA_BOOTSTRAP": secured.cluster.bootstrap, "KERA_CLIENT_TLS_CA": str(stranger.path)}
     output, code = await run([sys.executable, "-m", "kera.cli", "stream", "list"], environment)
@@ -210,7 +212,7 @@ async def test_the_command_line_says_in_a_line_why_it_does_not_get_in(secured: S
 
 
 async def run(command: list[str], environment: dict[str, str]) -> tuple[str, int | None]:
-    """What it says on both outputs, and its exit code."""
+    """The output on both streams, and the exit code."""
     process = await asyncio.create_subprocess_exec(
         *command,
         env={**os.environ, **environment},
@@ -222,8 +224,8 @@ async def run(command: list[str], environment: dict[str, str]) -> tuple[str, int
     return output.decode(errors="replace"), process.returncode
 
 
-async def test_new_certificates_are_taken_up_and_no_connection_is_dropped(secured: Secured) -> None:
-    """Of all of them: also the authority's, which is there beside the old one for a while."""
+async def test_new_certificates_are_loaded_without_dropping_connections(secured: Secured) -> None:
+    """All certificates change, and also the authority, which is there beside the old one for a while."""
     async with await secured.connect(transport="tcp") as client:
         await client.admin.create_stream("tls-renewed", replication=1)
         async with client.producer() as producer:
@@ -256,7 +258,7 @@ def _certificate(secured: Secured, address: str) -> bytes:
     return found
 
 
-async def test_probes_need_no_certificate_and_see_no_more_than_whether_it_is_well(secured: Secured) -> None:
+async def test_probes_need_no_certificate_and_see_only_the_state(secured: Secured) -> None:
     context = ssl.create_default_context(cafile=str(secured.authority.path))
     known = ssl.create_default_context(cafile=str(secured.authority.path))
     known.load_cert_chain(secured.alice.cert, secured.alice.key)
@@ -282,7 +284,7 @@ def _get(url: str, context: ssl.SSLContext) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
-async def test_who_only_connects_keeps_nobody_out(secured: Secured) -> None:
+async def test_idle_connections_do_not_block_new_ones(secured: Secured) -> None:
     for address in secured.addresses("broker-1"):
         idle = [socket.create_connection(split_address(address), 10) for _ in range(150)]
         try:

@@ -1,4 +1,4 @@
-"""TLS with peers that are not ours: what openssl and grpcurl see of each port, and what is logged of who is refused."""
+"""TLS with foreign peers: the view of openssl and grpcurl on each port, and the log of refused connections."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ SERVICES = {"coordinator": "kera.v1.Coordinator", "broker-1": "kera.v1.Broker", 
 
 
 class Refused(NamedTuple):
-    """A client that shows what it should not."""
+    """A client with a certificate that must be refused."""
 
     kind: str
     alert: str
-    """Which openssl is told."""
+    """The alert that openssl gets."""
     logged: str
 
 
@@ -52,7 +52,7 @@ REFUSED = [
 
 
 class Watched:
-    """A cluster whose daemons want to see everybody's certificate, and the certificates of those who come."""
+    """A cluster whose daemons require certificates, and the certificates of its clients."""
 
     def __init__(self, directory: Path, stack: contextlib.ExitStack) -> None:
         self.authority, _ = Authority.open_or_make(directory / "authority")
@@ -78,14 +78,14 @@ class Watched:
         return found
 
     def shown(self, kind: str) -> list[str]:
-        """Flags of openssl and grpcurl with which one shows a certificate; empty: none."""
+        """Flags with which openssl and grpcurl show a certificate; empty: none."""
         if not kind:
             return []
         pair: Pair = getattr(self._issuing, kind)()
         return ["-cert", str(pair.cert), "-key", str(pair.key)]
 
     def openssl(self, daemon: str, port: str, *options: str, until_closed: bool = False) -> str:
-        """What it says; `until_closed`: of a connection that the daemon ends."""
+        """The output of openssl; `until_closed`: for a connection that the daemon ends."""
         command = ["openssl", "s_client", "-connect", self.address(daemon, port), "-CAfile", str(self.authority.path)]
         if port == "grpc":
             command += ["-alpn", "h2"]
@@ -94,12 +94,12 @@ class Watched:
     def grpcurl(
         self, daemon: str, *options: str, ca: Path | None = None, call: str = "list", patience_s: int = 10
     ) -> str:
-        """What it says; it tries to connect for `patience_s`, whatever the reason is why it cannot."""
+        """The output of grpcurl; it tries to connect for `patience_s`, whatever the reason for the failure is."""
         command = ["grpcurl", "-connect-timeout", str(patience_s), "-cacert", str(ca or self.authority.path), *options]
         return run([*command, self.address(daemon, "grpc"), call])
 
     def refusals(self, daemon: str, port: str) -> list[str]:
-        """Why somebody was refused at a port, as the daemon logs it."""
+        """The logged reasons of refused connections at a port."""
         lines = (self.cluster.log_dir / f"{daemon}.log").read_text().splitlines()
         records: list[dict[str, Any]] = [json.loads(line) for line in lines if line.startswith("{")]
         return [
@@ -108,7 +108,7 @@ class Watched:
 
 
 def run(command: list[str]) -> str:
-    """What it says on both outputs."""
+    """The output on both streams."""
     ended = subprocess.run(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=30, check=False
     )
@@ -130,7 +130,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 
 @OPENSSL
 @EACH_PORT
-def test_openssl_with_a_good_certificate_finds_nothing_wrong(watched: Watched, daemon: str, port: str) -> None:
+def test_openssl_with_a_valid_certificate_is_accepted_at_each_port(watched: Watched, daemon: str, port: str) -> None:
     for version in ("-tls1_2", "-tls1_3"):
         shown = watched.shown("good")
         said = watched.openssl(daemon, port, version, "-verify_return_error", "-verify_ip", HOST, *shown)
@@ -140,20 +140,20 @@ def test_openssl_with_a_good_certificate_finds_nothing_wrong(watched: Watched, d
 
 @OPENSSL
 @EACH_PORT
-def test_openssl_with_another_certificate_is_refused_and_the_log_says_why(
+def test_openssl_with_a_wrong_certificate_is_refused_and_the_log_says_why(
     watched: Watched, daemon: str, port: str
 ) -> None:
     for refused in REFUSED:
         if port == "metrics" and not refused.kind:
-            continue  # probes show none, and see nothing but whether it is ready
+            continue  # probes show none, and see only whether it is ready
         said = watched.openssl(daemon, port, *watched.shown(refused.kind), until_closed=True)
-        assert port == "grpc" or refused.alert in said, said  # gRPC closes the connection and says nothing
+        assert port == "grpc" or refused.alert in said, said  # gRPC closes the connection without an alert
         eventually(lambda refused=refused: any(refused.logged in each for each in watched.refusals(daemon, port)))  # type: ignore[misc]
 
 
 @OPENSSL
 @EACH_PORT
-def test_openssl_gets_no_old_version_and_no_weak_cipher(watched: Watched, daemon: str, port: str) -> None:
+def test_old_versions_and_weak_ciphers_are_refused_at_each_port(watched: Watched, daemon: str, port: str) -> None:
     shown = watched.shown("good")
     weak = ["-cipher", "DEFAULT:@SECLEVEL=0"]
     for options, alert in [
@@ -170,7 +170,7 @@ def test_openssl_gets_no_old_version_and_no_weak_cipher(watched: Watched, daemon
 
 @OPENSSL
 @EACH_PORT
-def test_openssl_finds_what_is_wrong_with_a_name_and_an_authority(watched: Watched, daemon: str, port: str) -> None:
+def test_openssl_notices_a_wrong_name_or_authority(watched: Watched, daemon: str, port: str) -> None:
     checks = ["-verify_return_error", *watched.shown("good")]
     assert "hostname mismatch" in watched.openssl(daemon, port, "-verify_hostname", "db.example.com", *checks)
     said = watched.openssl(daemon, port, "-CAfile", str(watched.stranger.path), *checks)
@@ -178,8 +178,8 @@ def test_openssl_finds_what_is_wrong_with_a_name_and_an_authority(watched: Watch
 
 
 @OPENSSL
-def test_who_comes_again_is_looked_at_again(watched: Watched, tmp_path: Path) -> None:
-    """A session that is resumed would let in whose certificate has expired meanwhile."""
+def test_tls_sessions_are_not_resumed(watched: Watched, tmp_path: Path) -> None:
+    """A resumed session would admit a client whose certificate has expired meanwhile."""
     session = tmp_path / "session"
     said = watched.openssl("broker-1", "frames", "-tls1_3", "-sess_out", str(session), *watched.shown("good"))
     assert "New, TLSv1.3" in said
@@ -189,7 +189,7 @@ def test_who_comes_again_is_looked_at_again(watched: Watched, tmp_path: Path) ->
 
 @GRPCURL
 @pytest.mark.parametrize("daemon", list(SERVICES))
-def test_grpcurl_with_a_good_certificate_sees_all_there_is(watched: Watched, daemon: str) -> None:
+def test_grpcurl_with_a_valid_certificate_sees_all_services(watched: Watched, daemon: str) -> None:
     shown = watched.shown("good")
     services = watched.grpcurl(daemon, *shown).splitlines()
     assert {SERVICES[daemon], "kera.v1.Daemon", "grpc.health.v1.Health"} <= set(services)
@@ -201,7 +201,7 @@ def test_grpcurl_with_a_good_certificate_sees_all_there_is(watched: Watched, dae
 
 @GRPCURL
 @pytest.mark.parametrize("daemon", list(SERVICES))
-def test_grpcurl_with_another_certificate_is_refused_and_the_log_says_why(watched: Watched, daemon: str) -> None:
+def test_grpcurl_with_a_wrong_certificate_is_refused_and_the_log_says_why(watched: Watched, daemon: str) -> None:
     for refused in REFUSED:
         said = watched.grpcurl(daemon, *watched.shown(refused.kind), patience_s=1)
         assert "Failed to dial target host" in said
@@ -210,7 +210,7 @@ def test_grpcurl_with_another_certificate_is_refused_and_the_log_says_why(watche
 
 
 @GRPCURL
-def test_grpcurl_finds_what_is_wrong_with_a_name_and_an_authority(watched: Watched) -> None:
+def test_grpcurl_notices_a_wrong_name_authority_or_plain_text(watched: Watched) -> None:
     shown = watched.shown("good")
     assert "db.example.com" in watched.grpcurl("coordinator", "-servername", "db.example.com", *shown)
     assert "unknown authority" in watched.grpcurl("coordinator", *shown, ca=watched.stranger.path)

@@ -1,4 +1,4 @@
-"""A cluster goes from one authority to another under load, by files as Kubernetes mounts them: all change at once."""
+"""A cluster changes its authority under load, by files as Kubernetes mounts them: all files change at once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FILES = ("ca.pem", "host.pem", "host-key.pem", "client.pem", "client-key.pem")
 
 
 class Mount:
-    """Files that are links into a directory, which is itself a link that is exchanged."""
+    """Files that are links into a directory, which is itself a link that is replaced."""
 
     def __init__(self, directory: Path) -> None:
         self._versions = directory / "versions"
@@ -35,7 +35,7 @@ class Mount:
         self.path.mkdir()
 
     def have(self, authorities: list[Authority], host: Issued, client: Issued) -> None:
-        """All at once."""
+        """Replace all files at once."""
         version = self._versions / str(len(list(self._versions.iterdir())))
         version.mkdir()
         contents = [
@@ -56,7 +56,7 @@ class Mount:
 
 
 def changes(cluster: Any, daemon: str) -> int:
-    """How often a daemon has taken up new files."""
+    """How often a daemon has loaded new files."""
     lines = (cluster.log_dir / f"{daemon}.log").read_text().splitlines()
     return sum(json.loads(line)["event"] == "certificates have changed" for line in lines if line.startswith("{"))
 
@@ -69,7 +69,7 @@ async def eventually(condition: Callable[[], bool]) -> None:
 
 @contextlib.contextmanager
 def connected(address: str, mount: Mount) -> Iterator[ssl.SSLSocket]:
-    """A connection that was there before."""
+    """A connection that stays open throughout."""
     context = ssl.create_default_context(cafile=str(mount.path / "ca.pem"))
     context.load_cert_chain(mount.path / "client.pem", mount.path / "client-key.pem")
     with (
@@ -115,7 +115,7 @@ class Load:
                 self.read.add(record.value or b"")
 
 
-async def test_from_one_authority_to_another_no_record_is_lost_and_no_connection_dropped(tmp_path: Path) -> None:
+async def test_changing_the_authority_loses_no_record_and_drops_no_connection(tmp_path: Path) -> None:
     old, _ = Authority.open_or_make(tmp_path / "old")
     new, _ = Authority.open_or_make(tmp_path / "new")
     before, after = ([each.issue(HOST), each.issue("alice", client=True)] for each in (old, new))

@@ -1,4 +1,6 @@
-"""`kera top` and real daemons: the figures are what was produced, and who is gone or may not see is told."""
+"""`kera top` and real daemons: its figures match the produced records, and it reports lost daemons and missing
+rights.
+"""
 
 import asyncio
 import contextlib
@@ -43,7 +45,7 @@ def kera(*arguments: str, bootstrap: str, stdin: bytes = b"") -> bytes:
     return done.stdout
 
 
-def test_figures_are_what_was_produced_and_a_lost_broker_is_told() -> None:
+def test_the_figures_match_the_produced_records_and_a_lost_broker_is_shown() -> None:
     with LocalCluster.running(brokers=2, backups=1) as cluster:
         at = cluster.bootstrap
         kera("stream", "create", "orders", "--streamlets", "4", "--replication", "0", bootstrap=at)
@@ -72,7 +74,7 @@ def test_figures_are_what_was_produced_and_a_lost_broker_is_told() -> None:
 
         shown = kera("top", "--once", "--interval", "0.2", bootstrap=at).decode()
         assert "BROKER" in shown
-        assert "2.0k" not in shown  # rates, and nothing comes
+        assert "2.0k" not in shown  # these are rates, and nothing arrives
         assert "orders" in shown
         assert kera("top", "-o", "yaml", "--interval", "0.2", bootstrap=at).startswith(b"at_us: ")
 
@@ -88,7 +90,7 @@ def test_figures_are_what_was_produced_and_a_lost_broker_is_told() -> None:
     assert b"no coordinator that leads answers at " + gone.encode() in done.stderr
 
 
-async def test_a_coordinator_that_is_lost_is_told_of_and_figures_go_on_until_it_is_back(tmp_path: Path) -> None:
+async def test_a_lost_coordinator_is_reported_while_figures_continue(tmp_path: Path) -> None:
     async with control_cluster(tmp_path, brokers=2, backups=0) as running:
         settings = ClientSettings(retry_timeout_ms=200, request_timeout_ms=1000)
         async with await Client.connect(running.bootstrap, settings) as client:
@@ -103,7 +105,7 @@ async def test_a_coordinator_that_is_lost_is_told_of_and_figures_go_on_until_it_
                 assert lost.notes[0].startswith("no coordinator answers since ")
                 assert [row.name for row in lost.streams] == ["orders"]
                 while snapshot(await collector.sample()).brokers[0].loop is None:
-                    pass  # brokers go on telling
+                    pass  # brokers continue to report
                 await running.restart("coordinator")
                 while snapshot(await collector.sample()).notes:
                     pass
@@ -111,7 +113,7 @@ async def test_a_coordinator_that_is_lost_is_told_of_and_figures_go_on_until_it_
                 await collector.close()
 
 
-def test_with_security_one_sees_what_one_may_see_and_is_told_of_the_rest(tmp_path: Path) -> None:
+def test_with_security_a_user_sees_its_streams_and_learns_what_is_hidden(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         secured = Secured(tmp_path, stack)
 
@@ -149,8 +151,8 @@ def test_with_security_one_sees_what_one_may_see_and_is_told_of_the_rest(tmp_pat
 
 
 @pytest.mark.parametrize("told", ["by the terminal", "by nobody"])
-async def test_it_ends_with_its_terminal(told: str) -> None:
-    """As when a connection of ssh breaks; also where nobody sends a signal for it."""
+async def test_top_ends_with_its_terminal(told: str) -> None:
+    """As when an ssh connection breaks; also if no signal is sent."""
     async with LocalCluster(brokers=1, arena_bytes=32 * MIB) as cluster:
         mine, its = pty.openpty()
         command = [sys.executable, "-m", "kera.cli", "top", "--interval", "0.2", "--bootstrap", cluster.bootstrap]
@@ -175,5 +177,5 @@ async def test_it_ends_with_its_terminal(told: str) -> None:
 
 
 def take_terminal() -> None:
-    """Whatever happens to the terminal that is standard input is this process's concern."""
+    """Make the terminal at standard input the controlling terminal of this process."""
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)

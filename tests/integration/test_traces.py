@@ -14,11 +14,11 @@ from tests.collector import collecting
 pytestmark = pytest.mark.timeout(1700)  # the first time, the collector is built
 CREATE, SEND, RECEIVE, PROCESS = 4, 3, 3, 5
 APPEND, REPLICATE = 2, 1
-"""Kinds of spans, as OTLP has them."""
+"""Kinds of spans in OTLP."""
 
 
 async def through(bootstrap: str, traces: str, records: int = 3) -> list[dict[str, bytes | None]]:
-    """Records, from one end to the other; their headers."""
+    """Write and read records; returns their headers."""
     async with await Client.connect(bootstrap, ClientSettings(traces=traces)) as client:
         await client.admin.create_stream("orders", replication=1)
         async with client.producer() as producer:
@@ -28,7 +28,7 @@ async def through(bootstrap: str, traces: str, records: int = 3) -> list[dict[st
             return [dict(record.headers) async for record in consumer]
 
 
-def test_a_record_is_followed_from_its_producer_over_broker_and_backup_to_its_consumer(tmp_path: Path) -> None:
+def test_a_trace_follows_a_record_from_producer_over_broker_and_backup_to_consumer(tmp_path: Path) -> None:
     with collecting(tmp_path) as collector:
         traces = f"otlp {collector.url} 1"
         with LocalCluster.running(brokers=1, backups=1, env={"KERA_BROKER_TRACES": traces}) as cluster:
@@ -71,7 +71,7 @@ def test_a_record_is_followed_from_its_producer_over_broker_and_backup_to_its_co
 
 
 async def batches(bootstrap: str, traces: str) -> list[int]:
-    """A batch to a stream with headers, and one to a typed stream; rows that came of the former."""
+    """Send a batch to a stream with headers, and a batch to a typed stream; returns the rows read from the former."""
     async with await Client.connect(bootstrap, ClientSettings(traces=traces)) as client:
         await client.admin.create_stream("plain", replication=1)
         await client.admin.create_stream("typed", replication=1, schema=pa.schema([("n", pa.int64())]))
@@ -83,7 +83,7 @@ async def batches(bootstrap: str, traces: str) -> list[int]:
             return [chunk.batch.num_rows async for chunk in consumer.batches()]
 
 
-def test_batches_are_followed_too_as_far_as_their_stream_allows(tmp_path: Path) -> None:
+def test_traces_follow_batches_as_far_as_their_stream_allows(tmp_path: Path) -> None:
     with collecting(tmp_path) as collector:
         traces = f"otlp {collector.url} 1"
         with LocalCluster.running(brokers=1, backups=1, env={"KERA_BROKER_TRACES": traces}) as cluster:
@@ -105,16 +105,16 @@ def test_batches_are_followed_too_as_far_as_their_stream_allows(tmp_path: Path) 
 
 
 @pytest.mark.timeout(180)  # a client that waited for the collector with each record would take longer
-def test_a_collector_that_is_dead_or_hangs_slows_nobody() -> None:
+def test_a_hanging_collector_does_not_slow_clients() -> None:
     with socket.socket() as silent, LocalCluster.running(brokers=1, backups=1) as cluster:
         silent.bind(("127.0.0.1", 0))
-        silent.listen()  # and accepts nothing
+        silent.listen()  # it accepts nothing
         headers = asyncio.run(through(cluster.bootstrap, f"otlp http://127.0.0.1:{silent.getsockname()[1]} 1", 500))
     assert all("traceparent" in each for each in headers)
     assert len(headers) == 500
 
 
-def test_without_traces_records_are_as_they_were_and_nothing_is_sent_anywhere(tmp_path: Path) -> None:
+def test_without_traces_records_have_no_headers_and_nothing_is_sent(tmp_path: Path) -> None:
     with collecting(tmp_path) as collector, LocalCluster.running(brokers=1, backups=1) as cluster:
         headers = asyncio.run(through(cluster.bootstrap, ""))
         assert headers == [{}, {}, {}]

@@ -22,7 +22,7 @@ STREAM = "orders"
 
 
 class Certified:
-    """A cluster that lets in who has a certificate, for everything."""
+    """A cluster that allows everything to every client with a certificate."""
 
     def __init__(self, directory: Path, stack: contextlib.ExitStack) -> None:
         self.authority, _ = Authority.open_or_make(directory / "certificates")
@@ -56,7 +56,7 @@ def certified(tmp_path: Path) -> Iterator[Certified]:
         yield Certified(tmp_path, stack)
 
 
-async def test_rules_that_were_made_before_count_when_security_is_turned_on_under_load(certified: Certified) -> None:
+async def test_existing_rules_apply_when_security_is_turned_on_under_load(certified: Certified) -> None:
     acknowledged = 0
     ended = asyncio.Event()
     async with (

@@ -1,6 +1,6 @@
-"""Producers and consumers that nobody closes: what they were given is delivered all the same, or they say what is lost.
+"""Producers and consumers that the program does not close: their records are delivered, or the loss is reported.
 
-Each program is a process of its own, as it is about what comes at its end.
+Each program is a process of its own, as the tests are about its end.
 """
 
 import re
@@ -123,7 +123,7 @@ gc.collect()
 
 
 async def run(program: str, cluster: RunningCluster, stream: str) -> str:
-    """What it writes to standard error."""
+    """Run a program; returns its standard error."""
     ended = await run_program(BEGINNING + textwrap.dedent(program), cluster, stream)
     assert ended.code == 0, ended.errors
     return ended.errors
@@ -145,7 +145,7 @@ async def run(program: str, cluster: RunningCluster, stream: str) -> str:
         ("thread", HAS_ITS_LOOP_ON_A_THREAD),
     ],
 )
-async def test_what_a_producer_was_given_that_nobody_closes_is_delivered_at_the_end(
+async def test_records_of_an_unclosed_producer_are_delivered_at_the_end(
     cluster: RunningCluster, name: str, program: str
 ) -> None:
     errors = await run(program, cluster, f"unclosed-{name}")
@@ -154,7 +154,7 @@ async def test_what_a_producer_was_given_that_nobody_closes_is_delivered_at_the_
 
 
 @pytest.mark.parametrize(("name", "program"), [("kept", CLOSES_ITS_LOOP), ("dropped", DROPS_IT_AND_CLOSES_ITS_LOOP)])
-async def test_what_cannot_be_delivered_any_more_is_counted_in_a_warning_and_a_line_of_log(
+async def test_undeliverable_records_are_counted_in_a_warning_and_in_the_log(
     cluster: RunningCluster, name: str, program: str
 ) -> None:
     stream = f"lost-{name}"
@@ -166,7 +166,7 @@ async def test_what_cannot_be_delivered_any_more_is_counted_in_a_warning_and_a_l
     assert await stored(cluster, stream) == []
 
 
-async def test_a_consumer_of_a_group_that_nobody_closes_leaves_it_at_the_end_of_its_loop(
+async def test_an_unclosed_group_consumer_leaves_at_the_end_of_its_loop(
     cluster: RunningCluster,
 ) -> None:
     stream = "unclosed-group"
@@ -190,7 +190,7 @@ async def test_a_consumer_of_a_group_that_nobody_closes_leaves_it_at_the_end_of_
         assert consumer_group.members == ()
 
 
-async def test_no_proxy_of_the_environment_is_used_for_the_cluster(
+async def test_proxies_of_the_environment_are_not_used(
     cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("http_proxy", "https_proxy", "grpc_proxy"):

@@ -1,4 +1,4 @@
-"""Clients that ask for much and take no answer: memory stays bounded, and writers go on."""
+"""Clients that request much and read no answer: memory stays bounded, and writers continue."""
 
 import asyncio
 import contextlib
@@ -25,15 +25,15 @@ from kera.v1 import backup_pb2, broker_pb2, common_pb2, push_pb2
 
 CONNECTIONS = int(os.environ.get("KERA_UNTAKEN_CONNECTIONS", "40"))
 PIPELINED = 16
-"""Requests of each."""
+"""Requests of each connection."""
 ARENA_BYTES = 64 * MIB
 SEGMENT_BYTES = 1 * MIB
 KEPT_BYTES = 24 * MIB
-"""That there is to read."""
+"""The amount of data that can be read."""
 WRITTEN_BYTES = 2 * ARENA_BYTES
-"""While answers are not taken: more than there is memory."""
+"""Written while answers are not read: more than fits into memory."""
 GROWTH_BYTES_MAX = 400 * MIB
-"""Of a daemon's own memory."""
+"""The limit for the growth of a daemon's own memory."""
 TIMEOUT_S = 60.0
 
 
@@ -54,7 +54,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster
 
 
 async def metric(cluster: RunningCluster, daemon: str, name: str) -> float:
-    """A figure of a daemon."""
+    """A metric of a daemon."""
     url = f"http://{cluster.ready[daemon]['metrics_address']}/metrics"
 
     def get() -> str:
@@ -67,7 +67,7 @@ async def metric(cluster: RunningCluster, daemon: str, name: str) -> float:
 
 
 async def written(client: Client, stream: str, total_bytes: int) -> None:
-    """Records of so many bytes are acknowledged."""
+    """Write until `total_bytes` are acknowledged."""
     async with asyncio.timeout(TIMEOUT_S), client.producer() as producer:
         await producer.prepare(stream)
         for _ in range(total_bytes // (250 * KIB)):
@@ -76,7 +76,7 @@ async def written(client: Client, stream: str, total_bytes: int) -> None:
 
 @pytest.fixture(scope="module")
 def kept(cluster: RunningCluster) -> common_pb2.Cursor:
-    """Where a stream begins that has `KEPT_BYTES`, on the backup, too."""
+    """The beginning of a stream that has `KEPT_BYTES`, on the backup, too."""
 
     async def write() -> int:
         async with await Client.connect(cluster.bootstrap) as client:
@@ -89,20 +89,20 @@ def kept(cluster: RunningCluster) -> common_pb2.Cursor:
 
 
 def read_of_broker(at: common_pb2.Cursor) -> tuple[Method[Any, Any], Any]:
-    """As much as an answer has room for."""
+    """Request as much as an answer has room for."""
     return api.MULTI_READ_CHUNKS, broker_pb2.MultiReadChunksRequest(
         ranges=[broker_pb2.ReadRange(start=at)], bytes_max=1 << 30
     )
 
 
 def frame_of(method: Method[Any, Any], message: Any) -> bytes:
-    """A request."""
+    """A request as a frame."""
     return b"".join(bytes(piece) for piece in encode_frame(FrameKind.REQUEST, method, 1, message, [], 1 << 30))
 
 
 @contextlib.asynccontextmanager
 async def unread_frames(address: str, method: Method[Any, Any], message: Any) -> AsyncIterator[None]:
-    """Over `CONNECTIONS` connections, requests whose answers nobody takes."""
+    """Requests over `CONNECTIONS` connections whose answers are not read."""
     with contextlib.ExitStack() as stack:
         for _ in range(CONNECTIONS):
             sock = stack.enter_context(socket.socket())
@@ -128,7 +128,7 @@ async def unread_streams(address: str, method: Method[Any, Any], message: Any) -
 
 @contextlib.asynccontextmanager
 async def unread_pushes(path: str, streams: Sequence[int]) -> AsyncIterator[None]:
-    """Readers that are pushed to, and neither read that nor take or release anything."""
+    """Readers with push that neither read nor take or release anything."""
     lanes = [
         push_pb2.PushLane(lane=number, start=common_pb2.Cursor(stream_id=stream_id))
         for number, stream_id in enumerate(streams)
@@ -143,7 +143,7 @@ async def unread_pushes(path: str, streams: Sequence[int]) -> AsyncIterator[None
 
 
 @pytest.mark.parametrize("transport", ["frames", pytest.param("grpc", marks=pytest.mark.slow)])
-async def test_writers_go_on_though_readers_take_no_answer(
+async def test_writers_continue_while_readers_take_no_answer(
     cluster: RunningCluster, kept: common_pb2.Cursor, transport: str
 ) -> None:
     process = psutil.Process(cluster.processes["broker-1"])
@@ -159,7 +159,7 @@ async def test_writers_go_on_though_readers_take_no_answer(
         assert process.memory_full_info().uss - before < GROWTH_BYTES_MAX
 
 
-async def test_writers_go_on_though_readers_that_are_pushed_to_stand_still(
+async def test_writers_continue_while_readers_with_push_stand_still(
     cluster: RunningCluster, kept: common_pb2.Cursor
 ) -> None:
     async with await Client.connect(cluster.bootstrap) as client:
@@ -171,7 +171,7 @@ async def test_writers_go_on_though_readers_that_are_pushed_to_stand_still(
 
 
 @pytest.mark.parametrize("transport", ["frames", pytest.param("grpc", marks=pytest.mark.slow)])
-async def test_a_backup_whose_answers_nobody_takes_has_bounded_memory_and_takes_chunks(
+async def test_a_backup_with_unread_answers_has_bounded_memory_and_takes_chunks(
     cluster: RunningCluster, kept: common_pb2.Cursor, transport: str
 ) -> None:
     del kept

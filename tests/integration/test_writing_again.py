@@ -1,4 +1,6 @@
-"""Whoever writes again under a name finds what is there: in memory, on disk only, and when it was removed."""
+"""Writing again under the same producer id finds the stored records: in memory, only on disk, and after their
+removal.
+"""
 
 import asyncio
 from collections import Counter
@@ -15,7 +17,7 @@ CHUNK_BYTES = 8 << 10
 
 
 class Forgetful:
-    """An appender to a broker that has everything on disk only: it says that a chunk is there, but not where."""
+    """An appender to a broker that has everything only on disk: it says that a chunk is stored, but not where."""
 
     def __init__(self, appender: Appender) -> None:
         self._appender = appender
@@ -37,7 +39,7 @@ async def appender(client: Client, stream: str, epoch: int = 1) -> Appender:
 
 
 async def write(client: Client, stream: str, numbers: list[int], *, forgetful: bool = False) -> StreamletWriter:
-    """One attempt."""
+    """Make one attempt to write."""
     made = await appender(client, stream)
     log = StreamletLog(client, Forgetful(made) if forgetful else made, 0)  # type: ignore[arg-type]
     writer = StreamletWriter(log, ignored=["timestamp"])
@@ -47,7 +49,7 @@ async def write(client: Client, stream: str, numbers: list[int], *, forgetful: b
 
 
 async def others(client: Client, stream: str) -> None:
-    """What others write meanwhile."""
+    """Write records of another producer."""
     async with client.producer(chunk_bytes_max=CHUNK_BYTES) as producer:
         await (await producer.send_batch(stream, batch([-1] * 200)))
 
@@ -75,15 +77,15 @@ async def write_again(cluster: RunningCluster, stream: str, *, forgetful: bool) 
         assert await stored(client, stream) == Counter(range(400))
 
 
-def test_chunks_in_the_brokers_memory_are_found_by_their_places(cluster: RunningCluster) -> None:
+def test_repeated_chunks_in_the_brokers_memory_are_found_by_their_places(cluster: RunningCluster) -> None:
     asyncio.run(write_again(cluster, "in-memory", forgetful=False))
 
 
-def test_chunks_whose_places_the_broker_does_not_know_are_looked_for(cluster: RunningCluster) -> None:
+def test_repeated_chunks_without_a_known_place_are_searched_for(cluster: RunningCluster) -> None:
     asyncio.run(write_again(cluster, "on-disk", forgetful=True))
 
 
-def test_chunks_that_were_removed_count_as_stored(cluster: RunningCluster) -> None:
+def test_repeated_chunks_that_were_removed_count_as_stored(cluster: RunningCluster) -> None:
     async def run() -> None:
         async with await Client.connect(cluster.bootstrap) as client:
             await client.admin.create_stream("removed")

@@ -1,4 +1,4 @@
-"""Electing, and proving that one leads, on an ensemble of ZooKeeper's servers of which some are away."""
+"""Electing a leader, and proving leadership, on a ZooKeeper ensemble with some servers away."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -23,14 +23,14 @@ def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ensemble]:
 
 @pytest.fixture
 async def session(ensemble: Ensemble) -> AsyncIterator[ZooKeeperSession]:
-    """With the server that leads the ensemble, and no other."""
+    """A session with the leading server of the ensemble only."""
     address = ZooKeeperAddress.parse(f"{ensemble.leader().address}/test")
     connected = await ZooKeeperSession.connect(address, session_timeout_ms=SESSION_TIMEOUT_MS)
     yield connected
     await connected.close()
 
 
-async def test_a_server_without_a_majority_behind_it_proves_nothing(
+async def test_leadership_cannot_be_proved_at_a_server_without_a_majority(
     ensemble: Ensemble, session: ZooKeeperSession
 ) -> None:
     store, election = await ZooKeeperStore.open(session), ZooKeeperElection(session, "here:1")
@@ -61,7 +61,7 @@ async def _proves(election: ZooKeeperElection) -> bool:
         return False
 
 
-async def test_a_session_goes_on_at_another_server_when_its_own_is_lost(ensemble: Ensemble) -> None:
+async def test_a_session_continues_at_another_server_when_its_own_is_lost(ensemble: Ensemble) -> None:
     address = ZooKeeperAddress.parse(f"{ensemble.address}/test")
     session = await ZooKeeperSession.connect(address, session_timeout_ms=30_000)
     try:

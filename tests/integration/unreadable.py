@@ -1,4 +1,4 @@
-"""A chunk that a broker takes and no reader can open."""
+"""A chunk that a broker accepts and readers cannot decode."""
 
 import struct
 
@@ -16,7 +16,7 @@ BOUND_S = 60.0
 
 
 async def write_a_chunk_that_nobody_can_read(bootstrap: str, name: str) -> None:
-    """Its checksums are right, and so are its metadata: a broker takes it."""
+    """Write a chunk whose checksums and metadata are right, so that a broker accepts it."""
     async with await Client.connect(bootstrap) as client:
         stream = await client.describe(name)
         broker = stream.brokers[stream.assignments[0].broker_id]

@@ -22,13 +22,13 @@ from kera.core.security.issuing import Authority, Issued
 
 JARS = Path("/usr/share/java")
 JAR = JARS / "zookeeper.jar"
-"""Its manifest names the others that it needs."""
+"""The manifest of this jar names the others."""
 FOR_TLS = (JARS / "netty-codec.jar", JARS / "netty-resolver.jar")
-"""Which its manifest has forgotten."""
+"""Jars that the manifest lacks."""
 MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 TICK_MS = 200
 SYNC_TICKS = 300
-"""Of an ensemble: so long a server may be silent to the one that leads, and the other way round."""
+"""In an ensemble: how long a server may be silent towards the leader, and the leader towards it."""
 START_TIMEOUT_S = 60.0
 PORT_ATTEMPTS = 5
 PORTS = range(20_000, 32_000)
@@ -36,7 +36,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def secured_by(authority: Authority, one: Issued) -> list[str]:
-    """Settings of a server that shows a certificate, and wants to see one of the authority."""
+    """Settings of a server that has a certificate, and requires clients' certificates of the authority."""
     together = one.cert.with_name("zookeeper.pem")
     together.write_bytes(one.key.read_bytes() + one.cert.read_bytes())
     return [
@@ -55,9 +55,9 @@ class ZooKeeper:
     def __init__(
         self, directory: Path, *, server_id: int = 0, quorum: Sequence[str] = (), secure: Sequence[str] = ()
     ) -> None:
-        """In an ensemble, it is the server number `server_id` of `quorum`: their settings.
+        """In an ensemble, this is server number `server_id` of `quorum`: the settings of the ensemble.
 
-        `secure`: the settings of its certificates; then it serves over TLS at `secure_address` as well.
+        `secure`: the settings of its certificates; with them, it also serves over TLS at `secure_address`.
         """
         if not JAR.exists():
             raise FileNotFoundError(f"{JAR} is not there: install ZooKeeper (sh scripts/zookeeper.sh does)")
@@ -78,7 +78,7 @@ class ZooKeeper:
 
     @property
     def secure_address(self) -> str:
-        """``host:port`` where it serves over TLS."""
+        """``host:port`` of the server's TLS port."""
         return f"127.0.0.1:{self._secure_port}"
 
     def start(self) -> None:
@@ -97,19 +97,19 @@ class ZooKeeper:
         return _mode(self._port)
 
     def stop(self) -> None:
-        """End the server as a crash would; what it has acknowledged is on disk."""
+        """End the server as in a crash; everything that it has acknowledged is on disk."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def pause(self) -> None:
-        """Have it stand still."""
+        """Pause the server."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Have it go on."""
+        """Resume the server."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
@@ -168,7 +168,7 @@ class ZooKeeper:
             )
 
     def _wait(self, port: int) -> bool:
-        """Whether it serves; not when it has ended, as it does when someone else has the port."""
+        """Whether it serves; false if it has ended, as it does when another process has the port."""
         assert self._process is not None
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline and self._process.poll() is None:
@@ -198,15 +198,15 @@ class Ensemble:
 
     @property
     def address(self) -> str:
-        """Those of all, with commas."""
+        """The addresses of all servers, separated by commas."""
         return ",".join(server.address for server in self.servers)
 
     def leader(self) -> ZooKeeper:
-        """The server that leads."""
+        """The leading server."""
         return next(server for server in self.servers if server.mode == "leader")
 
     def __enter__(self) -> Self:
-        with ThreadPoolExecutor(len(self.servers)) as together:  # one alone does not serve
+        with ThreadPoolExecutor(len(self.servers)) as together:  # a single server does not serve
             list(together.map(ZooKeeper.start, self.servers))
         return self
 
@@ -218,7 +218,7 @@ class Ensemble:
 
 
 def _free_port() -> int:
-    """One that nobody gets who asks for any: the kernel gives those to whoever connects while the server is away."""
+    """A port outside the range from which the kernel gives ports to others while the server is away."""
     while True:
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", secrets.choice(PORTS))) as server:
             return int(server.getsockname()[1])
