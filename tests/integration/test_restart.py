@@ -168,7 +168,7 @@ async def test_a_broker_can_restart_with_memory_of_another_size(
 
 
 async def test_clients_continue_without_the_coordinator_and_streams_survive_its_restart(
-    own_cluster: RunningCluster
+    own_cluster: RunningCluster,
 ) -> None:
     async with await Client.connect(own_cluster.bootstrap) as client:
         created = await client.admin.create_stream("s", streamlets=2)

@@ -143,9 +143,7 @@ def test_no_record_of_a_file_closed_between_appends_is_split(
                 file.write(whole[start:end])
             try:
                 copy.run(piece_bytes)
-            except (
-                SourceChanged
-            ) as error:  # half a row of CSV looked complete, and the next start finds it longer
+            except SourceChanged as error:  # half a row of CSV looked complete, and the next start finds it longer
                 note(str(error))
                 assert kind == "csv"
                 assert copy.rows[:-1] == expected(kind, texts)[: len(copy.rows) - 1]

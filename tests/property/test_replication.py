@@ -64,7 +64,7 @@ def perform(world: World, name: str, a: int, b: int, c: int) -> None:
 @settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow])
 @given(STEPS)
 def test_promised_chunks_keep_their_copies_on_backups_that_have_not_failed(
-    steps: list[tuple[str, int, int, int]]
+    steps: list[tuple[str, int, int, int]],
 ) -> None:
     world = World()
     try:

@@ -79,7 +79,7 @@ def test_a_successful_program_reports_passed(capsys: pytest.CaptureFixture[str])
 
 
 def test_a_failed_program_reports_all_errors_the_logs_and_the_command_to_repeat_it(
-    capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert ended(bad, "--rounds", "7", "--kinds", "b", "--seed", "5") == 1
     said = capsys.readouterr().out

@@ -330,7 +330,7 @@ async def test_streams_that_are_elsewhere_are_removed_with_their_files(settings:
 
 
 async def test_files_taken_into_a_new_index_are_kept_although_their_streams_are_elsewhere(
-    settings: BrokerSettings
+    settings: BrokerSettings,
 ) -> None:
     async with started(settings) as engine:
         append(engine, *range(5))

@@ -54,7 +54,7 @@ async def test_a_sealed_streamlet_refuses_writes_and_reports_its_end(cluster: Cl
 
 
 async def test_a_repeated_seal_has_the_same_state_and_a_newer_assignment_without_a_move_ends_it(
-    cluster: Cluster
+    cluster: Cluster,
 ) -> None:
     cluster.send(2)
     assert await cluster.seal(1) == await cluster.seal(1)

@@ -396,7 +396,7 @@ async def test_a_lease_runs_out_while_the_host_is_suspended(
 
 
 async def test_a_broker_without_its_lease_still_takes_writes_to_streams_without_replicas(
-    broker: ReplicatedBroker
+    broker: ReplicatedBroker,
 ) -> None:
     broker.streams.open(stream_info(9), BROKER_ID)
     broker.broker.lease.renew(boottime_s() - 2, 1000)

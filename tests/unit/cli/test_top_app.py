@@ -256,7 +256,7 @@ async def test_ten_thousand_streams_are_shown_at_once() -> None:
 
 
 async def test_a_cancellation_that_textual_swallows_still_ends_the_view_as_cancelled(
-    monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     begun = asyncio.Event()
 

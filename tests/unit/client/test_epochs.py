@@ -365,7 +365,7 @@ async def test_a_start_is_found_while_earlier_records_are_removed(monkeypatch: p
 
 
 async def test_the_search_for_a_start_ends_when_records_are_removed_all_the_time(
-    monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(beginnings, "positions_at", nowhere)
     with pytest.raises(DataLost, match="start with 'latest'"):

@@ -134,7 +134,7 @@ async def test_queries_for_the_same_broker_share_a_request(client: RealBrokers) 
 
 
 async def test_several_limited_requests_give_the_same_answer_as_few_unlimited_ones(
-    monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     queries = [
         *(ChunkQuery(0, 0, EARLIEST, records_max=number) for number in range(0, 210, 15)),

@@ -148,9 +148,7 @@ async def test_a_token_is_renewed_at_half_of_its_lifetime_and_keeps_its_text(wor
     assert {later - earlier for earlier, later in zip(world.renewed, world.renewed[1:], strict=False)} == {1800.0}
 
 
-async def test_a_token_is_replaced_before_it_becomes_unrenewable_and_stays_valid(
-    world: World, tokens: Tokens
-) -> None:
+async def test_a_token_is_replaced_before_it_becomes_unrenewable_and_stays_valid(world: World, tokens: Tokens) -> None:
     texts = [await tokens.token(need("a"), "query")]
     while world.issued == 1:
         await world.passes(60)
