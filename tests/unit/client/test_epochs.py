@@ -26,7 +26,6 @@ from kera.client.types import EntryBounds, StreamDescription
 from kera.core.base.ids import EARLIEST, EntryId, Position
 from kera.core.errors import ClosedError, CorruptChunk, DataLost, InvalidArgument, Unavailable
 from kera.core.format.chunk import HEADER_BYTES
-from kera.core.format.punctuation import NO_TIME
 from tests.unit.client.epoch_support import CREATED_AT, ENTRY, STREAM, chunk, punctuation, raw, together
 from tests.unit.client.support import stream_info
 
@@ -46,7 +45,8 @@ def test_epochs_are_counted_from_1970_in_both_directions(time_us: int, epoch: in
 
 
 def test_a_chunk_is_of_the_epoch_of_the_greatest_time_so_far() -> None:
-    assert marked([chunk([3]), chunk([25, 4]), chunk([9]), chunk([31])]) == [
+    assert marked([chunk([-15]), chunk([3]), chunk([25, 4]), chunk([9]), chunk([31])]) == [
+        (-2, [-15]),
         (0, [3]),
         (2, [25, 4]),
         (2, [9]),
@@ -305,10 +305,6 @@ def test_a_waiting_reader_spends_about_a_tenth_of_its_time_on_lookups(look_s: fl
     assert pause_s(look_s) == pytest.approx(pause)
 
 
-def test_a_new_marker_has_no_watermark() -> None:
-    assert Marker(10).watermark_us == NO_TIME
-
-
 async def test_epochs_closed_during_their_start_raise_closed_error() -> None:
     go_on = asyncio.Event()
 
@@ -365,7 +361,7 @@ async def test_a_start_is_found_while_earlier_records_are_removed(monkeypatch: p
 
 
 async def test_the_search_for_a_start_ends_when_records_are_removed_all_the_time(
-    monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(beginnings, "positions_at", nowhere)
     with pytest.raises(DataLost, match="start with 'latest'"):
