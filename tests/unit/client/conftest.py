@@ -1,5 +1,6 @@
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from kera.client.consuming.groups.settings import GroupConsumerSettings
 from kera.client.producing.producer import Producer
 from kera.client.producing.sending.routes import LIMITS, ProducerLimits
 from kera.client.settings import ProducerSettings
-from kera.core.base.clock import SystemClock
+from kera.core.base.clock import FakeClock, SystemClock
 from kera.v1 import common_pb2
 from tests.unit.client.fake_support import Fleet, MakeFleet, a_fleet
 from tests.unit.client.group_support import ROWS, GroupCluster, numbered
@@ -78,6 +79,14 @@ async def groups(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterato
     yield cluster
     await cluster.close()
     cluster.arena.close()
+
+
+@pytest.fixture
+def members_clock(groups: GroupCluster) -> FakeClock:
+    """The clock of members that are made from then on; the coordinator keeps that of the machine."""
+    clock = FakeClock()
+    groups.runtime = replace(groups.runtime, clock=clock)
+    return clock
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from kera.client.consuming.latency.batch_reports import BatchReports, TakenEntry
 from kera.core.base.ids import EntryId
 from kera.core.latency.hop import Hop
 from kera.v1 import latency_pb2
-from tests.unit.client.support import FakeCluster
+from tests.unit.client.support import FakeCluster, stream_info
 
 STREAM_ID = 7
 BUDGET = latency_pb2.StreamBudget(stream_id=STREAM_ID, window_ms=60_000, hand_over_us=5_000)
@@ -57,11 +57,15 @@ async def test_without_a_constraint_no_batch_is_reported_and_brokers_are_asked_r
     assert figures(cluster) == {}
 
 
-async def test_batches_of_a_streamlet_that_does_not_exist_are_not_reported(quick: FakeCluster) -> None:
+async def test_batches_of_a_missing_streamlet_or_of_an_earlier_stream_of_the_name_are_not_reported(
+    quick: FakeCluster,
+) -> None:
     quick.plugins.latency.set_budgets(1, [BUDGET])
     reports = BatchReports(quick, "app")  # type: ignore[arg-type]
     await reports.tell(["s"])
     await reports.done([TakenEntry("s", EntryId(STREAM_ID, 99, 0), 1)], 0.0, 1.0)
+    quick.infos["s"] = stream_info(stream_id=STREAM_ID + 1)
+    await reports.done([TakenEntry("s", EntryId(STREAM_ID, 0, 0), 1)], 0.0, 1.0)
     await reports.tell(["s"])
 
     assert figures(quick) == {}

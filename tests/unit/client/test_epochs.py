@@ -26,7 +26,6 @@ from kera.client.types import EntryBounds, StreamDescription
 from kera.core.base.ids import EARLIEST, EntryId, Position
 from kera.core.errors import ClosedError, CorruptChunk, DataLost, InvalidArgument, Unavailable
 from kera.core.format.chunk import HEADER_BYTES
-from kera.core.format.punctuation import NO_TIME
 from tests.unit.client.epoch_support import CREATED_AT, ENTRY, STREAM, chunk, punctuation, raw, together
 from tests.unit.client.support import stream_info
 
@@ -46,7 +45,8 @@ def test_epochs_are_counted_from_1970_in_both_directions(time_us: int, epoch: in
 
 
 def test_a_chunk_is_of_the_epoch_of_the_greatest_time_so_far() -> None:
-    assert marked([chunk([3]), chunk([25, 4]), chunk([9]), chunk([31])]) == [
+    assert marked([chunk([-15]), chunk([3]), chunk([25, 4]), chunk([9]), chunk([31])]) == [
+        (-2, [-15]),
         (0, [3]),
         (2, [25, 4]),
         (2, [9]),
@@ -303,10 +303,6 @@ def test_rows_older_than_a_column_have_nulls_in_it() -> None:
 @pytest.mark.parametrize(("look_s", "pause"), [(0.0, 0.05), (0.001, 0.05), (0.02, 0.18), (0.1, 0.9), (5.0, 1.0)])
 def test_a_waiting_reader_spends_about_a_tenth_of_its_time_on_lookups(look_s: float, pause: float) -> None:
     assert pause_s(look_s) == pytest.approx(pause)
-
-
-def test_a_new_marker_has_no_watermark() -> None:
-    assert Marker(10).watermark_us == NO_TIME
 
 
 async def test_epochs_closed_during_their_start_raise_closed_error() -> None:

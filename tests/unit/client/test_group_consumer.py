@@ -13,6 +13,7 @@ from kera.client.admin.consumer_groups import ConsumerLag, describe_consumer_gro
 from kera.client.admin.resetting import reset_consumer_group
 from kera.client.consuming.group_consumer import GroupConsumer
 from kera.client.consuming.groups.settings import GroupConsumerSettings
+from kera.core.base.clock import FakeClock
 from kera.core.base.ids import EntryId, Position
 from kera.core.base.settings import InvalidSettings
 from kera.core.errors import ClosedError, InvalidArgument, UnknownStream
@@ -174,17 +175,18 @@ async def test_two_consumers_share_a_backlog_of_one_entry(make_member: MakeMembe
 
 
 async def test_a_member_that_stops_asking_for_records_loses_its_groups(
-    make_member: MakeMember, fill_groups: Any
+    members_clock: FakeClock, make_member: MakeMember, fill_groups: Any
 ) -> None:
     """Otherwise its groups would stay unread for as long as its process lives."""
     await fill_groups(10)
-    gone = make_member(progress_timeout_ms=200)
+    gone = make_member(progress_timeout_ms=60_000)
     await take(gone, 10)
     await gone.commit()
     waiting = asyncio.ensure_future(take(gone, 1))
     await until(lambda: gone.busy_ms == 0)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
+    members_clock.advance(61)
     await fill_groups(10)
     assert await take(make_member(), 10) == list(range(10, 20))
 

@@ -258,10 +258,12 @@ def test_further_findings_of_the_same_kind_are_counted() -> None:
     assert list(seen.ledger.findings.lines())[EVIDENCE_MAX:] == ["lost: and 4 more"]
 
 
-def test_an_absurd_ordinal_is_reported_as_a_gap() -> None:
+def test_an_absurd_ordinal_is_reported_as_a_gap_and_takes_no_memory() -> None:
     seen = Seen()
-    seen.read((0, 0), first=1 << 39)
+    before = seen.ledger.memory_bytes
+    seen.read((0, 0), first=1 << 24)
     assert seen.ledger.findings.counts == {"gap": 1}
+    assert seen.ledger.memory_bytes == before
 
 
 def test_a_ledger_takes_less_than_50_bytes_a_record() -> None:

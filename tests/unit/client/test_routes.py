@@ -24,7 +24,6 @@ from kera.core.base.ids import PRODUCER_EPOCHS
 from kera.core.errors import (
     ClosedError,
     KeraError,
-    NotOwner,
     ProducerFenced,
     Unavailable,
     Uncertain,
@@ -242,19 +241,6 @@ class TestMoves:
         await writing.look_again(fleet)
         assert (await give(gathering)).record == 1
         assert [broker for _, broker, _ in fleet.s.attempts] == [1, 2]
-
-    async def test_a_chunk_that_no_broker_takes_fails_after_the_delivery_timeout(
-        self, make_fleet: MakeFleet, make_producer: MakeProducer
-    ) -> None:
-        fleet = await make_fleet()
-        fleet.s.seal(0)
-        producer = make_producer(fleet, delivery_timeout_ms=100)
-        (pending,) = await send(producer, b"a")
-        with pytest.raises(NotOwner, match="another broker has it"):
-            await give(pending)
-        fleet.s.unseal(0)
-        await give((await send(producer, b"b"))[0])
-        assert fleet.s.values() == [b"b"]
 
     async def test_a_write_succeeds_after_the_coordinator_was_away(
         self, make_fleet: MakeFleet, make_producer: MakeProducer

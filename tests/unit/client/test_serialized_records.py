@@ -363,7 +363,10 @@ async def test_a_group_retries_a_failed_schema_lookup(
         assert (await anext(consumer.records())).value == {"id": 1}
 
 
-async def test_a_recreated_stream_can_be_prepared_again(client: Client, fake: FakeCluster) -> None:
+@pytest.mark.parametrize("by_a_batch", [False, True])
+async def test_a_recreated_stream_is_prepared_again_by_a_call_or_by_a_batch(
+    client: Client, fake: FakeCluster, *, by_a_batch: bool
+) -> None:
     async with client.producer(serializer=JsonSerializer()) as producer:
         await client.admin.create_stream("again", schema=Order)
         await producer.prepare("again")
@@ -372,27 +375,14 @@ async def test_a_recreated_stream_can_be_prepared_again(client: Client, fake: Fa
         async with asyncio.timeout(WAIT_S):
             with pytest.raises(UnknownStream):
                 await (await producer.send_rows("again", [Order(1)]))
-            await producer.prepare("again")
+            if by_a_batch:
+                await (await producer.send_batch("again", pa.record_batch({"value": [b"a"]})))
+            else:
+                await producer.prepare("again")
             await producer.send("again", {"id": 1})
         with pytest.raises(UnknownStream):  # the error of the earlier rows
             await producer.flush()
-    assert fake.stream("again").values() == [b'{"id":1}']
-
-
-async def test_a_batch_for_a_recreated_stream_prepares_it(client: Client, fake: FakeCluster) -> None:
-    async with client.producer(serializer=JsonSerializer()) as producer:
-        await client.admin.create_stream("again", schema=Order)
-        await producer.prepare("again")
-        await client.admin.delete_stream("again")
-        await client.admin.create_stream("again")
-        async with asyncio.timeout(WAIT_S):
-            with pytest.raises(UnknownStream):
-                await (await producer.send_rows("again", [Order(1)]))
-            await (await producer.send_batch("again", pa.record_batch({"value": [b"a"]})))
-            await producer.send("again", {"id": 1})
-        with pytest.raises(UnknownStream):  # the error of the earlier rows
-            await producer.flush()
-    assert fake.stream("again").values() == [b"a", b'{"id":1}']
+    assert fake.stream("again").values() == [*[b"a"] * by_a_batch, b'{"id":1}']
 
 
 @pytest.mark.parametrize("serialized_before", [False, True])

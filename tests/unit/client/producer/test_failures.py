@@ -11,6 +11,7 @@ from kera.core.errors import (
     InvalidArgument,
     KeraError,
     NotAccepted,
+    NotOwner,
     NotReplicated,
     TooFewBackups,
     Unavailable,
@@ -179,6 +180,19 @@ class TestFailures:
         await producer.prepare("s")
         with pytest.raises(NotReplicated, match=r"no answer within .* s; before that: 1 of 2 backups"):
             await give(producer.send("s", b"a"))
+
+    async def test_a_chunk_that_no_broker_takes_fails_after_the_delivery_timeout(
+        self, cluster: FakeCluster, make_producer: MakeProducer
+    ) -> None:
+        cluster.loopback.refuse = lambda: NotOwner("another broker has it")
+        producer = make_producer(cluster, delivery_timeout_ms=50)
+        await producer.prepare("s")
+        with pytest.raises(NotOwner, match="another broker has it"):
+            await give(producer.send("s", b"a"))
+        assert len(cluster.loopback.writes) > 1
+        cluster.loopback.refuse = lambda: None
+        await give(producer.send("s", b"b"))
+        assert cluster.values() == [b"b"]
 
     async def test_the_next_delivery_succeeds_after_a_failed_one(
         self, cluster: FakeCluster, make_producer: MakeProducer

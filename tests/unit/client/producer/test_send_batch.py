@@ -1,4 +1,4 @@
-"""`send_batch`: batches and records keep their order, and a batch with a bad part is refused as a whole."""
+"""`send_batch`: tables and batches of all sizes, and a batch with a bad part is refused as a whole."""
 
 import asyncio
 
@@ -14,19 +14,6 @@ from tests.unit.client.support import SEGMENT_BYTES, FakeCluster, Fault, until
 
 
 class TestSendBatch:
-    async def test_records_and_batches_keep_their_order(
-        self, cluster: FakeCluster, make_producer: MakeProducer
-    ) -> None:
-        producer = make_producer(cluster, linger_ms=60_000)
-        await producer.prepare("s")
-        producer.send("s", b"1")
-        await producer.send_batch("s", batch(b"2", b"3"))
-        producer.send("s", b"4")
-        producer.send("s", b"5")
-        await producer.send_batch("s", batch(b"6"))
-        await give(producer.flush())
-        assert cluster.values() == [b"1", b"2", b"3", b"4", b"5", b"6"]
-
     async def test_a_table_is_sent_batch_by_batch(self, cluster: FakeCluster, make_producer: MakeProducer) -> None:
         producer = make_producer(cluster)
         table = pa.Table.from_batches([batch(b"a"), batch(), batch(b"b", b"c")])
