@@ -60,6 +60,7 @@ from tests.unit.coordinator.test_metadata_store import (
     test_any_text_can_be_a_key,
     test_deleting_a_missing_record_checks_that_it_is_missing,
     test_only_one_of_several_concurrent_writes_wins,
+    test_records_read_together_are_in_the_order_of_the_request,
     test_versions_count_the_writes_of_a_key_since_its_creation,
 )
 
@@ -80,6 +81,7 @@ __all__ = [
     "test_any_text_can_be_a_key",
     "test_deleting_a_missing_record_checks_that_it_is_missing",
     "test_only_one_of_several_concurrent_writes_wins",
+    "test_records_read_together_are_in_the_order_of_the_request",
     "test_versions_count_the_writes_of_a_key_since_its_creation",
 ]
 

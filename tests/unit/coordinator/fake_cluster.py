@@ -2,9 +2,9 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kera.coordinator.coordinator import Coordinator
 from kera.coordinator.operations.migration import ObserveMove
@@ -18,9 +18,22 @@ from kera.server.access.guard import Guard
 from kera.server.lineage import CHANGES_BITS
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 
+T = TypeVar("T")
+
+WAIT_S = 20.0
+"""Bound on all waiting: long, since it only ends a test that fails."""
 SETTINGS = CoordinatorSettings.for_testing(Path("unused"))
 FIRST_VERSION = 1 << CHANGES_BITS
 """The first version of the assignments of a stream that the first coordinator creates."""
+
+
+async def until(condition: Callable[[], object], what: str) -> None:
+    """Wait until a condition holds. Fails the test if that takes too long."""
+    now_s = asyncio.get_running_loop().time
+    until_s = now_s() + WAIT_S
+    while not condition():
+        assert now_s() < until_s, f"after {WAIT_S:g} s it is still not so that {what}"
+        await asyncio.sleep(0)
 
 
 class FakeBrokers:
@@ -64,6 +77,14 @@ class FakeBrokers:
         """Names of streams that brokers opened as newly created ones."""
         self.epochs: list[int] = []
         """The epoch of the coordinator behind each order."""
+
+    async def hold_up(self, request: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Begin a request, and return when it waits for a broker, which does not answer until `answering` is set."""
+        self.answering.clear()
+        self.asked.clear()
+        task = asyncio.create_task(request)
+        await until(self.asked.is_set, "a broker is asked")
+        return task
 
     async def _answer(self, broker: common_pb2.BrokerInfo, coordinator_epoch: int) -> None:
         self.epochs.append(coordinator_epoch)

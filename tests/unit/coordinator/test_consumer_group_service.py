@@ -11,9 +11,10 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from kera.coordinator.cluster.shares import Shares
+from kera.coordinator.consumer_groups.discovery import LOOK_INTERVAL_S
 from kera.coordinator.consumer_groups.registry import CONSUMER_GROUPS, NAME_CHARS_MAX
 from kera.coordinator.consumer_groups.requests import MEMBER_ID_CHARS_MAX
-from kera.coordinator.consumer_groups.service import LEFT_MAX, PAUSE_S_MIN, TICK_S, ConsumerGroups
+from kera.coordinator.consumer_groups.service import LEFT_MAX, PAUSE_S_MIN, TICK_S, WAIT_MS_MAX, ConsumerGroups
 from kera.coordinator.metrics import CoordinatorMetrics
 from kera.coordinator.store.metadata import MetadataStoreFull
 from kera.core.errors import InvalidArgument, LeaseLost, QuotaExceeded, UnknownStream
@@ -21,10 +22,10 @@ from kera.v1 import common_pb2, coordinator_pb2
 from kera.v1 import consumer_group_pb2 as messages
 from tests.metrics import shown
 from tests.unit.coordinator.creators_support import ALICE, BOB, ROOT, called_by, create, secure
-from tests.unit.coordinator.fake_cluster import Cluster
+from tests.unit.coordinator.fake_cluster import WAIT_S, Cluster, until
 
-TIMEOUT_S = 20.0
-LONG_MS = 15_000
+LONG_MS = WAIT_MS_MAX
+"""Longer than `WAIT_S`: a test fails if a round waits for all of it."""
 SHORT_MS = 200
 
 
@@ -73,6 +74,9 @@ class Service:
         for _ in range(round(seconds / TICK_S)):
             self.cluster.clock.advance(TICK_S)
             await self.consumer_groups.list_all(messages.ListConsumerGroupsRequest())
+
+    async def until_waiting(self, member_id: str) -> None:
+        await until(lambda: ("app", member_id) in self.consumer_groups.polls, f"a round of member {member_id} waits")
 
     def records(self) -> list[str]:
         return [key for key in self.cluster.store.records if key.startswith(CONSUMER_GROUPS)]
@@ -149,9 +153,7 @@ async def test_a_member_forgotten_after_a_failed_write_joins_again(service: Serv
     (lease,) = (await service.begin(1)).held
     await service.round("b")
     waiting = asyncio.create_task(service.round("b", wait_ms=SHORT_MS))
-    async with asyncio.timeout(TIMEOUT_S):
-        while ("app", "b") not in service.consumer_groups.polls:
-            await asyncio.sleep(0)
+    await service.until_waiting("b")
     store = service.cluster.store
     write = store.write
 
@@ -162,7 +164,7 @@ async def test_a_member_forgotten_after_a_failed_write_joins_again(service: Serv
     with pytest.raises(MetadataStoreFull):
         await service.round(steps=[step(lease, 10)])
     store.write = write  # type: ignore[method-assign]
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(WAIT_S):
         assert not (await waiting).held
     assert "b" not in service.consumer_groups.registry.groups["app"].members
     await service.round("b")
@@ -199,15 +201,14 @@ async def test_a_failed_write_of_one_consumer_group_leaves_the_others_alone(serv
 
 async def test_a_round_waits_until_a_group_becomes_free(service: Service) -> None:
     await service.begin(1, 2)
-    while (await service.round("b")).look:
-        pass
+    assert not (await service.round("b")).look
     waiting = asyncio.create_task(service.round("b", wait_ms=LONG_MS))
     held = (await service.round()).held
     await asyncio.sleep(0)
     assert len(held) == 2
     assert not waiting.done()
     await service.round(steps=[step(held[0], 0, released=True)])
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(WAIT_S):
         answer = await waiting
     assert [each.next.group_id for each in answer.held] == [held[0].next.group_id]
 
@@ -215,9 +216,8 @@ async def test_a_round_waits_until_a_group_becomes_free(service: Service) -> Non
 async def test_the_next_round_ends_the_wait_of_the_previous_one(service: Service) -> None:
     await service.begin(1)
     waiting = asyncio.create_task(service.round(wait_ms=LONG_MS))
-    while ("app", "a") not in service.consumer_groups.polls:
-        await asyncio.sleep(0)
-    async with asyncio.timeout(TIMEOUT_S):
+    await service.until_waiting("a")
+    async with asyncio.timeout(WAIT_S):
         await service.round()
         assert len((await waiting).held) == 1
 
@@ -226,12 +226,10 @@ async def test_a_round_of_a_stuck_consumer_waits_too(service: Service) -> None:
     """A stuck consumer gets no news until it goes on; without a wait it would ask again as fast as it can."""
     await service.begin(1)
     stuck: Any = {"busy_ms": 60_001, "wait_ms": LONG_MS}
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(WAIT_S):
         assert not (await service.round(**stuck)).held, "that it has lost what it held is said at once"
         waiting = asyncio.create_task(service.round(**stuck))
-        while ("app", "a") not in service.consumer_groups.polls:
-            assert not waiting.done()
-            await asyncio.sleep(0)
+        await service.until_waiting("a")
         for _ in range(10):
             await asyncio.sleep(0)
         assert not waiting.done()
@@ -242,17 +240,17 @@ async def test_a_round_of_a_stuck_consumer_waits_too(service: Service) -> None:
 async def test_a_waiting_round_ends_when_it_is_time_to_look_for_groups(service: Service) -> None:
     await service.begin(1)
     waiting = asyncio.create_task(service.round(wait_ms=LONG_MS))
-    while not waiting.done():
-        service.cluster.clock.advance(0.1)
-        await asyncio.sleep(0.01)
-    assert [each.after_group_id for each in waiting.result().look] == [1]
+    await service.until_waiting("a")
+    service.cluster.clock.advance(LOOK_INTERVAL_S)
+    async with asyncio.timeout(WAIT_S):
+        assert [each.after_group_id for each in (await waiting).look] == [1]
 
 
 async def test_a_silent_member_is_removed_without_any_request(service: Service) -> None:
     await service.restart(tick_s=0.01)
     await service.begin(1)
     consumer_group = service.consumer_groups.registry.groups["app"]
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(WAIT_S):
         while consumer_group.members:
             service.cluster.clock.advance(0.2)
             await asyncio.sleep(0.01)
@@ -268,7 +266,7 @@ async def test_a_member_that_died_while_no_coordinator_led_is_removed_without_an
     await service.restart()
     consumer_group = service.consumer_groups.registry.groups["app"]
     assert consumer_group.members
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(WAIT_S):
         while consumer_group.members:
             service.cluster.clock.advance(0.2)
             await asyncio.sleep(0.01)
@@ -288,9 +286,7 @@ async def test_checks_of_members_continue_after_an_exception_which_is_logged_onc
 
     monkeypatch.setattr(service.consumer_groups.registry, "tidy", defect)
     with structlog.testing.capture_logs() as logs:
-        async with asyncio.timeout(TIMEOUT_S):
-            while checks < 3:
-                await asyncio.sleep(0.001)
+        await until(lambda: checks >= 3, "the members are checked three times")
     assert [each["event"] for each in logs] == ["unexpected exception in the check of consumer groups"]
 
 

@@ -6,7 +6,7 @@ import structlog
 from kera.coordinator.store.metadata import VersionConflict
 from kera.core.errors import InvalidArgument, StreamExists, Unavailable, Uncertain
 from kera.v1 import common_pb2, coordinator_pb2
-from tests.unit.coordinator.fake_cluster import Cluster
+from tests.unit.coordinator.fake_cluster import Cluster, until
 
 MB = 10**6
 
@@ -125,8 +125,7 @@ async def test_a_started_coordinator_recovers_dead_brokers_unasked(two: Cluster)
     coordinator = await two.restart()
     two.coordinator.state.brokers.declare_dead(1)
     coordinator.start()
-    while owners(two) != [2, 2]:
-        await asyncio.sleep(0.001)
+    await until(lambda: owners(two) == [2, 2], "broker 2 owns all streamlets")
     await coordinator.close()
 
     assert [one.cause for one in coordinator.recoveries.describe_all()] == ["dead"]
@@ -311,10 +310,7 @@ async def test_a_repeated_request_to_create_finds_its_own_stream(two: Cluster) -
 
 
 async def test_a_repeated_request_to_create_waits_for_the_first(two: Cluster) -> None:
-    two.brokers.answering.clear()
-    two.brokers.asked.clear()
-    first = asyncio.create_task(create(two, "s", "id-1"))
-    await two.brokers.asked.wait()
+    first = await two.brokers.hold_up(create(two, "s", "id-1"))
     second = asyncio.create_task(create(two, "s", "id-1"))
     await asyncio.sleep(0)
     first.cancel()

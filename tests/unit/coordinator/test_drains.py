@@ -1,4 +1,3 @@
-import asyncio
 from typing import Any
 
 import pytest
@@ -165,10 +164,7 @@ async def test_streamlets_that_wait_for_their_turn_stay_when_the_drain_is_undone
     await cluster.register("a")
     await cluster.create("s", streamlets=6)
     await cluster.register("b")
-    cluster.brokers.answering.clear()
-    cluster.brokers.asked.clear()
-    await cluster.coordinator.drains.drain(coordinator_pb2.DrainRequest(broker_id=1))
-    await cluster.brokers.asked.wait()
+    await cluster.brokers.hold_up(cluster.coordinator.drains.drain(coordinator_pb2.DrainRequest(broker_id=1)))
     cluster.coordinator.tick()
     await cluster.coordinator.drains.drain(coordinator_pb2.DrainRequest(broker_id=1, undo=True))
     cluster.brokers.answering.set()
@@ -202,10 +198,7 @@ async def test_a_drain_waits_for_streams_being_created_on_the_broker(two: Cluste
     await drain(two, broker_id=2)
     assert (await drain(two, broker_id=2)).done
     await two.coordinator.drains.drain(coordinator_pb2.DrainRequest(broker_id=2, undo=True))
-    two.brokers.answering.clear()
-    two.brokers.asked.clear()
-    creation = asyncio.create_task(two.create("new", replication=0))
-    await two.brokers.asked.wait()
+    creation = await two.brokers.hold_up(two.create("new", replication=0))
 
     status = await two.coordinator.drains.drain(coordinator_pb2.DrainRequest(broker_id=2))
     assert (status.done, list(status.reasons)) == (False, ["streams are being created there"])

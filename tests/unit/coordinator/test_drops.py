@@ -1,6 +1,5 @@
 """Brokers drop the streams that they should not have, even if they or the leader were away meanwhile."""
 
-import asyncio
 import contextlib
 
 import pytest
@@ -49,9 +48,7 @@ async def test_the_next_leader_has_brokers_drop_a_deleted_stream(cluster: Cluste
 
 async def test_the_next_leader_has_brokers_drop_an_unfinished_stream(cluster: Cluster) -> None:
     await cluster.register("a")
-    cluster.brokers.answering.clear()
-    creation = asyncio.create_task(cluster.create("orders"))
-    await cluster.brokers.asked.wait()
+    creation = await cluster.brokers.hold_up(cluster.create("orders"))
     crashed = cluster.coordinator
 
     await cluster.restart()
@@ -82,9 +79,7 @@ async def test_a_broker_that_may_have_opened_a_failed_stream_drops_it(cluster: C
 
 async def test_a_stream_being_created_is_not_dropped(cluster: Cluster) -> None:
     await cluster.register("a")
-    cluster.brokers.answering.clear()
-    creation = asyncio.create_task(cluster.create("orders"))
-    await cluster.brokers.asked.wait()
+    creation = await cluster.brokers.hold_up(cluster.create("orders"))
     assert len(await left(cluster)) == 1
 
     await cluster.settle()

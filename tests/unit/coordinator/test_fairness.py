@@ -12,7 +12,7 @@ from kera.core.base.turns import Turns
 from kera.core.rpc import Call, Service, api
 from kera.core.rpc.method import Method, Peer
 from kera.v1 import common_pb2, consumer_group_pb2, coordinator_pb2
-from tests.unit.coordinator.fake_cluster import Cluster
+from tests.unit.coordinator.fake_cluster import Cluster, until
 
 STREAMLETS = 300
 ALWAYS_OVER = 0.0
@@ -179,8 +179,7 @@ async def test_a_round_fails_when_a_failed_write_has_undone_its_changes(
     state = cluster.coordinator.state
     large = asyncio.ensure_future(ask(service, api.CONSUME_ROUND, consume(wide.stream_id), "busy"))
     slices = state.turns.slices
-    while state.turns.slices < slices + 20:
-        await asyncio.sleep(0)
+    await until(lambda: state.turns.slices >= slices + 20, "the large request has begun")
     assert not large.done()
 
     cluster.store.failure = MetadataStoreFull("no room")

@@ -249,7 +249,7 @@ async def test_errors_of_lmdb_become_metadata_store_failed(tmp_path: Path) -> No
     await store.close()
 
 
-async def test_closing_a_store_waits_for_its_commit(tmp_path: Path) -> None:
+async def test_closing_a_store_waits_for_a_queued_write_whose_caller_gave_up(tmp_path: Path) -> None:
     committing, may_end = ThreadPoolExecutor(1), threading.Event()
     committing.submit(may_end.wait)
     store = open_store(tmp_path, committing=committing)
@@ -267,23 +267,6 @@ async def test_closing_a_store_waits_for_its_commit(tmp_path: Path) -> None:
     assert still_open
     store = open_store(tmp_path)
     assert await store.list("") == {"a": StoredRecord(b"1", 1)}
-    await store.close()
-
-
-async def test_queued_writes_whose_callers_gave_up_are_carried_out(tmp_path: Path) -> None:
-    committing, may_go_on = ThreadPoolExecutor(1), threading.Event()
-    committing.submit(may_go_on.wait)
-    store = open_store(tmp_path, committing=committing)
-    writing = [asyncio.create_task(store.write(Write(f"{number}", b"", 0))) for number in range(100)]
-    await asyncio.sleep(0)
-    for task in writing:
-        task.cancel()
-    await asyncio.wait(writing)
-    may_go_on.set()
-    await store.close()
-
-    store = open_store(tmp_path)
-    assert len(await store.list("")) == len(writing)
     await store.close()
 
 

@@ -6,7 +6,7 @@ import pytest
 from kera.coordinator.operations.migration import Migration, MigrationLimits
 from kera.core.errors import InvalidArgument, StreamletOutOfRange, Unavailable, Uncertain, UnknownStream
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
-from tests.unit.coordinator.fake_cluster import FIRST_VERSION, Cluster
+from tests.unit.coordinator.fake_cluster import FIRST_VERSION, Cluster, until
 
 
 @pytest.fixture
@@ -246,10 +246,7 @@ async def test_the_next_coordinator_finishes_or_undoes_an_unfinished_move(two: C
 
 
 async def test_a_broker_that_restarts_during_a_move_keeps_the_streamlet(two: Cluster) -> None:
-    two.brokers.answering.clear()
-    two.brokers.asked.clear()
-    move = asyncio.create_task(two.coordinator.migration.move("orders", 0, 2))
-    await two.brokers.asked.wait()
+    move = await two.brokers.hold_up(two.coordinator.migration.move("orders", 0, 2))
     await two.register("a2", broker_id=1)
     two.brokers.answering.set()
 
@@ -266,10 +263,7 @@ async def test_a_broker_that_loses_its_memory_during_a_move_does_not_get_the_str
     await cluster.create("orders", streamlets=1, replication=1)
     await cluster.coordinator.migration.move("orders", 0, 2)
     cluster.brokers.ends[1, 0] = common_pb2.StreamletState(streamlet_id=0, next_group_id=3, next_records=[19])
-    cluster.brokers.answering.clear()
-    cluster.brokers.asked.clear()
-    move = asyncio.create_task(cluster.coordinator.migration.move("orders", 0, 1))
-    await cluster.brokers.asked.wait()
+    move = await cluster.brokers.hold_up(cluster.coordinator.migration.move("orders", 0, 1))
     await cluster.register("a2", broker_id=1, lost_memory=True)
     cluster.brokers.answering.set()
 
@@ -280,15 +274,11 @@ async def test_a_broker_that_loses_its_memory_during_a_move_does_not_get_the_str
 
 async def test_brokers_get_no_update_of_a_stream_between_seal_and_open(two: Cluster) -> None:
     """The old owner would take an update for the order to go on."""
-    two.brokers.answering.clear()
-    two.brokers.asked.clear()
-    move = asyncio.create_task(two.coordinator.migration.move("orders", 0, 2))
-    await two.brokers.asked.wait()
+    move = await two.brokers.hold_up(two.coordinator.migration.move("orders", 0, 2))
     opened = len(two.brokers.opened)
     alteration = asyncio.create_task(two.alter("orders", retention_ms=5))
     other = asyncio.create_task(two.coordinator.migration.move("orders", 1, 2))
-    while two.coordinator.state.catalog.named("orders").config_version == 0:
-        await asyncio.sleep(0)
+    await until(lambda: two.coordinator.state.catalog.named("orders").config_version, "the stream is altered")
     assert len(two.brokers.opened) == opened
     assert len(two.brokers.epochs) == 2  # the creation's and the seal's
 
@@ -300,10 +290,7 @@ async def test_brokers_get_no_update_of_a_stream_between_seal_and_open(two: Clus
 
 
 async def test_a_caller_that_gives_up_does_not_stop_a_move_halfway(two: Cluster) -> None:
-    two.brokers.answering.clear()
-    two.brokers.asked.clear()
-    move = asyncio.create_task(two.coordinator.migration.move("orders", 0, 2))
-    await two.brokers.asked.wait()
+    move = await two.brokers.hold_up(two.coordinator.migration.move("orders", 0, 2))
     move.cancel()
     with pytest.raises(asyncio.CancelledError):
         await move
@@ -318,10 +305,7 @@ async def test_the_failure_of_a_move_whose_caller_is_gone_is_logged(
 ) -> None:
     unseen: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context["message"]))
-    two.brokers.answering.clear()
-    two.brokers.asked.clear()
-    move = asyncio.create_task(two.coordinator.migration.move("orders", 0, 2))
-    await two.brokers.asked.wait()
+    move = await two.brokers.hold_up(two.coordinator.migration.move("orders", 0, 2))
     move.cancel()
     with pytest.raises(asyncio.CancelledError):
         await move
@@ -383,8 +367,7 @@ async def test_the_number_of_moves_in_flight_is_limited(cluster: Cluster) -> Non
     cluster.brokers.answering.clear()
     calls = len(cluster.brokers.epochs)
     tasks = [asyncio.create_task(cluster.coordinator.migration.move(name, 0, 2)) for name in "pqr"]
-    while len(await moves(cluster)) < 2:
-        await asyncio.sleep(0)
+    await until(lambda: len(cluster.brokers.epochs) - calls == 2, "two moves are under way")
     for _ in range(20):
         await asyncio.sleep(0)
     assert (len(await moves(cluster)), len(cluster.brokers.epochs) - calls) == (2, 2)
@@ -397,10 +380,7 @@ async def test_the_number_of_moves_in_flight_is_limited(cluster: Cluster) -> Non
 async def test_a_closing_coordinator_begins_no_more_moves(two: Cluster) -> None:
     two.settings = two.settings.model_copy(update={"moves_in_flight_max": 1})
     await two.restart()
-    two.brokers.answering.clear()
-    two.brokers.asked.clear()
-    first = asyncio.create_task(two.coordinator.migration.move("orders", 0, 2))
-    await two.brokers.asked.wait()
+    first = await two.brokers.hold_up(two.coordinator.migration.move("orders", 0, 2))
     second = asyncio.create_task(two.coordinator.migration.move("orders", 1, 2))
     await asyncio.sleep(0)
     closing = asyncio.create_task(two.coordinator.close())
@@ -418,10 +398,7 @@ async def test_the_number_of_waiting_moves_is_limited(two: Cluster) -> None:
     two.settings = two.settings.model_copy(update={"moves_in_flight_max": 1})
     await two.restart()
     limited = migration(two, moves_waiting_max=1)
-    two.brokers.answering.clear()
-    two.brokers.asked.clear()
-    first = asyncio.create_task(limited.move("orders", 0, 2))
-    await two.brokers.asked.wait()
+    first = await two.brokers.hold_up(limited.move("orders", 0, 2))
     second = asyncio.create_task(limited.move("orders", 1, 2))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -448,10 +425,7 @@ async def test_a_move_of_a_stream_deleted_meanwhile_leaves_no_record(two: Cluste
 
 
 async def test_a_broker_that_is_drained_during_a_move_does_not_get_the_streamlet(two: Cluster) -> None:
-    two.brokers.answering.clear()
-    two.brokers.asked.clear()
-    move = asyncio.create_task(two.coordinator.migration.move("orders", 0, 2))
-    await two.brokers.asked.wait()
+    move = await two.brokers.hold_up(two.coordinator.migration.move("orders", 0, 2))
     assert (await two.coordinator.drains.drain(coordinator_pb2.DrainRequest(broker_id=2))).done
     two.brokers.answering.set()
 

@@ -18,7 +18,7 @@ from kera.core.rpc.grpc_server import GrpcServer
 from kera.core.rpc.method import Call, Reply
 from kera.v1 import backup_pb2, broker_pb2, common_pb2
 
-TIMEOUT_MS = 500
+TIMEOUT_MS = 30_000
 STREAM = common_pb2.StreamInfo(stream_id=7, name="s")
 STATE = common_pb2.StreamletState(streamlet_id=1, next_group_id=5)
 
@@ -121,7 +121,7 @@ class Opened:
         return [channel.closed for channel in self.channels]
 
 
-async def test_a_call_without_an_answer_ends_no_other_call() -> None:
+async def test_a_call_without_an_answer_times_out_and_ends_no_other_call() -> None:
     opened, go_on, never = Opened(), asyncio.Event(), asyncio.Event()
     brokers = GrpcBrokerCalls(timeout_ms=20, channel=opened)
 
@@ -137,7 +137,7 @@ async def test_a_call_without_an_answer_ends_no_other_call() -> None:
     broker = common_pb2.BrokerInfo(grpc_address=f"127.0.0.1:{await server.listen('127.0.0.1', 0)}")
     taking = asyncio.create_task(brokers.take_over(broker, broker_pb2.TakeOverRequest()))
     for _ in range(2):
-        with pytest.raises((Unavailable, Uncertain)):
+        with pytest.raises(Uncertain, match="no answer"):
             await brokers.drop_stream(broker, 7, coordinator_epoch=1)
     assert opened.closed == [False, True], "the calls that follow have a connection of their own"
     go_on.set()
@@ -206,21 +206,3 @@ async def test_backups_are_fenced_freed_and_counted() -> None:
         backup_pb2.FreeReplicasRequest(broker_id=4, broker_epoch=11, before_epoch=9),
     ]
     await backups.close()
-
-
-async def test_an_unanswered_call_times_out(brokers: GrpcBrokerCalls) -> None:
-    async with running(api.DROP_STREAM) as daemon:
-        never = asyncio.Event()
-
-        async def hang(_: Call[Any]) -> Reply[Any]:
-            await never.wait()
-            return Reply(broker_pb2.DropStreamResponse())
-
-        server = GrpcServer([{api.DROP_STREAM: hang}])
-        port = await server.listen("127.0.0.1", 0)
-        silent = common_pb2.BrokerInfo(grpc_address=f"127.0.0.1:{port}")
-        with pytest.raises(Uncertain, match="no answer"):
-            await brokers.drop_stream(silent, 7, coordinator_epoch=1)
-        never.set()
-        await server.close()
-        assert daemon.asked == []

@@ -8,7 +8,7 @@ from kera.coordinator.operations import producers
 from kera.coordinator.operations.producers import Instance
 from kera.core.base.ids import PRODUCER_EPOCHS
 from kera.core.errors import InvalidArgument, Unavailable
-from tests.unit.coordinator.fake_cluster import Cluster
+from tests.unit.coordinator.fake_cluster import Cluster, until
 
 SECOND = 1 + PRODUCER_EPOCHS
 
@@ -51,6 +51,19 @@ def told(cluster: Cluster, version: int = 0) -> tuple[int, dict[int, int]]:
     return message.version, dict(zip(message.producer_ids, message.first_epochs, strict=True))
 
 
+async def some_turns() -> None:
+    """Let others run, until all wait for something else."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def fenced(cluster: Cluster, first_epoch: int) -> int:
+    """Wait until the epochs of ``loader`` before this one are fenced; return the version of the fences."""
+    await until(lambda: told(cluster)[1] == {1: first_epoch}, "the earlier epochs are fenced")
+    await some_turns()
+    return told(cluster)[0]
+
+
 @pytest.fixture
 async def two(cluster: Cluster) -> Cluster:
     """Two brokers, and one instance of the producer name ``loader``."""
@@ -61,15 +74,11 @@ async def two(cluster: Cluster) -> Cluster:
 
 
 async def test_a_successor_waits_until_all_live_brokers_have_its_fence(two: Cluster) -> None:
-    before = two.coordinator.producers.fences(0)
     second = asyncio.create_task(two.coordinator.producers.init("loader"))
-    while two.coordinator.producers.fences(0) == before:
-        await asyncio.sleep(0)
-    version, fences = told(two)
-    assert fences == {1: SECOND}
+    version = await fenced(two, SECOND)
     await two.heartbeat(1, fences_version=version)
     await two.heartbeat(2)  # it has not got the fence yet
-    await asyncio.sleep(0)
+    await some_turns()
     assert not second.done()
 
     await two.heartbeat(2, fences_version=version)
@@ -86,16 +95,13 @@ async def test_the_first_instance_of_a_name_does_not_wait_for_brokers(two: Clust
 async def test_a_successor_does_not_wait_for_a_dead_broker(two: Cluster) -> None:
     await two.silence(2)
     second = asyncio.create_task(two.coordinator.producers.init("loader"))
-    while not told(two, version=77 << 32)[1]:
-        await asyncio.sleep(0)
-    await two.heartbeat(1, fences_version=told(two)[0])
+    await two.heartbeat(1, fences_version=await fenced(two, SECOND))
 
     assert await second == (1, SECOND)
     await two.heartbeat(2)  # it was only paused, and gets the fence with this answer
     third = asyncio.create_task(two.coordinator.producers.init("loader"))
-    while told(two)[1] != {1: SECOND + PRODUCER_EPOCHS}:
-        await asyncio.sleep(0)
-    await two.heartbeat(1, fences_version=told(two)[0])
+    await two.heartbeat(1, fences_version=await fenced(two, SECOND + PRODUCER_EPOCHS))
+    await some_turns()
     assert not third.done()
     third.cancel()
 
@@ -109,8 +115,7 @@ async def test_the_error_names_a_broker_that_does_not_confirm_a_fence(two: Clust
 
 async def test_a_successor_fails_when_the_coordinator_closes(two: Cluster) -> None:
     second = asyncio.create_task(two.coordinator.producers.init("loader"))
-    while not told(two, version=77 << 32)[1]:
-        await asyncio.sleep(0)
+    await fenced(two, SECOND)
     await two.coordinator.close()
     with pytest.raises(Unavailable):
         await second

@@ -477,15 +477,7 @@ async def test_streamlets_go_only_to_brokers_with_segments_that_are_large_enough
     assert len(cluster.coordinator.recoveries.describe_all()) == 1
 
 
-async def test_a_recovery_ends_when_its_stream_is_deleted(three: Cluster) -> None:
-    await three.silence(1)
-    await three.coordinator.streams.delete("copied")
-    await three.settle()
-
-    assert phase(three) == "DONE"
-
-
-async def test_an_ended_recovery_is_described_without_a_look_at_the_catalog(
+async def test_a_recovery_ends_with_its_stream_and_is_then_described_without_a_look_at_the_catalog(
     three: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await three.silence(1)

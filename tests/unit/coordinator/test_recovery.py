@@ -93,7 +93,7 @@ def test_backups_are_fenced_first_and_late_ones_in_every_phase() -> None:
     assert FenceAtBackup(Y) not in decide(recovery(cause=DRAINED), some).actions
 
 
-def test_all_owners_share_a_recovery_whatever_load_they_have() -> None:
+def test_owners_share_a_recovery_whatever_their_load_is_and_the_least_loaded_begins() -> None:
     lost = view(*[assignment((1, 1), epoch=8) for _ in range(4)])
     uneven = dataclasses.replace(lost, owners={2: Owner(2, 8, 100), 3: Owner(3, 8, 0)})  # broker 3 has just started
     s = [StreamletId(5, number) for number in range(4)]
@@ -103,12 +103,10 @@ def test_all_owners_share_a_recovery_whatever_load_they_have() -> None:
     )
 
 
-def test_streamlets_go_to_the_least_loaded_owners_first_and_keep_their_planned_owners() -> None:
+def test_streamlets_keep_their_planned_owners_while_these_live() -> None:
     lost = view(*[assignment((1, 1), epoch=8) for _ in range(4)])
     s = [StreamletId(5, number) for number in range(4)]
-
     actions = decide(recovery(), lost).actions
-    assert actions == (TakeOver(Launch(2, 2), (s[1], s[3])), TakeOver(Launch(3, 3), (s[0], s[2])))
 
     planned = dataclasses.replace(lost, planned=dict.fromkeys(s, Launch(2, 2)))
     assert decide(recovery(), planned).actions == (TakeOver(Launch(2, 2), tuple(s)),)

@@ -12,7 +12,7 @@ from kera.coordinator.store.leadership import LEADER, TermStore, _Term
 from kera.coordinator.store.ledger import Ledger
 from kera.coordinator.store.memory_store import MemoryStore
 from kera.coordinator.store.metadata import StoredRecord, VersionConflict, Write
-from tests.unit.coordinator.fake_cluster import Cluster
+from tests.unit.coordinator.fake_cluster import Cluster, until
 
 
 @pytest.fixture
@@ -95,8 +95,7 @@ async def test_health_shows_a_foreign_change_for_a_while(led: Cluster) -> None:
 
 async def test_concurrent_writes_of_the_coordinator_are_left_alone(led: Cluster) -> None:
     writing = asyncio.create_task(led.coordinator.state.change(slow_write(led)))
-    while "some/key" not in led.store.records:
-        await asyncio.sleep(0)
+    await until(lambda: "some/key" in led.store.records, "the first record is written")
     await go_round(led)
     await writing
     assert led.coordinator.rereading.problem == ""

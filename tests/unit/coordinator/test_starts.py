@@ -55,11 +55,7 @@ def test_the_next_interval_gets_its_beginning_as_start_when_the_first_is_removed
     assert (first.start.entry, first.start.group_id, first.start.segment_id, first.first_record) == (0, 57, 1, 5)
     assert (third.start.entry, third.first_record) == (2, 9)
     assert groups(without_interval(two, [start(3), start(60)], 0)) == [(0, 60), (2, 57)]
-
-
-def test_the_starts_of_a_removed_interval_are_removed() -> None:
-    two = assignment((1, 1), (2, 57))
-    assert groups(without_interval(two, [start(3), start(60)], 0)) == [(0, 60)]
+    assert groups(without_interval(two, [start(3), start(60)], 1)) == [(0, 3)]
 
 
 def with_records(of: StreamletAssignment, *records: int) -> StreamletAssignment:
