@@ -1,6 +1,6 @@
 """A coordinator whose answers to brokers and backups, over gRPC, a test chooses."""
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -35,6 +35,7 @@ class FakeCoordinator:
         self.registration_errors: list[Exception] = []
         self.heartbeat_errors: list[Exception | None] = []
         self.restarts: list[coordinator_pb2.PrepareRestartRequest] = []
+        self.before_restart_answer: Callable[[], Awaitable[None]] | None = None
         self.others_go_on = False
         """Sent to backups that restart."""
 
@@ -92,8 +93,10 @@ class FakeCoordinator:
             )
         )
 
-    def _prepare_restart(self, call: Call[Any]) -> Reply[Any]:
+    async def _prepare_restart(self, call: Call[Any]) -> Reply[Any]:
         self.restarts.append(call.message)
+        if self.before_restart_answer is not None:
+            await self.before_restart_answer()
         return Reply(coordinator_pb2.PrepareRestartResponse(others_go_on=self.others_go_on, grace_ms=1000))
 
     def _backup_heartbeat(self, call: Call[Any]) -> Reply[Any]:

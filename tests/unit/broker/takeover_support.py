@@ -183,11 +183,16 @@ class Node:
         )
 
     async def start(
-        self, epoch: int, *streams: common_pb2.StreamInfo, recovered_before_epoch: int = 0, has_holes: bool = False
+        self,
+        epoch: int,
+        *streams: common_pb2.StreamInfo,
+        recovered_before_epoch: int = 0,
+        elsewhere: Iterable[int] = (),
+        has_holes: bool = False,
     ) -> None:
         self.epoch = epoch
         engine = await self.begin()
-        await engine.own(streams, self.broker_id, epoch, recovered_before_epoch, has_holes=has_holes)
+        await engine.own(streams, self.broker_id, epoch, recovered_before_epoch, elsewhere, has_holes=has_holes)
         self.service.registered(self.broker_id, streams, epoch)
 
     async def begin(self) -> LogEngine:

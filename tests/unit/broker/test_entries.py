@@ -34,12 +34,14 @@ def test_a_dropped_streamlet_makes_no_more_entries(engine: Engine) -> None:
     assert list(entries) == [made]
 
 
-async def test_opening_writing_and_dropping_make_only_the_written_entry(engine: Engine) -> None:
+async def test_opening_writing_ending_and_dropping_make_only_the_written_entry(engine: Engine) -> None:
     broker = Broker(engine, stream_info(owners=(BROKER_ID, BROKER_ID), entries=64))
     streamlets = [broker.streams.get(7).streamlets[number] for number in range(2)]
     assert [each.entries.made for each in streamlets] == [[], []]
     broker.append(chunk(3, 0))
     assert [[entry.index for entry in each.entries.made] for each in streamlets] == [[3], []]
     assert streamlets[0].available_groups() == (1, 1)
+    broker.broker.orders.seal_all()
+    assert [each.sealed for each in streamlets] == [True, True]
     broker.streams.drop(7)
     assert [len(each.entries.made) for each in streamlets] == [1, 0]

@@ -239,13 +239,21 @@ def test_a_wrong_setting_ends_the_start_with_an_error_that_names_it(
     assert "port" in line
 
 
-async def test_a_stopping_broker_announces_its_restart_and_its_stop(
-    settings: BrokerSettings, coordinator: FakeCoordinator
+async def test_a_stopping_broker_announces_its_restart_and_takes_nothing_once_it_announces_its_stop(
+    settings: BrokerSettings, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("kera.server.registration.ANNOUNCE_TIMEOUT_S", 30.0)
+    codes: list[str] = []
+
+    async def write_one() -> None:
+        codes.extend(await write(ready["frames_address"], batch_chunk(1, len(codes))))
+
     lasting = settings.model_copy(update={"ephemeral": False, "handover_ms": 70})
     async with serve(lasting) as ready:
-        assert await write(ready["frames_address"], batch_chunk(1, 0)) == [""]
+        coordinator.before_restart_answer = write_one
+        await write_one()
         assert coordinator.restarts == []
+    assert codes == ["", "", "not_owner"]
     first, second = coordinator.restarts
     assert (first.broker_id, first.epoch, first.wait_ms, first.stopping) == (BROKER_ID, EPOCH, 70, False)
     assert (second.broker_id, second.epoch, second.stopping) == (BROKER_ID, EPOCH, True)

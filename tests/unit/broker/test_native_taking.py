@@ -12,11 +12,12 @@ import gc
 import weakref
 from collections.abc import Callable, Mapping
 from random import Random
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from kera.broker.records import ProducerRecord
 from kera.broker.serving import write
 from kera.broker.serving.taking import refused_answers
 from kera.broker.serving.write_access import AppendRules
@@ -333,6 +334,8 @@ def test_refusing_held_answers_refuses_all_their_chunks() -> None:
 
 
 RULES: tuple[Any, ...] = ({}, None, None, tuple, 0, True, None)
+STREAM_ATTRIBUTES = ("by_disk", "durability", "lean_types", "logs", "streamlets")
+"""The attributes of a stream that the native core reads."""
 
 
 @pytest.mark.parametrize(
@@ -367,11 +370,22 @@ def test_the_fields_of_the_rules_match_those_that_c_reads() -> None:
     assert tuple(native.APPEND_RULES.split()) == AppendRules._fields
 
 
-def test_a_stream_without_its_attributes_is_an_error() -> None:
+@pytest.mark.parametrize("missing", STREAM_ATTRIBUTES)
+async def test_a_stream_without_one_of_its_attributes_is_an_error_and_nothing_is_appended(
+    make_engine: MakeEngine, missing: str
+) -> None:
     assert native is not None
-    data = good(Random(1), stream_id=7)
-    with pytest.raises(AttributeError):
-        native.take_writes(({7: object()}, *RULES[1:]), None, data, 0, 0, 9, 0, 0)
+    side = Connected(make_engine)
+    await known(side, 7)
+    before = list(side.seen())
+    stream = side.broker.streams.get(7)
+    lacking = SimpleNamespace(**{name: getattr(stream, name) for name in STREAM_ATTRIBUTES if name != missing})
+    data = good(Random(1), stream_id=7, producer=PRODUCERS[0], sequence=1)
+    rules = AppendRules({7: stream}, print, print, ProducerRecord, 1 << 20, check_payloads=True)
+    with pytest.raises(AttributeError, match=missing):
+        native.take_writes(rules._replace(streams={7: lacking}), None, data, 0, 0, 9, 0, 0)
+    assert list(side.seen()) == before
+    assert native.take_writes(rules, None, data, 0, 0, 9, 0, 0)[4] == 1, "the chunk is good"
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,31 @@
 """Restarts after a kill or a clean end: the next launch loses nothing and goes on."""
 
+from collections.abc import Callable
+
 import pytest
 
 from kera.broker.log.bounds import lag_records
+from kera.broker.log.read_plan import plan_read
+from kera.broker.log.watermarks import watermark_of
 from kera.broker.storage.index_format import put_entry
 from kera.broker.storage.index_repair import StartFindings
-from kera.core.base.ids import Position
+from kera.core.base.ids import EARLIEST, Position
 from kera.core.format.chunk import verify_header
+from kera.core.format.punctuation import is_punctuation
 from kera.v1 import common_pb2
 from tests.unit.broker.restart_support import SEGMENT, Launches, commit, lost
-from tests.unit.broker.support import BROKER_ID, CHUNK_BYTES, SLOT_BYTES, STREAM_ID, Log, Outcome, chunk, stream_info
+from tests.unit.broker.support import (
+    BROKER_ID,
+    CHUNK_BYTES,
+    EVERYTHING,
+    SLOT_BYTES,
+    STREAM_ID,
+    Log,
+    Outcome,
+    chunk,
+    headers,
+    stream_info,
+)
 
 # --- the first launch --------------------------------------------------------------------------------------
 
@@ -204,6 +220,28 @@ def test_a_clean_end_puts_everything_on_disk_and_loses_nothing(launches: Launche
     assert log.append().group_id == 2, "ids of groups go on by one"
     assert log.append(sequence=0).duplicate
     assert log.read_all() == list(range(SEGMENT + 3))
+
+
+@pytest.mark.parametrize("end", [Launches.kill, Launches.stop])
+def test_watermarks_and_punctuations_outlive_a_restart(launches: Launches, end: Callable[[Launches], None]) -> None:
+    log = launches.begin()
+    log.append_many(SEGMENT, max_timestamp_us=900)
+    log.append(max_timestamp_us=50)
+    punctuation = log.streamlet.punctuate(log.entry, 2000)
+    assert punctuation is not None
+    log.streamlet.publish(punctuation)
+    log.append_many(SEGMENT, max_timestamp_us=1000)
+    log.entry.move_start(Position(1, 2, 0), SEGMENT)
+    launches.engine.memory.removals.collect(log.entry)
+    launches.engine.run()
+    end(launches)
+    log = launches.begin()
+
+    assert (watermark_of(log.entry), log.entry.removed_watermark_us) == (2000, 900)
+    assert dict(log.streamlet.producers) == {1: (0, 2 * SEGMENT + 1)}, "a punctuation is of no producer"
+    log.read()
+    found = headers(plan_read(log.streamlet, 0, EARLIEST, None, EVERYTHING))
+    assert [is_punctuation(header) for header in found[:SEGMENT]] == [False, True, False, False]
 
 
 # --- memory domains ----------------------------------------------------------------------------------------

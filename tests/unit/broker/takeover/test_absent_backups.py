@@ -14,7 +14,7 @@ from kera.broker.replication import replicator
 from kera.broker.storage.unsure import unsure_tail
 from kera.core.errors import DiskFull, Recovering, Unavailable
 from kera.core.rpc import api
-from kera.v1 import broker_pb2, common_pb2
+from kera.v1 import broker_pb2
 from tests.unit.broker.support import STREAM_ID
 from tests.unit.broker.takeover_support import QUICK, Cluster, everything, progress, written
 
@@ -22,14 +22,15 @@ from tests.unit.broker.takeover_support import QUICK, Cluster, everything, progr
 async def test_a_recovery_that_loses_a_backup_reads_from_the_others(world: Cluster) -> None:
     info, stored = await written(world, 30)
     node = world.nodes[2]
+    node.limits = QUICK
+    world.reads.left = 0
     await node.start(world.epoch())
-    source = common_pb2.RecoverySource(broker_id=1, before_epoch=world.last_epoch)
-    assert source.before_epoch
-    _, _ = await world.take_over(info, 1, 2)
+    await world.take_over(info, 1, 2)
+    await node.until(lambda: not world.reads.open.is_set())
     await world.backups[0].stop()
     node.told()
-    found = await everything(world, 2)
-    assert found == stored
+    world.reads.release()
+    assert await everything(world, 2) == stored
     await node.until_restored()
     await node.stop()
 
