@@ -53,9 +53,9 @@ class FakeCoordinator:
         return Reply(coordinator_pb2.DescribeClusterResponse(cluster_id=self.cluster_id))
 
     def _register(self, call: Call[Any]) -> Reply[Any]:
+        self.registered.append(call.message)
         if self.registration_errors:
             raise self.registration_errors.pop(0)
-        self.registered.append(call.message)
         for assignment in (each for stream in self.streams for each in stream.assignments):
             assignment.broker_epoch = EPOCH
         answer = coordinator_pb2.RegisterBrokerResponse(
@@ -72,9 +72,9 @@ class FakeCoordinator:
         return Reply(answer)
 
     def _register_backup(self, call: Call[Any]) -> Reply[Any]:
+        self.registered_backups.append(call.message)
         if self.registration_errors:
             raise self.registration_errors.pop(0)
-        self.registered_backups.append(call.message)
         answer = coordinator_pb2.RegisterBackupResponse(
             cluster_id=self.cluster_id, backup_id=BACKUP_ID, backup_epoch=EPOCH, heartbeat_interval_ms=5
         )

@@ -159,22 +159,6 @@ def test_a_full_segment_waits_for_the_delay_in_memory(patient: Engine) -> None:
     assert written(patient.memory.plan()) == [(1, 1)]
 
 
-def test_segments_removed_during_the_delay_never_go_to_disk(patient: Engine) -> None:
-    log, outcome = Log(patient), Outcome()
-    log.append_many(3 * SEGMENT + 1)
-    for start in new_starts(log.streamlet, Rules(bytes_max=SLOT_BYTES), 0):
-        start.entry.start, start.entry.start_record = start.position, start.record
-    patient.memory.removals.collect(log.entry, outcome)
-    patient.run()
-    patient.memory.tick(1000, idle_close_ms=NEVER_MS)
-    patient.run()
-
-    assert outcome.calls == [None]
-    assert patient.memory.totals.segments_removed == 2
-    assert patient.memory.totals.segments_flushed == 1
-    assert log.read_all() == list(range(2 * SEGMENT, 3 * SEGMENT + 1))
-
-
 def test_no_flush_is_delayed_when_memory_is_scarce(patient: Engine) -> None:
     log = Log(patient)
     log.append_many(5 * SEGMENT)

@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
+from kera.broker.serving.fetch import READ_RANGES_AT_ONCE
 from kera.broker.serving.limits import PushLimits, ServingLimits
 from kera.core.base.ids import EARLIEST, Position
+from kera.core.base.turns import Turns
 from kera.core.errors import InvalidArgument, SessionLost
 from kera.core.rpc import Reply, api
 from kera.core.rpc.method import Peer
@@ -267,19 +269,21 @@ async def test_an_answer_has_a_limited_number_of_ranges_and_the_next_ones_have_t
     assert list(map(len, found)) == [3, 3, 1]
 
 
-async def test_a_step_with_many_new_ranges_is_handled_in_slices(broker: Broker) -> None:
+async def test_steps_with_few_ranges_are_handled_at_once_and_those_with_many_in_slices(engine: Engine) -> None:
+    broker = Broker(engine, stream_info(), turns=Turns(0.0, now=lambda: 0.0))  # a slice is over after one range
     fill(broker, 1)
-    many = step(broker, 0, *(handled(number) for number in range(600)), bytes_max=1 << 20)
-    assert not isinstance(many, Reply)
-    reply = await answered(many)
-    assert [handle for handle, _, _ in told(reply)] == list(range(600))
+    few, many = READ_RANGES_AT_ONCE, 2 * READ_RANGES_AT_ONCE
+    assert sequences_of(step(broker, 0, *map(handled, range(few)))) == [0] * few
+    assert broker.broker.turns.slices == 0
+    reply = await answered(step(broker, 0, *map(handled, range(many))))
+    assert [handle for handle, _, _ in told(reply)] == list(range(many))
     fill(broker, 1, start=1)
-    reply = await answered(step(broker, 1, bytes_max=1 << 20))
-    assert sequences_of(reply) == [1] * 600
+    assert sequences_of(await answered(step(broker, 1))) == [1] * many
+    assert broker.broker.turns.slices >= 3 * many, "one for each new range, and for each range that is read"
 
 
 @pytest.mark.timeout(60)
-async def test_many_ranges_read_all_their_chunks_from_disk(engine: Engine) -> None:
+async def test_ranges_read_all_their_chunks_from_disk_a_few_ranges_at_a_time(engine: Engine) -> None:
     broker = Broker(engine, stream_info())
     fill(broker, 17)
     engine.run()
@@ -291,6 +295,7 @@ async def test_many_ranges_read_all_their_chunks_from_disk(engine: Engine) -> No
     waiting = asyncio.ensure_future(step(broker, 0, *map(handled, range(ranges))))
     await asyncio.sleep(0)
     assert not waiting.done(), "it waits for the disk, though it was told not to wait for what is not there"
+    assert sum(map(len, engine.memory.loads._waiters.values())) == PushLimits().loads_at_once
     broker.resume()
     reply, number = await answered(waiting), 0
     while min(map(len, given.values())) < 17:

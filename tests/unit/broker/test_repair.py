@@ -105,8 +105,11 @@ async def test_segments_that_are_only_on_disk_are_loaded_for_the_repair(world: R
     assert nothing_pinned(world.engine)
 
 
-async def test_the_bytes_of_one_repair_batch_are_limited(world: Repairing) -> None:
-    world.replication.limits.request_bytes_max = CHUNK_BYTES + 10
+@pytest.mark.parametrize("bytes_max", [CHUNK_BYTES + 10, 10], ids=["a-chunk-fits", "no-chunk-fits"])
+async def test_a_repair_batch_has_no_more_bytes_than_its_limit_or_a_single_chunk(
+    world: Repairing, bytes_max: int
+) -> None:
+    world.replication.limits.request_bytes_max = bytes_max
     stream = world.closed(4)
     world.fail()
     before = world.replication.totals.batches
@@ -114,15 +117,6 @@ async def test_the_bytes_of_one_repair_batch_are_limited(world: Repairing) -> No
 
     assert world.replication.totals.batches - before == 4
     assert world.copies(stream) == [2] * 4
-
-
-async def test_chunks_larger_than_the_batch_limit_are_repaired(world: Repairing) -> None:
-    world.replication.limits.request_bytes_max = 10
-    stream = world.closed(2)
-    world.fail()
-    await world.until(world.repaired)
-
-    assert world.copies(stream) == [2] * 2
 
 
 async def test_repair_keeps_to_its_pace(engine: Engine) -> None:

@@ -1,6 +1,7 @@
 """Connections to backups for reading their replicas: made when they are needed, and not left open."""
 
 import asyncio
+import socket
 
 import pytest
 
@@ -39,10 +40,16 @@ async def test_the_connection_to_a_hung_backup_is_closed_and_replaced() -> None:
     server.close()
 
 
-async def test_an_unreachable_backup_is_unavailable_each_time() -> None:
-    links = BackupLinks(BackupWays(), ReadLimits(connect_timeout_s=0.5))
-    info = common_pb2.BackupInfo(backup_id=1, frames_address="127.0.0.1:1", alive=True)
-    for _ in range(2):
-        with pytest.raises(Unavailable):
-            await links.get(info)
-    await links.close()
+async def test_an_unreachable_backup_is_unavailable_until_it_can_be_reached() -> None:
+    links = BackupLinks(BackupWays(), ReadLimits(connect_timeout_s=30))
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))  # until it listens, connections are refused
+        address = "{}:{}".format(*server.getsockname())
+        info = common_pb2.BackupInfo(backup_id=1, frames_address=address, alive=True)
+        for _ in range(2):
+            with pytest.raises(Unavailable):
+                await links.get(info)
+        server.listen()
+
+        assert not (await links.get(info)).failed
+        await links.close()

@@ -25,16 +25,16 @@ async def broker(engine: Engine) -> Broker:
     return broker
 
 
-async def test_groups_are_given_to_a_consumer_group_once(broker: Broker) -> None:
+async def test_each_consumer_group_is_given_each_group_once_in_order(broker: Broker) -> None:
     async def ask(consumer_group: str, groups_max: int) -> list[tuple[int, int, bool]]:
         request = api.GET_NEXT_GROUPS.request(**WHERE, consumer_group=consumer_group, groups_max=groups_max)
         answer = await broker.ask(api.GET_NEXT_GROUPS, request)
         return [(group.group_id, group.entry, group.closed) for group in answer.groups]
 
     assert await ask("a", 1) == [(1, 1, True)]
-    assert await ask("a", 0) == [(2, 0, False), (3, 1, False)], "by default one group per entry"
+    assert await ask("b", 0) == [(1, 1, True), (2, 0, False)], "by default one group per entry"
+    assert await ask("a", 9) == [(2, 0, False), (3, 1, False)]
     assert await ask("a", 9) == []
-    assert await ask("b", 0) == [(1, 1, True), (2, 0, False)]
 
 
 async def test_a_request_for_groups_needs_the_name_of_a_consumer_group(broker: Broker) -> None:
@@ -176,18 +176,6 @@ def streamlet(engine: Engine) -> Streamlet:
     return log.streamlet
 
 
-def test_each_group_is_given_to_a_consumer_group_once_in_order(streamlet: Streamlet) -> None:
-    groups = GivenGroups()
-    assert [given(groups, streamlet, "a", 2) for _ in range(4)] == [[10, 11], [12, 13], [14], []]
-
-
-def test_consumer_groups_do_not_take_groups_from_each_other(streamlet: Streamlet) -> None:
-    groups = GivenGroups()
-    assert given(groups, streamlet, "a", 3) == [10, 11, 12]
-    assert given(groups, streamlet, "b", 9) == [10, 11, 12, 13, 14]
-    assert given(groups, streamlet, "a", 9) == [13, 14]
-
-
 def test_concurrent_requests_of_a_consumer_group_get_different_groups(streamlet: Streamlet) -> None:
     groups = GivenGroups()
     first = groups.next(streamlet, "a", 9)
@@ -206,15 +194,3 @@ def test_a_group_opened_later_is_given_to_the_next_request(engine: Engine) -> No
     log.append(size=4096)
 
     assert given(groups, log.streamlet, "a", 9) == [2]
-
-
-def test_groups_are_given_with_their_entries(streamlet: Streamlet) -> None:
-    groups = at_once(GivenGroups().next(streamlet, "a", 9))
-
-    assert [(entry.index, streamlet.is_active(group_id, entry)) for group_id, entry in groups] == [
-        (1, False),
-        (0, False),
-        (1, False),
-        (1, True),
-        (0, True),
-    ]

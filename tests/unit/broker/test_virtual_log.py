@@ -45,10 +45,10 @@ class Scenario:
         self.places.append(VirtualSegment(len(self.places) + 1, STREAM_ID, 0, self.backups[:wanted], self.now_ms))
         return self.places[-1]
 
-    def append(self, count: int = 1, *, persist: bool = False) -> Batch:
+    def append(self, count: int = 1, *, persist: bool = False, size: int = CHUNK_BYTES) -> Batch:
         """Append chunks; return the batch of the last one."""
         batches = []
-        for appended in [self.log.append(publish=False) for _ in range(count)]:
+        for appended in [self.log.append(publish=False, size=size) for _ in range(count)]:
             assert appended.segment is not None
             batches.append(
                 self.virtual.append(appended.segment, appended.position, appended.end, self.now_ms, persist=persist)
@@ -166,17 +166,16 @@ def test_large_batches_are_in_flight_together_up_to_the_window(make: MakeScenari
     assert [batch.offset for batch in batches[:7]] == [number * CHUNK_BYTES for number in range(7)]
 
 
-def test_the_bytes_of_a_batch_are_limited(make: MakeScenario, limits: ReplicationLimits) -> None:
-    limits.request_bytes_max = CHUNK_BYTES + 100
-    scenario = make()
-    small, large, after = (
-        scenario.append(),
-        scenario.append(),
-        scenario.append(),
-    )
+def test_the_bytes_of_a_batch_are_limited_and_a_chunk_beyond_the_limit_goes_alone(
+    make: MakeScenario, limits: ReplicationLimits
+) -> None:
+    limits.request_bytes_max = CHUNK_BYTES
+    scenario = make(1)
+    for size in (512, 512, 2048, 512, 512):
+        scenario.append(size=size)
+    scenario.finish()
 
-    assert len({id(small), id(large), id(after)}) == 3
-    assert {batch.length for batch in (small, large, after)} == {CHUNK_BYTES}
+    assert [length for _, length, _ in sends(scenario.effects)] == [1024, 2048, 1024]
 
 
 def test_virtual_segments_never_exceed_their_capacity(make: MakeScenario) -> None:
