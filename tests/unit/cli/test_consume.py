@@ -1,4 +1,4 @@
-"""`kera consume`: times, mutually exclusive options, and slow readers of the output."""
+"""`kera consume`: times, and slow readers of the output."""
 
 import asyncio
 import datetime
@@ -61,40 +61,6 @@ def test_an_invalid_time_is_refused(text: str) -> None:
 def test_an_impossible_span_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"--since: .* (not a duration|no further back)"):
         parse_time_us(text, NOW_US, name="--since")
-
-
-@pytest.mark.parametrize(
-    ("other", "says"),
-    [
-        (("--since", "10m", "--from", "earliest"), "--from and --since are mutually exclusive"),
-        (("--since", "10m", "--group", "g"), "--since and --group are mutually exclusive: use kera group reset"),
-        (("--offset", "7", "--last", "3"), "--offset and --last are mutually exclusive"),
-        (("--offset", "7", "--group", "g"), "--offset and --group"),
-        (("--streamlet", "0", "--group", "g"), "--streamlet and --group"),
-        (("--streamlet", "0", "--ordered"), "do not go with --ordered"),
-    ],
-)
-def test_options_for_the_starting_position_are_mutually_exclusive(
-    other: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_app(app, ["consume", "s", *other]) == 2
-    assert says in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("s", "--ordered", "--group", "g"), "--ordered and --group"),
-        (("s", "t"), "add --ordered"),
-        (("s", "--epoch", "10s"), "--epoch goes with --ordered"),
-        (("s", "--ordered", "--epoch", "soon"), "not a duration"),
-    ],
-)
-def test_ordered_and_epoch_are_refused_where_they_do_not_apply(
-    arguments: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_app(app, ["consume", *arguments]) == 2
-    assert says in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", ["--5", "²", "-", "", "latest", "9" * 40])

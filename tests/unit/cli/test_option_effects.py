@@ -166,14 +166,21 @@ bench consume --backup-memory-bytes 1GiB: backup_memory_bytes needs backups
 schema register x s.avsc --message M: --message is for Protobuf
 schema check x s.avsc --proto-path .: --proto-path is for Protobuf
 schema check x s.binpb --proto-path .: --proto-path is for a .proto file
-consume s --json --format %s: mutually exclusive
+consume s --json --format %s: --json and --format are mutually exclusive
 consume s --epoch 1s: --epoch goes with --ordered
 consume s --skip-lost --ordered: --skip-lost does not go with --ordered
+consume s --streamlet 0 --ordered: --streamlet do not go with --ordered
+consume s --ordered --group g: --ordered and --group are mutually exclusive
+consume s --since 10m --from earliest: --from and --since are mutually exclusive
+consume s --offset 7 --last 3: --offset and --last are mutually exclusive
+consume s --since 10m --group g: use kera group reset to move a group's offsets
+consume s --offset 7 --group g: --offset and --group are mutually exclusive
+consume s --streamlet 0 --group g: --streamlet and --group are mutually exclusive
 consume s --offset 9223372036854775808: --offset
 consume s --count 0: --count
 consume s --until-end --group g: mutually exclusive
 epochs list s --limit 0: --limit
-produce s --json --key-separator x: mutually exclusive
+produce s --json --key-separator x: --json and --key-separator are mutually exclusive
 generate grafana --force: --force belongs to --out
 generate grafana --list --out made: --list is given alone
 latency describe c --interval 5s: --interval needs --watch

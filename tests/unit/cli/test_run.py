@@ -118,8 +118,9 @@ def run_main(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
 
 
-def test_a_command_without_its_extra_names_the_package_to_install() -> None:
-    ended = run_main("sys.modules['lmdb'] = None", "coordinator")
+@pytest.mark.parametrize("arguments", [["coordinator"], ["inspect", "."], ["verify", "."]], ids=" ".join)
+def test_a_command_without_its_extra_names_the_package_to_install(arguments: list[str]) -> None:
+    ended = run_main("sys.modules['lmdb'] = None", *arguments)
 
     assert ended.returncode == 1
     assert ended.stderr == "kera: error: lmdb is missing; install it with: pip install 'kera[server]'\n"
@@ -205,10 +206,6 @@ def test_a_group_without_a_command_shows_its_help(capsys: pytest.CaptureFixture[
         (["stream", "create", "x", "--retention-bytes", "much"], "--retention-bytes: 'much' is not a size"),
         (["stream", "create", "x", "--retention-ms", "-1"], "Invalid value for '--retention-ms'"),
         (["stream", "alter", "x"], "no change is given"),
-        (
-            ["stream", "alter", "x", "--retention-consumer-group", "a", "--no-retention-consumer-groups"],
-            "--retention-consumer-group and --no-retention-consumer-groups are mutually exclusive",
-        ),
         (["stream", "truncate", "x", "--all"], "truncating x needs --yes when standard input is not a terminal"),
         (["stream", "truncate", "x", "--yes"], "say what to delete"),
         (["stream", "truncate", "x", "--yes", "--streamlet", "0"], "say what to delete"),
@@ -217,8 +214,8 @@ def test_a_group_without_a_command_shows_its_help(capsys: pytest.CaptureFixture[
         (["stream", "truncate", "x", "--yes", "--all", "--streamlet", "0"], "say what to delete"),
         (["stream", "truncate", "x", "--yes", "--all", "--entry", "0"], "say what to delete"),
         (["stream", "truncate", "x", "--yes", "--streamlet", "0", "--to", "1/1"], "--to: '1/1' is not a position"),
-        (["consume", "x", "--json", "--format", "%s"], "--json and --format are mutually exclusive"),
-        (["produce", "x", "--json", "-K", ":"], "--json and --key-separator are mutually exclusive"),
+        (["consume", "x", "y"], "several streams are read in one order only: add --ordered"),
+        (["consume", "x", "--ordered", "--epoch", "soon"], "not a duration"),
         (["produce", "x", "-K", ""], "--key-separator must not be empty"),
         (["dev", "--brokers", "0"], "Invalid value for '--brokers'"),
         (["dev", "--arena-bytes", "much"], "--arena-bytes: 'much' is not a size"),

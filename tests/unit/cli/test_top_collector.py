@@ -133,10 +133,12 @@ class FakeChannel:
 
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
+        self.asked = 0
         self.closed = False
 
     async def submit(self, method: Any, request: Any, bulk: Any = (), **_: Any) -> Any:
         del method, bulk
+        self.asked += 1
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, asyncio.Event):
             await answer.wait()
@@ -322,9 +324,12 @@ async def test_internal_streams_and_groups_are_shown_only_on_request(
     assert sorted(watch.looked_at) == shown
 
 
-def test_the_limits_are_positive_and_at_most_64_daemons_are_asked_at_once() -> None:
-    assert 0 < _collector.DAEMONS_AT_ONCE <= 64
-    assert _collector.STREAMS_MAX > 0
+async def test_a_limited_number_of_daemons_is_asked_at_once(collector: Collector, watch: FakeWatch) -> None:
+    numbers = range(1, _collector.DAEMONS_AT_ONCE + 6)
+    watch.described = cluster(brokers=len(numbers))
+    watch.channels = {f"b:{number}": FakeChannel(asyncio.Event()) for number in numbers}
+    await collector.sample(patience_s=0.05)
+    assert sum(each.asked for each in watch.channels.values()) == _collector.DAEMONS_AT_ONCE
 
 
 async def test_figures_are_read_in_pages_up_to_the_maximum_of_streams() -> None:

@@ -111,17 +111,6 @@ def test_ctrl_c_ends_verify_and_inspect_with_exit_code_130(
     assert run_app(app, [command, str(data_dir)]) == 130
 
 
-def test_verify_and_inspect_without_the_server_extra_name_the_package_to_install(data_dir: Path) -> None:
-    for command in ("verify", "inspect"):
-        program = (
-            "import sys\nsys.modules['lmdb'] = None\nfrom kera.cli.__main__ import main\nsys.exit(main(sys.argv[1:]))"
-        )
-        argv = [sys.executable, "-c", program, command, str(data_dir)]
-        ended = subprocess.run(argv, capture_output=True, text=True, check=False)
-        assert ended.returncode == 1
-        assert ended.stderr == "kera: error: lmdb is missing; install it with: pip install 'kera[server]'\n"
-
-
 def test_a_long_check_shows_its_progress_on_a_terminal(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

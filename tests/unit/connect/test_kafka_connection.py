@@ -73,7 +73,7 @@ def test_a_slow_target_does_not_count_as_silence_of_the_brokers(monkeypatch: pyt
 
     messages = source._messages({0: 0}, {0: 5})
     for _ in range(3):
-        next(messages)
+        assert next(messages) == (0, [])
         clock.now_s += 1000
 
 

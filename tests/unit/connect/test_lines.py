@@ -2,10 +2,10 @@
 
 import datetime
 
+import pytest
+
 from kera.connect.files.lines import lines_to_batch
 from kera.core.format.schema import DEFAULT_SCHEMA
-
-UTC = datetime.UTC
 
 
 def test_each_line_is_a_value() -> None:
@@ -21,10 +21,10 @@ def test_a_last_line_without_a_newline_counts() -> None:
     assert lines_to_batch(b"a\nb").column("value").to_pylist() == [b"a", b"b"]
 
 
-def test_records_get_the_current_time() -> None:
-    before = datetime.datetime.now(UTC)
-    stamps = lines_to_batch(b"a\nb\n").column("timestamp").to_pylist()
-    assert before - datetime.timedelta(seconds=1) < stamps[0] == stamps[1] <= datetime.datetime.now(UTC)
+def test_records_get_the_current_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = datetime.datetime(2026, 1, 2, 3, 4, 5, 678_901, datetime.UTC)
+    monkeypatch.setattr("time.time_ns", lambda: round(now.timestamp() * 1e6) * 1000 + 999)
+    assert lines_to_batch(b"a\nb\n").column("timestamp").to_pylist() == [now, now]
 
 
 def test_the_text_before_the_separator_is_the_key() -> None:

@@ -57,7 +57,7 @@ def test_a_value_is_decoded_in_the_chosen_format(chosen: str, value: bytes, kind
         ("msgpack", b"\xc1", "not msgpack: "),
         ("integer", b"abc", "not Integer: 3 bytes"),
         ("schema", b"plain", "names no registered schema"),
-        ("json", b"[" + b"1," * TAKEN_APART_BYTES_MAX + b"1]", "too long"),
+        pytest.param("json", b"[" + b"1," * TAKEN_APART_BYTES_MAX + b"1]", "too long", id="too long"),
     ],
 )
 def test_a_value_that_does_not_fit_the_chosen_format_is_shown_with_a_reason(
@@ -103,7 +103,9 @@ PACKED_VALUES = st.recursive(
 @given(
     st.sampled_from(list(FORMATS)),
     st.one_of(
-        st.binary(max_size=80),
+        st.none(),
+        st.binary(max_size=400),
+        st.text(max_size=200).map(lambda text: text.encode()),
         PACKED_VALUES.map(msgpack.packb),
         st.tuples(PACKED_VALUES.map(msgpack.packb), st.integers(0, 40), st.binary(max_size=2)).map(
             lambda p: p[0][: p[1]] + p[2] + p[0][p[1] + 1 :]
@@ -112,9 +114,10 @@ PACKED_VALUES = st.recursive(
     ),
     st.integers(1, 300),
 )
-def test_any_value_is_shown_in_any_format_without_an_error(chosen: str, value: bytes, length_max: int) -> None:
+def test_any_value_is_shown_in_any_format_without_an_error(chosen: str, value: bytes | None, length_max: int) -> None:
     found = Decoder(chosen).shown(value, length_max)
     found.text.encode()
     assert len(found.text) <= max(length_max, 80)
     assert not set(found.text) & set("\x00\x07\x1b\x7f\u202e\u2066\ufeff")
+    assert found.size_bytes == len(value or b"")
     Decoder(chosen).document(value)

@@ -23,9 +23,9 @@ LONG_S = 30
 
 @pytest.fixture
 async def port(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
-    """The port of a console with short time-outs."""
-    monkeypatch.setattr(limits, "REQUEST_TIMEOUT_S", SOON_S)
-    monkeypatch.setattr(limits, "IDLE_CONNECTION_S", 1)
+    """The port of a console that waits long for requests: a test of a time-out shortens it for its own connection."""
+    monkeypatch.setattr(limits, "REQUEST_TIMEOUT_S", LONG_S)
+    monkeypatch.setattr(limits, "IDLE_CONNECTION_S", LONG_S)
     monkeypatch.setattr(limits, "DOWNLOADS_MAX", 2)
     told: asyncio.Queue[str] = asyncio.Queue()
     settings = ConsoleSettings(port=0, admin=True)
@@ -43,9 +43,12 @@ async def port(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
             await running
 
 
-async def exchange(port: int, *parts: bytes) -> bytes:
-    """Send parts; return everything received until the server closes the connection."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def exchange(port: int, *parts: bytes, on: Connection | None = None) -> bytes:
+    """Send parts; return everything received until the server closes the connection. `on`: one that is open."""
+    reader, writer = on or await asyncio.open_connection("127.0.0.1", port)
     try:
         for part in parts:
             writer.write(part)
@@ -82,21 +85,38 @@ async def is_well(port: int) -> None:
     assert b"200 OK" in await exchange(port, request("GET", "/streams", "Connection: close"))
 
 
-async def test_a_connection_without_a_complete_request_is_closed(port: int) -> None:
-    assert await exchange(port) == b""
-    assert await exchange(port, b"GET / HTTP/1.1\r\nHost: localhost\r\n") == b""
+async def after_one_request(port: int) -> Connection:
+    """Open a connection that has had its first answer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request("GET", "/static/icon.svg"))
+    async with asyncio.timeout(LONG_S):
+        await reader.readuntil(b"</svg>")
+    return reader, writer
+
+
+async def test_a_connection_without_a_complete_request_is_closed(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(limits, "REQUEST_TIMEOUT_S", SOON_S)
+        assert await exchange(port) == b""
+        assert await exchange(port, b"GET / HTTP/1.1\r\nHost: localhost\r\n") == b""
     await is_well(port)
 
 
-async def test_a_connection_with_an_incomplete_second_request_is_closed(port: int) -> None:
-    answer = await exchange(port, request("GET", "/static/icon.svg"), b"GET / HT")
-    assert answer.count(b"HTTP/1.1 ") == 1
-    await is_well(port)
+FORM = ("Content-Type: application/x-www-form-urlencoded", "Content-Length: 100", "Connection: close")
 
 
-async def test_a_form_that_arrives_too_slowly_gets_status_408(port: int) -> None:
-    form = request("POST", "/streams/create", "Content-Type: application/x-www-form-urlencoded", "Content-Length: 100")
-    assert b" 408 " in (await exchange(port, form, b"name=a"))[:20]
+@pytest.mark.parametrize(
+    ("sent", "answer"),
+    [(b"GET / HT", b""), (request("POST", "/streams/create", *FORM) + b"name=a", b"HTTP/1.1 408")],
+    ids=["half a head", "half a form"],
+)
+async def test_a_second_request_that_arrives_too_slowly_ends_its_connection(
+    port: int, sent: bytes, answer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = await after_one_request(port)
+    with monkeypatch.context() as patch:
+        patch.setattr(limits, "REQUEST_TIMEOUT_S", SOON_S)
+        assert (await exchange(port, sent, on=connection)).strip()[:12] == answer
     await is_well(port)
 
 
@@ -106,12 +126,8 @@ async def test_a_form_that_arrives_too_slowly_gets_status_408(port: int) -> None
     ids=["nothing", "half a head", "a head"],
 )
 async def test_slow_clients_do_not_block_others(port: int, sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "REQUEST_TIMEOUT_S", LONG_S)
     monkeypatch.setattr(limits, "CONNECTIONS_MAX", 4)
-    kept_reader, kept = await asyncio.open_connection("127.0.0.1", port)
-    kept.write(request("GET", "/static/icon.svg"))
-    async with asyncio.timeout(LONG_S):
-        await kept_reader.readuntil(b"</svg>")
+    kept_reader, kept = await after_one_request(port)
     slow = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
     for _, writer in slow:
         writer.write(sent)
@@ -132,8 +148,8 @@ STRANGE = {
     "two hosts": b"GET / HTTP/1.1\r\nHost: a\r\nHost: localhost\r\n\r\n",
     "no host": b"GET / HTTP/1.1\r\n\r\n",
     "a proxy's": b"GET http://evil.example/ HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n",
-    "a huge header": b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * (64 << 10) + b"\r\n\r\n",
-    "two lengths": b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+    "a huge header": request("GET", "/", "Connection: close", "X: " + "x" * (64 << 10)),
+    "two lengths": request("POST", "/", "Connection: close", "Content-Length: 1", "Transfer-Encoding: chunked"),
     "a length below 0": b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
     "websocket": b"GET / HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade, close\r\n\r\n",
     "all bytes": bytes(range(256)),
@@ -215,7 +231,6 @@ async def test_a_connection_beyond_the_limit_closes_the_oldest_waiting_one(
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "CONNECTIONS_MAX", 3)
-    monkeypatch.setattr(limits, "REQUEST_TIMEOUT_S", LONG_S)
     await is_well(port)
     held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
     for _, writer in held:
@@ -239,7 +254,6 @@ async def test_a_connection_beyond_the_limit_is_refused_while_all_others_are_bus
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "CONNECTIONS_MAX", 3)
-    monkeypatch.setattr(limits, "REQUEST_TIMEOUT_S", LONG_S)
     monkeypatch.setattr(serving._Connection, "is_waiting", False)
     held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
     for _, writer in held:

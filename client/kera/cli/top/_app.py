@@ -179,8 +179,6 @@ class Top(App[None]):
         self._whys: list[str] = []
         self._columns: tuple[str, ...] = ()
         """Titles of the table's columns."""
-        self.refresh_s = 0.0
-        """How long it took to show the last sample, without the time for asking."""
 
     def compose(self) -> ComposeResult:
         """See `App`."""
@@ -231,7 +229,6 @@ class Top(App[None]):
 
     def show(self) -> None:
         """Show the latest snapshot on all screens."""
-        begun_s = time.perf_counter()
         for screen in self.screen_stack:
             if isinstance(screen, Details):
                 screen.show(self._found, self._status)
@@ -241,7 +238,6 @@ class Top(App[None]):
         notes.display = bool(self._found.notes)
         notes.update("\n".join(f"! {note}" for note in self._found.notes))
         self._show_table(base.query_one(DataTable))
-        self.refresh_s = time.perf_counter() - begun_s
 
     def _show_table(self, table: DataTable[Text]) -> None:
         view, order = self._view, self._orders[self._view.name]
