@@ -127,11 +127,6 @@ class FakeBroker:
         """Accept the next connection for frames."""
         return Answering(self._accept(self._frames))
 
-    def is_idle(self, time_s: float) -> bool:
-        """Whether no connection for frames comes for a moment."""
-        readable, _, _ = select.select([self._frames], [], [], time_s)
-        return not readable
-
     def _accept(self, listening: socket.socket) -> socket.socket:
         connection, _ = listening.accept()
         connection.settimeout(TIMEOUT_S)

@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 import pytest
 
 from kera.client import BrokerDescription, Client, ClientSettings
-from kera.core.base.settings import MIB
+from kera.core.base.settings import KIB, MIB
 from tests.spark.jvm_harness import Threads, outcome, threads
 from tests.spark.secured import SecuredCluster, secrets_in, secured_cluster
 from tests.spark.test_jvm_reading import SETTINGS, Jvm, as_read, piece
 
 TIMEOUT_S = 60
-VALUES = sorted(b"%d" % number for number in range(1000))
+VALUES = sorted(b"%03d" % number * 300 for number in range(1000))
+"""They fill chunks that are larger than a record of TLS."""
 over_each = pytest.mark.parametrize("transport", ["tcp", "unix"])
 
 
@@ -190,7 +191,7 @@ def target_of(secured: SecuredCluster, stream: str, token: str | None, transport
         "schema_id": found.schema_id,
         "codec": 0,
         "streamlets": 1,
-        "chunk_bytes": 4096,
+        "chunk_bytes": 256 * KIB,
         "chunk_bytes_max": 2 * MIB,
         "epoch_us": 0,
         "room": "a segment",

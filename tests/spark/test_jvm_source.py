@@ -12,7 +12,8 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from tests.spark.support import Kera, Sent, sent, start, wait_until
+from kera.client import Client
+from tests.spark.support import Kera, Sent, start, wait_until
 
 PYTHON = "spark.kera.python"
 SERVICE = "kera.spark_connector.service"
@@ -107,23 +108,18 @@ def test_records_are_counted_without_reading_a_column(kera: Kera, stream: str) -
 
 def test_a_nested_field_of_the_headers_can_be_selected(kera: Kera, stream: str) -> None:
     kera.create(stream)
-    kera.send(stream, range(3))
 
+    async def send(client: Client) -> None:
+        async with client.producer() as producer:
+            await producer.prepare(stream)
+            producer.send(stream, b"x", headers={"h": b"1"})
+            producer.send(stream, b"y")
+
+    kera.run(send)
     frame = kera.read(stream, includeHeaders="true").select("offset", "headers.key")
 
-    assert [tuple(row) for row in frame.collect()] == [(0, None), (1, None), (2, None)]
-
-
-def test_rows_are_the_same_with_both_engines(kera: Kera, stream: str) -> None:
-    kera.create(stream, streamlets=2, entries=2)
-    kera.send(stream, range(500), flush_every=30)
-    columnar, python = (
-        kera.read(stream, engine=engine, includeHeaders="true").orderBy("streamlet", "entry", "offset")
-        for engine in ("columnar", "python")
-    )
-
-    assert columnar.schema == python.schema
-    assert columnar.collect() == python.collect()
+    assert re.search(r"BatchScan kera\[offset#\d+L, headers#\d+\] KeraScan columnar", plan_of(frame))
+    assert [tuple(row) for row in frame.collect()] == [(0, ["h"]), (1, None)]
 
 
 def test_filters_and_groups_give_the_same_with_both_engines(kera: Kera, stream: str) -> None:
@@ -183,42 +179,7 @@ def test_metrics_show_whether_chunks_were_read_in_place_or_pulled(
     assert metrics["keraRoutes"] == 0
 
 
-def test_progress_has_the_lag_of_the_source(kera: Kera, stream: str, tmp_path: Path) -> None:
-    kera.create(stream)
-    kera.send(stream, range(100), flush_every=20)
-    found: dict[int, list[Sent]] = {}
-    frame = kera.stream(stream, startingOffsets="earliest", maxOffsetsPerTrigger="20")
-
-    query = start(frame, tmp_path / "checkpoint", found, available_now=True)
-    query.awaitTermination()
-
-    (source,) = query.recentProgress[0]["sources"]
-    assert source["description"] == f"Kera[{stream}]"
-    assert source["metrics"] == {
-        "minOffsetsBehindLatest": "80",
-        "maxOffsetsBehindLatest": "80",
-        "avgOffsetsBehindLatest": "80.0",
-    }
-
-
 # -- writing -------------------------------------------------------------------------------------------------------
-
-
-def test_records_that_were_read_can_be_written(kera: Kera, stream: str, tmp_path: Path) -> None:
-    for name in (stream, f"{stream}-batch", f"{stream}-query"):
-        kera.create(name)
-    produced = kera.send(stream, range(100))
-
-    kera.read(stream).drop("stream").write.format("kera").option("kera.bootstrap.servers", kera.bootstrap).mode(
-        "append"
-    ).save(f"{stream}-batch")
-    writer = kera.stream(stream, startingOffsets="earliest").drop("stream").writeStream.format("kera")
-    writer = writer.option("kera.bootstrap.servers", kera.bootstrap).option("stream", f"{stream}-query")
-    writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
-    writer.start().awaitTermination()
-
-    for name in (f"{stream}-batch", f"{stream}-query"):
-        assert sorted(record.value for record in sent(kera.read(name))) == sorted(r.value for r in produced)
 
 
 def test_writing_does_not_need_the_columnar_engine(kera: Kera, stream: str) -> None:

@@ -1,10 +1,8 @@
-"""The JVM over TLS: it reads and writes, and refuses untrusted certificates.
+"""The JVM over TLS with client certificates: it reads, and refuses untrusted certificates.
 
-The readers and writers are the real ones, and so is the broker; there is no Spark.
+The readers are the real ones, and so is the broker; there is no Spark. ``test_jvm_access`` writes over TLS.
 """
 
-import asyncio
-import base64
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,18 +11,14 @@ from typing import Any, cast
 import pytest
 from pyspark.sql import SparkSession
 
-from kera.client import Client
-from kera.client.types import StreamDescription
 from kera.core.base.settings import KIB, MIB
 from kera.core.security.issuing import Authority, Issued
 from kera.local.cluster import LocalCluster, RunningCluster
-from tests.spark.jvm_harness import Threads, outcome, threads
+from tests.spark.jvm_harness import threads
 from tests.spark.support import Kera
 from tests.spark.test_jvm_reading import SETTINGS, Jvm, as_read, fill, piece_of
 
 HOST = "127.0.0.1"
-TIMEOUT_S = 60
-RECORD_BYTES = 100 * KIB
 
 
 class Certificates:
@@ -85,12 +79,6 @@ def kera(cluster: RunningCluster) -> Kera:
 def reading(_environment: None) -> Iterator[Jvm]:
     with threads("kera.spark.read.Reading") as process:
         yield Jvm(process)
-
-
-@pytest.fixture(scope="module")
-def writing(_environment: None) -> Iterator[Threads]:
-    with threads("kera.spark.write.Writing") as process:
-        yield Threads(process)
 
 
 def over_tcp(kera: Kera, stream: str, tls: dict[str, str] | None, size: int = 512 * KIB) -> tuple[Any, Any]:
@@ -159,53 +147,3 @@ def test_the_error_of_a_failed_tls_connection_names_the_cause(
     with pytest.raises(RuntimeError, match=text):
         reader.next()
     reader.close()
-
-
-def test_rows_are_written_over_tls(writing: Threads, kera: Kera, certificates: Certificates) -> None:
-    kera.create("written", streamlets=1)
-    description = kera.run(lambda client: client.admin.describe_stream("written"))
-    values = [number.to_bytes(4, "little") * (RECORD_BYTES // 4) for number in range(50)]
-
-    def do(op: str, **arguments: Any) -> dict[str, Any]:
-        return outcome(writing.ask("writer", op, **arguments), TIMEOUT_S)
-
-    do(
-        "open",
-        columns="value BINARY",
-        target=target_of(description, kera.bootstrap, certificates.of(certificates.alice)),
-        producer_id=-7,
-        producer_epoch=1,
-        keyless=0,
-        python="nowhere",
-    )
-    do("write", rows=[[base64.b64encode(value).decode()] for value in values])
-    assert do("commit")["appended"] == len(values)
-    assert asyncio.run(values_of(kera.bootstrap)) == values
-
-
-async def values_of(bootstrap: str) -> list[bytes]:
-    async with await Client.connect(bootstrap) as client:
-        consumer = client.consumer("written", start="earliest", end="latest", shared_memory="never")
-        return [value async for chunk in consumer.batches() for value in chunk.batch["value"].to_pylist()]
-
-
-def target_of(stream: StreamDescription, bootstrap: str, tls: dict[str, str]) -> dict[str, Any]:
-    (broker,) = stream.brokers.values()
-    return {
-        "connection": {"bootstrap": bootstrap, "files": {}},
-        "stream": stream.name,
-        "stream_id": stream.stream_id,
-        "schema_id": stream.schema_id,
-        "codec": 0,
-        "streamlets": 1,
-        "chunk_bytes": MIB,
-        "chunk_bytes_max": 2 * MIB,
-        "epoch_us": 0,
-        "room": "a segment",
-        "request_timeout_ms": 10_000,
-        "connect_timeout_ms": 5_000,
-        "transport": "tcp",
-        "tls": tls,
-        "brokers": [{"broker_id": broker.broker_id, "frames_address": broker.frames_address}],
-        "owners": [broker.broker_id],
-    }

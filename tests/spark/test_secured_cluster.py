@@ -227,25 +227,6 @@ def test_work_ended_by_a_revoked_token_can_be_restarted_even_by_another_user(wor
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_missing_rights_are_an_error_and_hidden_streams_are_unknown(world: World, engine: str) -> None:
-    source, unseen = f"seen-{engine}", f"unseen-{engine}"
-    for stream in (source, unseen):
-        world.secured.create(stream)
-        send(world, stream, VALUES)
-    world.secured.grant("bob", f"stream:{source}", "describe")
-    options = world.options(engine, "bob")
-
-    read = world.application.refused("read", stream=source, options=options)
-    assert f"NotAllowed: user:bob may not read stream:{source}: no rule allows it" in read
-    missing = world.application.refused("read", stream=unseen, options=options)
-    assert f"UnknownStream: no stream is called '{unseen}'" in missing
-    readable, _ = streams(world, f"bobs-{engine}", "bob")
-    written = world.application.refused("copy", stream=readable, to=source, options=options)
-    assert f"NotAllowed: user:bob may not write stream:{source}: no rule allows it" in written
-    assert secrets_in((read + missing + written).encode()) == []
-
-
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("what", ["read", "write"])
 def test_a_revoked_right_ends_a_query(world: World, engine: str, what: Any) -> None:
     name = f"revoked-{what}-{engine}"

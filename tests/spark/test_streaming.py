@@ -93,7 +93,9 @@ def test_a_query_may_start_at_given_offsets(kera: Kera, stream: str, tmp_path: P
 
 
 @columnar_first
-def test_progress_has_the_end_and_the_latest_offset(kera: Kera, stream: str, tmp_path: Path) -> None:
+def test_progress_has_the_end_the_latest_offset_and_the_lag(
+    kera: Kera, stream: str, tmp_path: Path, engine: str
+) -> None:
     kera.create(stream)
     kera.send(stream, range(100), flush_every=20)
     found: dict[int, list[Sent]] = {}
@@ -107,6 +109,13 @@ def test_progress_has_the_end_and_the_latest_offset(kera: Kera, stream: str, tmp
         json.loads(source[name])["streams"][stream]["streamlets"]["0"] for name in ("endOffset", "latestOffset")
     )
     assert latest[3] - end[3] == 80
+    if engine == "columnar":  # Spark asks a Python source for no metrics
+        assert source["description"] == f"Kera[{stream}]"
+        assert source["metrics"] == {
+            "minOffsetsBehindLatest": "80",
+            "maxOffsetsBehindLatest": "80",
+            "avgOffsetsBehindLatest": "80.0",
+        }
 
 
 @columnar_first

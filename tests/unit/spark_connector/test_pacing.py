@@ -339,13 +339,14 @@ def test_an_entry_whose_head_goes_back_is_observed_anew() -> None:
     assert arrivals.oldest_s({ENTRY: at(0)}, 102.0) == 1.0
 
 
-def test_records_do_not_seem_younger_after_many_looks() -> None:
+def test_many_looks_use_bounded_memory_and_make_no_record_seem_younger() -> None:
     arrivals = Arrivals()
     arrivals.look({}, {}, 0.0)
     for number in range(1, 10 * MARKS_MAX):
         arrivals.look({ENTRY: at(0)}, {ENTRY: at(number)}, float(number))
 
     assert arrivals.oldest_s({ENTRY: at(0)}, 1000.0) == 1000.0
+    assert len(arrivals._entries[ENTRY].marks) == MARKS_MAX
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=2, max_size=100))

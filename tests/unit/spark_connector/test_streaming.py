@@ -272,11 +272,10 @@ def test_available_now_leaves_out_streams_that_come_later(launch: Launch, cluste
     end = stored(reader.latestOffset(end, ALL))
 
     assert reader.latestOffset(end, ALL) == end
-    assert set(end["streams"]) <= {"numbers", "numbers-2"}
     assert read(reader, reader.initialOffset(), end) == [(0, 0)]
 
 
-def test_a_loss_ends_a_query_or_is_skipped_with_a_warning(
+def test_a_loss_ends_a_query_or_is_skipped_with_one_warning(
     launch: Launch, cluster: FakeClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.chunks[0][0] += [2, 2, 2]
@@ -289,8 +288,9 @@ def test_a_loss_ends_a_query_or_is_skipped_with_a_warning(
     with pytest.raises(DataLost):
         strict.latestOffset(first, ALL)
     second = stored(lenient.latestOffset(first, ALL))
+    assert lenient.latestOffset(first, ALL) == second
     assert read(lenient, first, second) == [(0, 4), (0, 5)]
-    assert len([record for record in caplog.records if record.levelname == "WARNING"]) >= 1
+    assert caplog.text.count("failOnDataLoss=false: 2 records of stream 'numbers'") == 1
 
     del cluster.streams["numbers"]
     with pytest.raises(UnknownStream):

@@ -1,6 +1,8 @@
 """A task reads all records of its partition, and no others, in batches of a good size."""
 
 import logging
+import weakref
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +17,7 @@ from kera.spark_connector.columns import HEADERS_COLUMN, RECORD_COLUMNS, Shaper,
 from kera.spark_connector.options.reading import parse_read_options
 from kera.spark_connector.planning import Piece
 from kera.spark_connector.planning.offsets import EntryOffset, StreamRecreated
+from kera.spark_connector.reading import worker
 from kera.spark_connector.reading.partition import KeraPartition
 from kera.spark_connector.reading.worker import BATCH_RECORDS, MemoryReused, read_partition
 from tests.unit.spark_connector.fakes import SCHEMA, FakeClient, at
@@ -191,15 +194,21 @@ def test_chunks_of_a_typed_stream_can_be_read_as_rows_with_arrow_bytes(cluster: 
     assert cluster.joined_bytes_max == {0}, "which chunks would come together is another matter each time"
 
 
-def test_a_read_releases_the_memory_of_its_batches(cluster: FakeClient) -> None:
+def test_a_batch_is_released_before_the_next_is_fetched(cluster: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster.chunks[0][0] += [BATCH_RECORDS] * 2
-    batches = read_partition(OPTIONS, partition(2, BATCH_RECORDS * 2), COLUMNS)
+    fetch = worker._fetched
 
-    held = pa.total_allocated_bytes()
-    assert numbers([next(batches)])[-1] == BATCH_RECORDS - 1
-    assert numbers([next(batches)])[-1] == 2 * BATCH_RECORDS - 1
-    assert list(batches) == []
-    assert pa.total_allocated_bytes() <= held
+    def fetched(*arguments: Any) -> Iterator[Any]:
+        gathered = list(fetch(*arguments))
+        while gathered:
+            given = weakref.ref(gathered[0][0].batch)
+            yield gathered.pop(0)
+            assert given() is None, "the batch is still in memory"
+
+    monkeypatch.setattr(worker, "_fetched", fetched)
+
+    # `map` keeps no batch, unlike a loop with a variable.
+    assert sum(map(len, read_partition(OPTIONS, partition(2, BATCH_RECORDS * 2), COLUMNS))) == BATCH_RECORDS * 2
 
 
 def test_the_log_says_how_many_chunks_were_read_from_shared_memory(
