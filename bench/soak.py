@@ -1,8 +1,8 @@
 """A steady load for half an hour: does anything get slower, or grow?
 
-First what this machine can take is measured for some seconds, with a consumer behind the producer. Then a share of it
-(``--load``) is held: records of 100 bytes in batches from a producer, a consumer that is pushed to keeps up, and with
-``--backups`` each chunk is on so many backups, too. The broker's log stays in its memory, bounded by retention, and
+First the machine's capacity is measured for some seconds, with a consumer behind the producer. Then a share of it
+(``--load``) is held: a producer sends records of 100 bytes in batches, a consumer with push keeps up, and with
+``--backups`` each chunk is on this many backups, too. The broker's log stays in its memory, bounded by retention, and
 flushes are put off: half an hour of it would fill a disk, and measure that. Every few seconds is recorded:
 
 * the time to acknowledgement, and to the consumer, from when a batch was due, not from when it was sent (HDR
@@ -47,11 +47,11 @@ STREAM = "soak"
 WINDOW_S = 300.0
 INTERVALS_MIN = 12
 NOTHING = {"p99": float("inf")}
-"""Stands for an interval in which no record was acknowledged, or seen."""
+"""Stands for an interval without an acknowledged or seen record."""
 PERCENTILES = {"p50": 50.0, "p99": 99.0, "p99.9": 99.9, "max": 100.0}
 TALK_TIMEOUT_S = 60.0
 LEAD_NS = 200_000_000
-"""Between telling workers to begin and the beginning of what counts."""
+"""The time between the order to begin and the beginning of the measurement."""
 
 
 # -- figures ---------------------------------------------------------------------------------------------------
@@ -68,11 +68,11 @@ class Process:
     descriptors: int
     threads: int
     cpu_s: float
-    """So far."""
+    """Processor time so far."""
 
     @classmethod
     def of(cls, pid: int) -> Process:
-        """As it is now. Raises `OSError` when there is none."""
+        """The current state of a process. Raises `OSError` if the process is gone."""
         rows = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
         return cls(
             anon_bytes=int(rows["RssAnon"].split()[0]) << 10,
@@ -85,7 +85,7 @@ class Process:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """An interval: what clients have seen in it, and processes as they were at its end."""
+    """An interval: its figures of clients, and the processes at its end."""
 
     number: int
     acknowledged: int
@@ -101,16 +101,18 @@ class Thresholds:
 
     p99_ratio_max: float = 1.5
     p99_slack_ms: float = 1.0
-    """Below this a p99 may be as much as the ratio says, and more: that is noise."""
+    """A smaller p99 may grow by more than the ratio: that is noise."""
     growth_bytes_max: int = 16 * MIB
     growth_ratio_max: float = 0.05
-    """Share of a process' own memory: of that in the first window, and the greater of the two."""
+    """Share of a process's own memory: growth up to this share of the first window, or up to the other limit, is
+    allowed.
+    """
     cpu_ratio_max: float = 1.25
     cpu_slack_cores: float = 0.02
     descriptors_max: int = 8
     threads_max: int = 4
     rate_share_min: float = 0.99
-    """Share of the rate that was to be held."""
+    """Share of the intended rate."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,14 +128,14 @@ class Finding:
 
 
 def windows(rows: Sequence[Row], interval_s: float, window_s: float = WINDOW_S) -> tuple[list[Row], list[Row]]:
-    """The first and the last `window_s`, or thirds. The very first interval is for warming up."""
+    """The first and the last `window_s`, or thirds. The very first interval warms up and does not count."""
     useful = list(rows[1:]) if len(rows) > 1 else list(rows)
     count = max(1, min(int(window_s / interval_s), len(useful) // 3))
     return useful[:count], useful[-count:]
 
 
 def compare(first: Sequence[Row], last: Sequence[Row], interval_s: float, limits: Thresholds) -> list[Finding]:
-    """The findings between two windows. For latencies, the median of the intervals' counts."""
+    """The findings between two windows. For latencies, the median of the intervals counts."""
     found = []
     for name in ("ack", "end_to_end"):
         before, after = (
@@ -172,7 +174,7 @@ def _of_process(
 
 
 def cores_of(process: str, rows: Sequence[Row], interval_s: float) -> float:
-    """How many cores a process has had in a window; of a single interval nothing is known."""
+    """The number of cores that a process used in a window; unknown for a single interval."""
     if len(rows) < 2:
         return 0.0
     cpu_s = rows[-1].processes[process].cpu_s - rows[0].processes[process].cpu_s
@@ -182,7 +184,7 @@ def cores_of(process: str, rows: Sequence[Row], interval_s: float) -> float:
 def totals(
     rows: Sequence[Row], rate: float, interval_s: float, acknowledged: int, seen: int, limits: Thresholds
 ) -> list[Finding]:
-    """Whether the rate was held, and everything has arrived."""
+    """Check that the rate was held, and that everything has arrived."""
     held = statistics.fmean(row.acknowledged for row in rows[1:] or rows) / interval_s
     least = rate * limits.rate_share_min
     return [
