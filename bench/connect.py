@@ -1,7 +1,7 @@
 """Copies by ``kera connect`` between a Kafka and a KerA on this machine, beside Kafka's own MirrorMaker 2.
 
 * ``to kera``: a topic of `--records` records becomes a stream; with `--kills`, the copying process is killed (kill -9)
-  so many times at random moments, and started again;
+  this many times at random moments, and started again;
 * ``to kafka``: the stream becomes a topic, each batch in a transaction, likewise;
 * ``mirror``: MirrorMaker 2 copies the topic into another one of the same Kafka, as it does by default: at least once.
 

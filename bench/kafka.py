@@ -3,8 +3,8 @@
 Nothing of it is the project's. It comes into the cache of `bench.compare.peers.install`, once:
 
 * the broker, from Maven Central, which runs on the Java of ``JAVA_HOME`` or ``PATH``;
-* Spark's module for Kafka, without what Spark ships. Where the module of the installed Spark cannot be had, it is the
-  next one that can; `Parts.spark_module` says which it was;
+* Spark's module for Kafka, without the parts that Spark ships. If the module for the installed Spark is not available,
+  the next available one is taken; `Parts.spark_module` names it;
 * confluent-kafka, from PyPI.
 
 `Missing` names anything that could not be fetched.

@@ -101,12 +101,10 @@ class Thresholds:
 
     p99_ratio_max: float = 1.5
     p99_slack_ms: float = 1.0
-    """A smaller p99 may grow by more than the ratio: that is noise."""
+    """A p99 up to this is allowed, whatever the ratio says: below it, changes are noise."""
     growth_bytes_max: int = 16 * MIB
     growth_ratio_max: float = 0.05
-    """Share of a process's own memory: growth up to this share of the first window, or up to the other limit, is
-    allowed.
-    """
+    """Allowed growth of a process's own memory: bytes, and a share of the first window; the greater one applies."""
     cpu_ratio_max: float = 1.25
     cpu_slack_cores: float = 0.02
     descriptors_max: int = 8
@@ -206,7 +204,7 @@ class Worker:
         )
 
     def finished(self) -> Result:
-        """Take what it says until it is done. Raises `Failed`."""
+        """Take its output until it is done. Raises `Failed`."""
         timeout_s = self.process.task.settings["interval_s"] + TALK_TIMEOUT_S
         while "number" in (message := self.process.answer(timeout_s)):
             interval = Interval(**message)
@@ -218,7 +216,7 @@ class Worker:
 def workers(
     arguments: argparse.Namespace, bootstrap: str, stream: str, *, rate: float, seconds: float
 ) -> Iterator[tuple[list[Worker], Worker]]:
-    """Producers and the consumer, ready; gone at the end."""
+    """Producers and the consumer, ready; they are gone at the end."""
     workload = Workload(
         name="soak",
         title="Soak",
@@ -245,11 +243,11 @@ def workers(
 
 
 async def load(producers: Sequence[Worker], consumer: Worker, start_ns: int) -> tuple[list[Result], Result]:
-    """Let them run to their end, the consumer until it has everything, or sees nothing any more. Raises `Failed`."""
+    """Let them run to their end, the consumer until it has everything or sees nothing more. Raises `Failed`."""
     for worker in (consumer, *producers):
         worker.process.tell(f"go {start_ns}")
     try:
-        async with asyncio.TaskGroup() as tasks:  # whoever fails first ends it
+        async with asyncio.TaskGroup() as tasks:  # the first failure ends everything
             consumed = tasks.create_task(asyncio.to_thread(consumer.finished))
             produced = await asyncio.gather(*(asyncio.to_thread(worker.finished) for worker in producers))
             acknowledged = sum(result.acknowledged for result in produced)
@@ -264,7 +262,7 @@ async def load(producers: Sequence[Worker], consumer: Worker, start_ns: int) -> 
 
 
 class Soak:
-    """One run."""
+    """One run of the soak."""
 
     def __init__(self, arguments: argparse.Namespace, cluster: LocalCluster, client: Client) -> None:
         self._arguments = arguments
@@ -273,7 +271,7 @@ class Soak:
         self.samples: dict[int, dict[str, Process]] = {}
 
     async def most(self) -> float:
-        """Records per second that go through to the consumer as fast as it goes."""
+        """Records per second that reach the consumer at full speed."""
         seconds: float = self._arguments.max_seconds
         async with self._stream("most") as stream:
             with self._workers(stream, 0, seconds) as (producers, consumer):
@@ -281,7 +279,7 @@ class Soak:
         return consumed.records / seconds
 
     async def hold(self, rate: float) -> tuple[list[Row], int, int]:
-        """A rate, for as long as it was asked for. Rows, records acknowledged, and seen."""
+        """Hold a rate for the requested time. Returns the rows, and the numbers of records acknowledged and seen."""
         async with self._stream(STREAM) as stream:
             with self._workers(stream, rate, self._arguments.minutes * 60) as (producers, consumer):
                 everyone = [worker.process for worker in (*producers, consumer)]
@@ -325,7 +323,7 @@ def _soon_ns() -> int:
 
 
 def rows_of(producers: Sequence[Worker], consumer: Worker, samples: Mapping[int, Mapping[str, Process]]) -> list[Row]:
-    """The rows of intervals that all workers know; others are left out."""
+    """The rows of intervals that all workers know; other intervals are left out."""
     rows = []
     for number, processes in sorted(samples.items()):
         parts = [worker.intervals.get(number) for worker in (*producers, consumer)]
@@ -345,7 +343,7 @@ def rows_of(producers: Sequence[Worker], consumer: Worker, samples: Mapping[int,
 
 
 async def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Measure, and judge."""
+    """Measure, and judge the drift."""
     limits = Thresholds(p99_ratio_max=arguments.p99_ratio_max, growth_bytes_max=arguments.growth_bytes_max)
     found_machine = machine(Path.cwd())
     made = LocalCluster(
@@ -393,7 +391,7 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def page(found: Mapping[str, Any]) -> str:
-    """As Markdown."""
+    """The page, as Markdown."""
     verdict = "nothing has drifted" if found["ok"] else "**something has drifted**"
     rate = found["rate"]
     load = (
@@ -427,7 +425,7 @@ def _short(value: float) -> str:
 
 
 def main() -> int:
-    """Soak."""
+    """Run the soak."""
     made = parser(__doc__)
     made.add_argument("--minutes", type=float, default=30.0)
     made.add_argument("--load", type=float, default=0.7, help="share of the maximum that is held")

@@ -8,7 +8,7 @@
 
 Jobs: ``count`` (`DataFrame.count`, for which Parquet reads no rows at all, only footers), ``group`` (a filter that
 takes half of the rows, group by 16 values, count) and ``arrow`` (`mapInArrow` with a function that counts rows and
-bytes). Rows have one column, ``value``; chunks and batches have so many rows as ``--chunk-rows`` says.
+bytes). Rows have one column, ``value``; chunks and batches have ``--chunk-rows`` rows.
 
 Jobs and sources alternate in each round, after one round that is not counted. Reported: rows/s; processor seconds per
 GB of values, of the broker, and of Spark: the JVM with all its Python processes. Checked: all of them count the same.
