@@ -167,7 +167,7 @@ def commit() -> str | None:
 
 
 def git(*arguments: str) -> str | None:
-    """The answer of git about this tree; None if there is no answer."""
+    """The answer of git about this tree; None without an answer."""
     found = shutil.which("git")
     if found is None:
         return None

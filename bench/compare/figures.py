@@ -40,7 +40,7 @@ class Spread:
         return max(self.values)
 
     def over(self, other: Spread) -> tuple[float, float, float] | None:
-        """The ratio of the medians, with the extreme ratios of any two rounds; None if there is no ratio."""
+        """The ratio of the medians, with the extreme ratios of any two rounds; None without a ratio."""
         if min(other.values) <= 0:
             return None
         return self.median / other.median, self.least / other.most, self.most / other.least

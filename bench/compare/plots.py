@@ -31,7 +31,7 @@ CURVE = [1 - 10 ** (-step / 20) for step in range(1, 81)]
 
 
 def draw(recorded: dict[str, Any], where: str, out: Path) -> Path | None:
-    """The picture of a workload's record, in the folder `out`; None if there are no figures."""
+    """The picture of a workload's record, in the folder `out`; None without figures."""
     workload = recorded["workload"]
     present = [entry for entry in entries(recorded) if entry]
     if not present:

@@ -51,7 +51,7 @@ class Setup:
     producers: int = 1
     """Producers, each with connections of its own; more than a few share processes."""
     consumer: Consumer | None = None
-    """How a consumer follows all records; None: there is no consumer."""
+    """How a consumer follows all records; None: without a consumer."""
     verify: bool = True
     """Whether the consumer checks the checksums."""
     batch_records: int = 0
