@@ -182,7 +182,7 @@ async def running(bootstrap: str, rate: float) -> AsyncIterator[list[int]]:
             await process.wait()
 
 
-# -- what is measured ----------------------------------------------------------------------------------------------
+# -- measurements ----------------------------------------------------------------------------------------------
 
 
 class Arrival(NamedTuple):
@@ -315,7 +315,7 @@ async def measure(where: Path, *, rate: float, limit_ms: float, window_s: float,
                 await asyncio.gather(reading, return_exceptions=True)
 
 
-# -- what is shown -------------------------------------------------------------------------------------------------
+# -- output -------------------------------------------------------------------------------------------------
 
 
 def bars(before: LatencyDescription, after: LatencyDescription) -> str:

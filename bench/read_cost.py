@@ -175,7 +175,7 @@ async def run_spread(arguments: argparse.Namespace, root: Path) -> None:
     figures.print()
 
 
-# -- what is printed ----------------------------------------------------------------------------------------------
+# -- output ----------------------------------------------------------------------------------------------
 
 
 def print_table(figures: Figures) -> None:

@@ -117,7 +117,7 @@ def main() -> int:
     made.add_argument("--backup-memory-bytes", type=size, default=512 * MIB, help="memory of each backup")
     made.add_argument("--segment-bytes", type=size, default=8 * MIB)
     arguments = made.parse_args()
-    configure_logging("error", daemon="bench")  # clients log their search for new owners, which is what is measured
+    configure_logging("error", daemon="bench")  # clients log their search for new owners, which is measured
     with directory(arguments) as root:
         asyncio.run(run(arguments, root))
     return 0
