@@ -27,7 +27,7 @@ class Benchmark(NamedTuple):
     """A line of the list."""
 
     takes: str
-    """The time that it takes with its defaults, roughly."""
+    """The approximate time that it takes with its defaults."""
     text: str
     needs: tuple[Need, ...] = ()
 
@@ -88,7 +88,7 @@ BENCHMARKS = {
 
 
 def listed() -> str:
-    """The list, for people."""
+    """The list, as text."""
     width = max(map(len, BENCHMARKS))
     lines = [f"  {name:{width}}  {each.takes:>7}  {each.text}" for name, each in BENCHMARKS.items()]
     return "\n".join(["python -m bench NAME [ARGUMENT …]; NAME --help lists the arguments.", "", *lines])
@@ -100,7 +100,7 @@ def module_of(name: str) -> str:
 
 
 def environment(needs: Sequence[Need]) -> dict[str, str] | None:
-    """The environment of a benchmark; none where something is missing, which standard error then names."""
+    """The environment of a benchmark; None if something is missing, which standard error then names."""
     made = dict(os.environ)
     if "jar" in needs and not _ran(sys.executable, BUILD_JAR, "--check", stderr=subprocess.DEVNULL):
         print("bench: the jar of the Spark connector is missing or not current: run make jar", file=sys.stderr)

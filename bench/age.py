@@ -1,7 +1,7 @@
 """The age of recorded results, in commits and days; a warning for those that are older than 200 commits.
 
-The age is that of the commit that was measured. Where a result does not name one, or history does not have it, it is
-that of the commit that recorded the result.
+The age is that of the commit that was measured. If a result names no commit, or history lacks it, the age is that of
+the commit that recorded the result.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def machines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def age_of(path: Path, ask: Git = git) -> Age | None:
-    """The age of a result, by its oldest run; None where git knows nothing of it."""
+    """The age of a result, by its oldest run; None if git does not know it."""
     named = [str(machine.get("commit") or "").rstrip("+") for machine in machines(path)] or [""]
     ages = [_age(commit, ask) if commit else None for commit in named]
     if any(age is None for age in ages):
@@ -68,7 +68,7 @@ def _age(commit: str, ask: Git) -> Age | None:
 
 
 def main() -> int:
-    """List them all, or with ``--old`` warn of the old ones only. The exit code is 0 in any case."""
+    """List all ages, or with ``--old`` warn only about the old ones. The exit code is always 0."""
     made = parser(__doc__)
     made.add_argument("--old", action="store_true", help="only a line for each that is too old")
     made.add_argument("--results", type=Path, default=RESULTS, help="their folder")

@@ -1,8 +1,8 @@
 """The benefit of faulting the arena in at the start, and of huge pages for it.
 
-In each round a file in shared memory is made and mapped as the arena's, then written segment by segment, twice: the
-first time touches each page, unless it was faulted in (MADV_POPULATE_WRITE) before, which is timed as well. The same on
-a file system that is mounted with huge pages, where that is permitted.
+Each round makes a file in shared memory, maps it like the arena's, and writes it segment by segment, twice: the first
+time touches each page, unless it was faulted in (MADV_POPULATE_WRITE) before, which is timed as well. The same follows
+on a file system with huge pages, if mounting one is permitted.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from bench.common import Figures, alternating, parser, say, size
 from kera.core.base.settings import MIB
 from kera.server.populating import populate
 
-SHM = Path("/dev/shm")  # noqa: S108 - it is about shared memory
+SHM = Path("/dev/shm")  # noqa: S108 - the benchmark is about shared memory
 
 
 def measure(directory: Path, name: str, length: int, segment_bytes: int, figures: Figures) -> None:
-    """One mapping, written twice."""
+    """Make one mapping, and write it twice."""
     path = directory / f"kera-bench-{os.getpid()}"
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -50,7 +50,7 @@ def measure(directory: Path, name: str, length: int, segment_bytes: int, figures
 
 @contextlib.contextmanager
 def huge_pages(length: int) -> Iterator[tuple[Path | None, str]]:
-    """A file system with huge pages, or why there is none."""
+    """A file system with huge pages, or the reason why it cannot be mounted."""
     if os.geteuid():
         yield None, "skipped: mounting needs root"
         return

@@ -29,7 +29,7 @@ from kera.local.cluster import LocalCluster
 
 BROKER = "broker-1"
 IN_MEMORY = {"flush_delay_ms": 3_600_000}
-"""Settings of brokers and backups: nothing goes to disk while there is room."""
+"""Settings of brokers and backups with which nothing goes to disk while there is room."""
 ROOT = Path(__file__).resolve().parents[1]
 NO_SOURCES = (":!bench/results", ":!docs", ":!*.md")
 TIMEOUT_S = 600.0
@@ -42,7 +42,7 @@ def size(text: str) -> int:
 
 
 def parser(text: str | None) -> argparse.ArgumentParser:
-    """With what all scripts have."""
+    """A parser with the options of all scripts."""
     made = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--dir", type=Path, default=None, help="where data goes; absent: a temporary directory")
     return made
@@ -59,7 +59,7 @@ def directory(arguments: argparse.Namespace) -> Iterator[Path]:
 
 
 def say(text: str) -> None:
-    """Tell what is going on."""
+    """Print progress."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -75,7 +75,7 @@ class Figures:
         self.notes: dict[str, str] = {}
 
     def add(self, name: str, value: float, unit: str) -> None:
-        """One sample."""
+        """Add one sample."""
         self._samples.setdefault(name, (unit, []))[1].append(value)
 
     def median(self, name: str) -> float:
@@ -87,7 +87,7 @@ class Figures:
         return max(self._samples[name][1])
 
     def values(self, name: str) -> list[float]:
-        """All samples so far, in the order in which they came."""
+        """All samples so far, in order of arrival."""
         return list(self._samples[name][1])
 
     def unit(self, name: str) -> str:
@@ -96,11 +96,11 @@ class Figures:
 
     @property
     def names(self) -> list[str]:
-        """The names of all samples, in the order in which they came."""
+        """The names of all samples, in order of arrival."""
         return list(self._samples)
 
     def print(self) -> None:
-        """To standard output."""
+        """Print to standard output."""
         print(f"## {self._head['bench']}\n\n{describe(self._head['machine'])}\n")
         print("| what | median | min-max | unit | samples |\n|---|---|---|---|---|")
         for name, (unit, values) in self._samples.items():
@@ -111,12 +111,12 @@ class Figures:
         print("\n" + self.json(), flush=True)
 
     def json(self) -> str:
-        """All of it in a line."""
+        """Everything as one line."""
         samples = {name: {"unit": unit, "values": values} for name, (unit, values) in self._samples.items()}
         return json.dumps({**self._head, "samples": samples, "notes": self.notes})
 
     def cell(self, name: str) -> str:
-        """Median (least-most), for a table of one's own."""
+        """Median (least-most), for other tables."""
         values = self._samples[name][1]
         middle = _short(statistics.median(values))
         return middle if len(values) == 1 else f"{middle} ({_short(min(values))}-{_short(max(values))})"
@@ -131,7 +131,7 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def machine(where: Path) -> dict[str, Any]:
-    """The machine, and the commit and the time, that the figures belong to."""
+    """The machine, the commit and the time of the figures."""
     return {
         "commit": commit(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -146,7 +146,7 @@ def machine(where: Path) -> dict[str, Any]:
 
 
 def describe(found: dict[str, Any]) -> str:
-    """`machine` in a line."""
+    """`machine` as one line."""
     measured = f"; commit {found['commit'][:10]}, {found['time'][:10]}" if found.get("commit") else ""
     return (
         f"{found['cores']} cores ({found['cpu']}), {found['memory_bytes'] / 2**30:.0f} GiB, {found['file_system']},"
@@ -156,7 +156,7 @@ def describe(found: dict[str, Any]) -> str:
 
 @functools.cache
 def commit() -> str | None:
-    """The commit that is checked out, as it was when this process first asked; None where that is not known.
+    """The commit that is checked out, as it was when this process first asked; None if it is not known.
 
     A `+` follows if sources differ from it. Recorded results and texts are not sources.
     """
@@ -167,7 +167,7 @@ def commit() -> str | None:
 
 
 def git(*arguments: str) -> str | None:
-    """The answer of git about this tree; None where there is none."""
+    """The answer of git about this tree; None without an answer."""
     found = shutil.which("git")
     if found is None:
         return None
@@ -188,7 +188,7 @@ def _file_system(path: Path) -> str:
 
 
 class Broker:
-    """A cluster of one broker, to look at."""
+    """A cluster of one broker, to be observed."""
 
     def __init__(self, cluster: LocalCluster) -> None:
         self.cluster = cluster
@@ -204,7 +204,7 @@ class Broker:
         return Path(self.cluster.ready[BROKER]["arena_path"])
 
     async def metrics(self) -> dict[str, float]:
-        """By name, without the common prefix."""
+        """The metrics by name, without the common prefix."""
         url = f"http://{self.cluster.ready[BROKER]['metrics_address']}/metrics"
         lines = (await asyncio.to_thread(_get, url)).splitlines()
         pairs = (line.removeprefix("kera_broker_").split() for line in lines if line.startswith("kera_broker_"))
@@ -232,7 +232,7 @@ def _get(url: str) -> str:
 async def broker(
     data_dir: Path | None, *, arena_bytes: int, segment_bytes: int, backups: int = 0, **settings: object
 ) -> AsyncIterator[Broker]:
-    """A running one; `data_dir` None: it keeps nothing, and has all in memory as long as that has room."""
+    """A running broker; without `data_dir` it keeps nothing, and has everything in memory as long as there is room."""
     cluster = LocalCluster(
         data_dir=data_dir,
         arena_bytes=arena_bytes,
@@ -247,7 +247,7 @@ async def broker(
             yield made
         finally:
             last = made.arena
-    last.unlink(missing_ok=True)  # of a broker that did not stop in time
+    last.unlink(missing_ok=True)  # left by a broker that did not stop in time
 
 
 def sample_chunk(
@@ -261,7 +261,7 @@ def sample_chunk(
     sequence: int = 0,
     version: int = ARROW_VERSION,
 ) -> EncodedChunk:
-    """A chunk as a producer makes it; what is not given does not matter to who measures it."""
+    """A chunk as a producer makes it; the defaults do not matter for measurements."""
     return encode_chunk(
         payload,
         record_count=record_count,
@@ -279,6 +279,6 @@ def sample_chunk(
 
 
 def alternating(names: Sequence[str], rounds: int) -> Iterator[str]:
-    """Each name in turn, `rounds` times: what disturbs one disturbs the others as much."""
+    """Each name in turn, `rounds` times, so that disturbances affect all names equally."""
     for _ in range(rounds):
         yield from names

@@ -1,13 +1,13 @@
 """Copies by ``kera connect`` between a Kafka and a KerA on this machine, beside Kafka's own MirrorMaker 2.
 
 * ``to kera``: a topic of `--records` records becomes a stream; with `--kills`, the copying process is killed (kill -9)
-  so many times at random moments, and started again;
+  this many times at random moments, and started again;
 * ``to kafka``: the stream becomes a topic, each batch in a transaction, likewise;
 * ``mirror``: MirrorMaker 2 copies the topic into another one of the same Kafka, as it does by default: at least once.
 
-Each starts from nothing, and is timed from the first record that it has written to the last; a process that was killed
-takes its start with it. Then all that was copied is read, and must be there once, in its order. Kafka is the one of
-``scripts/kafka.sh``; the disk has three copies of the records at most, and they go at the end.
+Each starts from nothing, and is timed from its first written record to its last; the time includes restarts after
+kills. Then all copied records are read, and must be there once, in order. Kafka is the one of ``scripts/kafka.sh``; the
+disk has three copies of the records at most, and they go at the end.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ tasks.max = {tasks}
 
 
 def value_of(number: int, size: int) -> bytes:
-    """Record number so-and-so."""
+    """The record with this number."""
     return b"%0*d" % (DIGITS, number) + b"x" * (size - DIGITS)
 
 
 def fill(broker: kafka.Kafka, topic: str, records: int, size: int) -> None:
-    """Records in turns over the partitions."""
+    """Write records, in turns over the partitions."""
     producer = confluent_kafka.Producer(
         {"bootstrap.servers": broker.bootstrap, "linger.ms": 20, "queue.buffering.max.messages": 1_000_000}
     )
@@ -83,7 +83,7 @@ def fill(broker: kafka.Kafka, topic: str, records: int, size: int) -> None:
 
 
 def ends(broker: kafka.Kafka, topic: str) -> int:
-    """How many offsets a topic has, all partitions together."""
+    """The number of offsets of a topic, all partitions together."""
     consumer = confluent_kafka.Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "bench", "log_level": 0})
     try:
         if topic not in consumer.list_topics(timeout=10).topics:
@@ -92,14 +92,14 @@ def ends(broker: kafka.Kafka, topic: str) -> int:
             consumer.get_watermark_offsets(confluent_kafka.TopicPartition(topic, number), timeout=10)[1]
             for number in range(PARTITIONS)
         )
-    except confluent_kafka.KafkaException:  # it is just being made
+    except confluent_kafka.KafkaException:  # it is still being created
         return 0
     finally:
         consumer.close()
 
 
 def copy(bootstrap: str, source: str, target: str, kills: int, chance: random.Random) -> dict[str, Any]:
-    """Run a copy to its end, killed so many times on the way; what its last process says, and how long all took."""
+    """Run a copy to its end, killed `kills` times on the way; returns the last process's report, and the total time."""
     command = [sys.executable, "-m", "kera.cli", "connect", "copy", "--json", "--create", "-b", bootstrap]
     begun_s = time.monotonic()
     for number in range(kills + 1):
@@ -122,7 +122,7 @@ def copy(bootstrap: str, source: str, target: str, kills: int, chance: random.Ra
 
 
 async def check_stream(bootstrap: str, stream: str, records: int) -> None:
-    """Each record is there once, in the order of its partition."""
+    """Check that each record is there once, in the order of its partition."""
     reached = list(range(PARTITIONS))
     async with await Client.connect(bootstrap) as client:
         consumer = client.consumer(stream, start="earliest", end="latest")
@@ -134,7 +134,7 @@ async def check_stream(bootstrap: str, stream: str, records: int) -> None:
 
 
 def check_topic(broker: kafka.Kafka, topic: str, records: int) -> None:
-    """The same of a topic, as those see it who read what was committed."""
+    """The same for a topic, as read by a consumer of committed records."""
     consumer = confluent_kafka.Consumer(
         {
             "bootstrap.servers": broker.bootstrap,
@@ -176,7 +176,7 @@ def _check_ends(reached: Sequence[int], records: int) -> None:
 
 
 def mirror(broker: kafka.Kafka, libs: Path, folder: Path, records: int) -> float:
-    """Seconds from the first record in the other topic to the last."""
+    """Seconds from the first to the last record in the other topic."""
     settings = folder / "mirror.properties"
     settings.write_text(MIRROR.format(bootstrap=broker.bootstrap, tasks=PARTITIONS))
     main = "org.apache.kafka.connect.mirror.MirrorMaker"
@@ -199,7 +199,7 @@ def mirror(broker: kafka.Kafka, libs: Path, folder: Path, records: int) -> float
 
 
 def main() -> int:
-    """Run what is asked for."""
+    """Run the requested parts."""
     arguments = parser(__doc__)
     arguments.add_argument("--records", type=int, default=1_000_000)
     arguments.add_argument("--bytes", type=int, default=100, help="of a record's value")
@@ -224,7 +224,7 @@ def main() -> int:
 
 
 async def measure(given: Any, libs: Path, folder: Path) -> None:
-    """Each part once."""
+    """Run each part once."""
     chance, parts = random.Random(given.seed), kafka.Server(libs, Path(confluent_kafka.__file__).parents[1])
     size = given.records * given.bytes / 1e6
     cluster = LocalCluster(data_dir=folder / "kera", arena_bytes=512 * MIB)

@@ -4,8 +4,8 @@
 * ``rows to avro``, ``rows to json``: its rows become values, with a schema that is derived from the columns;
 * ``json to avro``, ``json to json``: a stream of JSON becomes one of encoded values, with the schemas of the former.
 
-Each copy is a process of its own, and is timed from its first event to its last one, so without its start. ``cpu`` is
-the processor time of the whole process, which does not depend on what else the machine does.
+Each copy is a process of its own, timed from its first event to its last, so without its start. ``cpu`` is the
+processor time of the whole process, which does not depend on other load of the machine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ START_US = 1_767_225_600_000_000
 
 
 def table(records: int) -> pa.Table:
-    """Orders: five columns that may be null."""
+    """Orders: five nullable columns."""
     numbers = range(records)
     return pa.table(
         {
@@ -44,7 +44,7 @@ def table(records: int) -> pa.Table:
 
 
 def write_json(records: int, path: Path) -> None:
-    """Records without columns of their own, whose values are these orders as JSON."""
+    """Write records without columns, whose values are these orders as JSON."""
     values = [
         json.dumps(
             {
@@ -61,7 +61,7 @@ def write_json(records: int, path: Path) -> None:
 
 
 def copy(bootstrap: str, records: int, what: str, *arguments: str) -> None:
-    """Run a copy to its end, and say how fast it was."""
+    """Run a copy to its end, and report its speed."""
     command = [sys.executable, "-m", "kera.cli", "connect", "copy", "--json", "--create", "-b", bootstrap, *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     if process.stdout is None:
@@ -79,7 +79,7 @@ def copy(bootstrap: str, records: int, what: str, *arguments: str) -> None:
 
 
 async def measure(records: int, folder: Path) -> None:
-    """Each copy once."""
+    """Run each copy once."""
     rows, values = folder / "rows.parquet", folder / "json.parquet"
     pq.write_table(table(records), rows)
     write_json(records, values)
@@ -96,7 +96,7 @@ async def measure(records: int, folder: Path) -> None:
 
 
 def main() -> int:
-    """Run what is asked for."""
+    """Run the requested copies."""
     arguments = parser(__doc__)
     arguments.add_argument("--records", type=int, default=1_000_000)
     given = arguments.parse_args()

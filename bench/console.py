@@ -3,9 +3,9 @@
     python -m bench.console
     python -m bench.console --streams 1000 --rounds 5
 
-Some streams have records, and consumer groups have read some of them. The console is a process of its own, asked over a
-connection that stays open, as a browser has one. Told per page: how long until all of it was there, the first time and
-from then on. Fails if any took longer than `--bound-ms`.
+Some streams have records, and consumer groups have read some of them. The console is a process of its own; requests go
+over a connection that stays open, like a browser's. Reported per page: the time until it was complete, for the first
+request and for later ones. Fails if a page took longer than `--bound-ms`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ PAGES = {
 
 
 async def fill(bootstrap: str, streams: int) -> None:
-    """Make what pages show."""
+    """Create the data that the pages show."""
     async with await Client.connect(bootstrap) as client:
         numbers = iter(range(streams))
 
@@ -74,7 +74,7 @@ async def fill(bootstrap: str, streams: int) -> None:
 
 @contextlib.contextmanager
 def console(bootstrap: str) -> Iterator[str]:
-    """A console of the cluster; yields where it listens."""
+    """A console of the cluster; yields its address."""
     command = [sys.executable, "-m", "kera.cli", "console", "--listen", "127.0.0.1:0", "--bootstrap", bootstrap]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("KERA_")}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as child:
@@ -86,7 +86,7 @@ def console(bootstrap: str) -> Iterator[str]:
 
 
 def ask(connection: http.client.HTTPConnection, address: str) -> float:
-    """Milliseconds until all of a page was there."""
+    """Milliseconds until a page was complete."""
     begun_s = time.monotonic()
     connection.request("GET", address)
     answer = connection.getresponse()
@@ -98,12 +98,12 @@ def ask(connection: http.client.HTTPConnection, address: str) -> float:
 
 
 def measure(where: str, rounds: int, pause_s: float, figures: Figures) -> None:
-    """Ask for each page again and again, in turn, as somebody does who looks at all of them."""
+    """Request all pages in turn, again and again, like a user who looks at all of them."""
     connection = http.client.HTTPConnection(where, timeout=60)
     for number in range(rounds + 1):
         for name, address in PAGES.items():
             figures.add(f"{name}, the first time" if number == 0 else name, ask(connection, address), "ms")
-        time.sleep(pause_s)  # what was remembered gets old
+        time.sleep(pause_s)  # cached data get old
     connection.close()
 
 

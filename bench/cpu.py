@@ -1,4 +1,4 @@
-"""Processor time of other processes, finer than the kernel's clock ticks where that matters."""
+"""Processor time of other processes, more precise than the kernel's clock ticks where that matters."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from kera.cli.bench._cpu import cpu_seconds
 
 
 def run_s(pid: int) -> float:
-    """Time on a processor of all threads that a process has now, in nanoseconds' precision.
+    """The processor time of all current threads of a process, in nanoseconds.
 
-    Threads that ended are not in it: for processes whose threads stay, such as daemons.
+    Threads that have ended are not included: use it for processes whose threads stay, such as daemons.
     """
     total_ns = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(OSError):  # it has just ended
+        with contextlib.suppress(OSError):  # the thread has just ended
             total_ns += int((task / "schedstat").read_text().split()[0])
     return total_ns / 1e9
 
@@ -29,7 +29,7 @@ def each_s(processes: Mapping[str, int]) -> dict[str, float]:
 
 
 def tree_s(pids: Iterable[int]) -> float:
-    """The same of processes, all below them, and all of those that ended and were waited for; in clock ticks."""
+    """The same for processes, their descendants, and ended children that were waited for; in clock ticks."""
     total_s = 0.0
     for pid in pids:
         process = psutil.Process(pid)

@@ -1,8 +1,8 @@
 """A producer at a fixed rate, a process of its own: ``python -m bench.due {kera,kafka} BOOTSTRAP STREAM …``.
 
-Each value begins with the time when it was due, not with the one when it was sent: so a producer that is late hides
-nothing. It says ``ready`` when it is connected, begins when it is told ``go``, and says at the end how many records it
-has sent and by how much the latest of them was late.
+Each value begins with its due time and not with its send time, so a late producer hides nothing. It prints ``ready``
+when it is connected, begins at the input ``go``, and prints at the end how many records it has sent and the greatest
+delay of a record.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TICK_S = 0.001
 
 
 def values(first: int, end: int, start_us: int, rate: int, record_bytes: int) -> list[bytes]:
-    """The records `first` to `end` of those that are due from `start_us` on."""
+    """The records `first` to `end` of those due from `start_us` on."""
     return [
         f"{start_us + number * 1_000_000 // rate:0{DIGITS}d}".encode().ljust(record_bytes, b".")
         for number in range(first, end)
@@ -34,7 +34,7 @@ def values(first: int, end: int, start_us: int, rate: int, record_bytes: int) ->
 async def at_rate(
     send: Callable[[list[bytes]], Awaitable[None]], rate: int, seconds: float, record_bytes: int
 ) -> tuple[int, float]:
-    """Send what is due each millisecond. How many records, and how late the latest was, in seconds."""
+    """Send the due records each millisecond; returns their number, and the greatest delay in seconds."""
     total, sent, late_s = int(rate * seconds), 0, 0.0
     start_us, start_s = time.time_ns() // 1000, time.monotonic()
     while sent < total:
@@ -49,7 +49,7 @@ async def at_rate(
 
 
 async def to_kera(arguments: argparse.Namespace) -> tuple[int, float]:
-    """With the project's own client."""
+    """Send with the project's own client."""
     async with await Client.connect(arguments.bootstrap) as client, client.producer() as producer:
         await producer.prepare(arguments.stream)
 
@@ -65,7 +65,7 @@ async def to_kera(arguments: argparse.Namespace) -> tuple[int, float]:
 
 
 async def to_kafka(arguments: argparse.Namespace) -> tuple[int, float]:
-    """With confluent-kafka, of which ``--client`` says where it is."""
+    """Send with confluent-kafka, from the folder that ``--client`` names."""
     sys.path.append(str(arguments.client))
     settings = {"bootstrap.servers": arguments.bootstrap, "linger.ms": 0, "acks": 1}
     producer = importlib.import_module("confluent_kafka").Producer(settings)

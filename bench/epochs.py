@@ -3,7 +3,8 @@
 For each length of epochs a history lies in eight streamlets, in chunks that end where epochs do, as producers cut them:
 so short epochs have small chunks. Each history is read in turns, in the same cluster: by a plain consumer, in epochs
 whose batches are in the order of entries, by an ordered consumer, and by a strict merge, record by record, of what
-eight plain readers give (StreamMine3G 3.6.4 and 4.2). What epochs cost while they are filled: `bench.epochs_live`.
+eight plain readers give (StreamMine3G 3.6.4 and 4.2). `bench.epochs_live` measures the cost of epochs while they are
+filled.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ RECORDS_PER_MS = 2
 """Records per ms of event time, in each streamlet."""
 CHUNK_RECORDS_MAX = 1000
 CHUNKS_MAX = 16_000
-"""Maximum of chunks of a history: with short epochs it has fewer records for that."""
+"""Maximum of chunks of a history: with short epochs, it limits the number of records."""
 STRICT_RECORDS_MAX = 160_000
-"""The strict merge reads the first so many of a history: it is that slow."""
+"""The strict merge reads only this many records of a history, since it is very slow."""
 RECORD_BYTES = 100
 VALUE = b"x" * RECORD_BYTES
 EPOCHS_MS = (1, 10, 100, 1000, 10_000)
@@ -59,7 +60,7 @@ class Reading(NamedTuple):
 
     @property
     def thousands_per_s(self) -> float:
-        """Records."""
+        """Thousand records per second."""
         return self.records / self.seconds / 1000
 
     @property
@@ -69,12 +70,12 @@ class Reading(NamedTuple):
 
 
 def chunk_records(epoch_ms: int) -> int:
-    """How many records a chunk of a history has."""
+    """The number of records in a chunk of a history."""
     return min(CHUNK_RECORDS_MAX, RECORDS_PER_MS * epoch_ms)
 
 
 def history_records(epoch_ms: int, records_max: int) -> int:
-    """How many a history has, all chunks whole, and epochs, too."""
+    """The number of records of a history; chunks and epochs are complete."""
     records = min(records_max, CHUNKS_MAX * chunk_records(epoch_ms))
     of_epoch = STREAMLETS * RECORDS_PER_MS * epoch_ms
     return max(1, records // of_epoch) * of_epoch
@@ -100,7 +101,7 @@ def main() -> None:
 
 
 def cluster(directory: Path) -> AbstractContextManager[RunningCluster]:
-    """One broker, that keeps what it gets in memory."""
+    """One broker that keeps its data in memory."""
     return LocalCluster.running(data_dir=directory, arena_bytes=ARENA_BYTES, broker_settings=IN_MEMORY)
 
 
@@ -115,7 +116,7 @@ def core_figure(epoch_ms: int, name: str) -> str:
 
 
 def table(figures: Figures, epochs_ms: Sequence[int] = EPOCHS_MS) -> str:
-    """The curve by processor time, which others on the machine disturb least, as Markdown."""
+    """The curve by processor time, which other load of the machine disturbs least, as Markdown."""
     lines = [
         "| epoch | records in a chunk | plain | entry order | ordered | strict merge | ordered / strict |",
         "|---|---|---|---|---|---|---|",
@@ -135,7 +136,7 @@ def table(figures: Figures, epochs_ms: Sequence[int] = EPOCHS_MS) -> str:
 def readings(
     running: RunningCluster, epochs_ms: Sequence[int], *, rounds: int, records_max: int
 ) -> Iterator[tuple[int, str, Reading]]:
-    """Each reader of each history, in turns."""
+    """Run each reader on each history, in turns."""
     for epoch_ms in epochs_ms:
         asyncio.run(_fill(running.bootstrap, epoch_ms, history_records(epoch_ms, records_max)))
         say(f"epochs of {epoch_ms} ms: {history_records(epoch_ms, records_max):,} records")
@@ -146,8 +147,8 @@ def readings(
 
 
 def core_speeds(running: RunningCluster, epoch_ms: int, records_max: int) -> dict[str, float]:
-    """The speed of each reader, once, with one history: millions of records per second of its processor time."""
-    with contextlib.suppress(StreamExists):  # it is there from an earlier round
+    """The speed of each reader, measured once with one history: million records per second of its processor time."""
+    with contextlib.suppress(StreamExists):  # it exists from an earlier round
         asyncio.run(_fill(running.bootstrap, epoch_ms, history_records(epoch_ms, records_max)))
     return {
         name: asyncio.run(_read(running, epoch_ms, name, read, records_max)).millions_per_core_s

@@ -1,9 +1,9 @@
 """The delay of epoch readers, and the cost of entries without writers: ``python -m bench.epochs_live``.
 
-An ordered consumer reads eight streamlets to which records of now are written, all of them and then seven. Told are how
-old records are when it gives them, and how long after an epoch's end its first records come. Then an ordered consumer,
-a process of its own, reads a stream of ten thousand entries to which nobody writes, beside others that write and read;
-told is what it adds to the broker's processor time, and how many segments of its memory it takes.
+An ordered consumer reads eight streamlets, first with current records in all of them and then in seven. Reported: the
+age of records when it delivers them, and the time from an epoch's end until its first records come. Then an ordered
+consumer, a process of its own, reads a stream of ten thousand entries without writers, beside others that write and
+read; reported are the broker's additional processor time, and the segments of its memory that this takes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WARM_UP_S = 2.0
 
 
 async def written(client: Client, stream: str, streamlets: int) -> None:
-    """A record to each of the first so many streamlets, again and again."""
+    """Write a record to each of the first `streamlets` streamlets, again and again."""
     async with client.producer(linger_ms=1) as producer:
         await producer.prepare(stream)
         while True:
@@ -45,7 +45,7 @@ async def written(client: Client, stream: str, streamlets: int) -> None:
 
 @contextlib.asynccontextmanager
 async def meanwhile(work: Any) -> AsyncIterator[None]:
-    """Something goes on for as long as this lasts."""
+    """Run work in the background while the block lasts."""
     task = asyncio.ensure_future(work)
     try:
         yield
@@ -77,7 +77,7 @@ async def latency(client: Client, figures: Figures, seconds: float, *, silent: i
 
 
 async def consume(bootstrap: str) -> None:
-    """The reader of silent entries: says when it reads, then does until it is killed."""
+    """The reader of silent entries: reports that it reads, and reads until it is killed."""
     async with await Client.connect(bootstrap) as client, client.ordered_consumer(SILENT) as consumer:
         sys.stdout.write("reads\n")
         sys.stdout.flush()
@@ -126,14 +126,14 @@ async def silence(client: Client, made: Broker, figures: Figures, arguments: arg
 
 
 async def period(made: Broker, figures: Figures, name: str, seconds: float) -> None:
-    """Measure the broker's processor time for so long."""
+    """Measure the broker's processor time for `seconds`."""
     begun_s, begun = run_s(made.pid), time.monotonic()
     await asyncio.sleep(seconds)
     figures.add(f"{name}: broker", 100 * (run_s(made.pid) - begun_s) / (time.monotonic() - begun), "% of a core")
 
 
 async def measure(arguments: argparse.Namespace) -> None:
-    """All of it, and print."""
+    """Measure everything, and print."""
     with directory(arguments) as where:
         figures = Figures("epochs_live", arguments, where)
         async with (

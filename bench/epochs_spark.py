@@ -4,12 +4,12 @@
 
 Four streamlets with as many records each, one of them an hour of event time behind the others: a backlog that is being
 read. A query counts records by windows of ten minutes, with a watermark of 0 s. It reads them as they come, in
-micro-batches of so many records; with the option ``epoch``; and, unless ``--no-kafka`` says that it is not wanted, as
-they come from as many partitions of a Kafka with the same records, with Spark's own source, in the same session.
+micro-batches of a fixed number of records; with the option ``epoch``; and, unless ``--no-kafka`` is given, as they come
+from as many partitions of a Kafka with the same records, with Spark's own source, in the same session.
 
-Reported: the records that are missing in what the query has counted, beside an oracle; what Spark says that it has
-dropped (``numRowsDroppedByWatermark``, which counts rows that were put together by window before); and how fast it was.
-With epochs nothing may be missing: otherwise this ends with an error.
+Reported: the records that the query has not counted, by an oracle; the number that Spark reports as dropped
+(``numRowsDroppedByWatermark``, which counts rows after grouping by window); and the speed. With epochs nothing may be
+missing: otherwise this ends with an error.
 """
 
 from __future__ import annotations
@@ -42,44 +42,44 @@ LATE_STREAMLET = STREAMLETS - 1
 HOUR_US = 3_600_000_000
 WINDOW_US = 600_000_000
 END_US = 3 * HOUR_US
-"""A record of each streamlet, which closes all epochs before."""
+"""A record for each streamlet that closes all epochs before it."""
 RECORDS_OF_CHUNK = 10_000
 CHUNKS = 100
-"""Chunks of a streamlet, if it is so short that these are smaller."""
+"""Chunks of a streamlet; short streamlets have smaller chunks."""
 ARENA_BYTES = 1 << 30
 BATCHES = 16
-"""Micro-batches of the queries that read as it comes."""
+"""Micro-batches of the queries that read records as they come."""
 EPOCH = "as epochs"
 CONTESTANTS = ("as it comes", EPOCH, "kafka")
 
 
 class Wrong(Exception):
-    """With epochs something is missing."""
+    """A query with epochs misses records."""
 
 
 def times_of(streamlet: int, records: int) -> npt.NDArray[np.int64]:
-    """When what a streamlet has happened; the last record is the one that closes."""
+    """The event times of a streamlet's records; the last record closes all epochs."""
     begun_us = 0 if streamlet == LATE_STREAMLET else HOUR_US
     spread = begun_us + np.arange(records, dtype=np.int64) * HOUR_US // records
     return np.append(spread, END_US)
 
 
 def oracle(records: int) -> dict[int, int]:
-    """How many records each window has, by the time in seconds when it begins."""
+    """The number of records in each window, by the start of the window in seconds."""
     every = np.concatenate([times_of(streamlet, records)[:-1] for streamlet in range(STREAMLETS)])
     begins, counts = np.unique(every // WINDOW_US * (WINDOW_US // 1_000_000), return_counts=True)
     return dict(zip(begins.tolist(), counts.tolist(), strict=True))
 
 
 async def fill(client: Client, records: int) -> None:
-    """Write them; the value of a record is its time, as Spark's sink for Kafka cannot set that."""
+    """Write the records; the value of a record is its time, as Spark's sink for Kafka cannot set the time."""
     await client.admin.create_stream(STREAM, streamlets=STREAMLETS, epoch_ms=60_000, punctuation="producers")
     for streamlet in range(STREAMLETS):
         appender = await client.appender(
             STREAM, producer_id=(1 << 63) + streamlet, producer_epoch=1, chunk_bytes_max=4 << 20
         )
         times = times_of(streamlet, records)
-        # The last one by itself: a chunk is of the epoch of its latest record.
+        # The last record alone: a chunk belongs to the epoch of its latest record.
         step = min(RECORDS_OF_CHUNK, -(-records // CHUNKS))
         ends = [*range(0, records, step), records, records + 1]
         for sequence, (first, end) in enumerate(itertools.pairwise(ends)):
@@ -89,7 +89,7 @@ async def fill(client: Client, records: int) -> None:
 
 
 def to_kafka(spark: SparkSession, bootstrap: str, broker: kafka.Kafka) -> None:
-    """The same records in as many partitions."""
+    """Write the same records to as many partitions."""
     broker.create(STREAM, STREAMLETS)
     frame = spark.read.format("kera").option("kera.bootstrap.servers", bootstrap).load(STREAM)
     frame = frame.select("value", sf.col("streamlet").alias("partition"))
@@ -136,7 +136,7 @@ def count(frame: DataFrame, checkpoint: Path) -> tuple[dict[int, int], int, int]
 def measure(
     spark: SparkSession, places: dict[str, str], arguments: argparse.Namespace, root: Path, figures: Figures
 ) -> None:
-    """All contestants, all rounds."""
+    """Run all contestants and rounds."""
     expected, number = oracle(arguments.records), 0
     total = sum(expected.values())
     for number, name in enumerate(alternating(list(places), arguments.rounds)):
@@ -155,7 +155,7 @@ def measure(
 
 
 def run(arguments: argparse.Namespace, root: Path) -> None:
-    """Start all there is, write, measure, print."""
+    """Start everything, write, measure, print."""
     figures = Figures("epochs_spark", arguments, root)
     with contextlib.ExitStack() as stack:
         parts: kafka.Parts | None = None

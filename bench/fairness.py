@@ -5,11 +5,11 @@
 
 Of each method, requests are made as large as they can be: one for each of its repeated fields, which is repeated until
 the message is as large as the transport takes, and one with as many of the smallest chunks as fit. One client sends
-`--pipelined` of them at once, again and again for a second at least; another one, on a connection of its own, asks for
-something small meanwhile, one after the other (of a broker: a read and a write in turn). Told: how long the small ones
-took, and how many of the large ones were refused. Fails if the 99th percentile of any is above `--bound-ms`.
+`--pipelined` of them at once, again and again for at least a second; meanwhile another client, on a connection of its
+own, sends small requests one after the other (to a broker: reads and writes in turn). Reported: the time of the small
+requests, and how many of the large ones were refused. Fails if a 99th percentile is above `--bound-ms`.
 
-Who floods is another machine in earnest: here it gets the time of the cores that the others leave (`nice`).
+In practice, the flooding client is on another machine: here it only gets processor time that the others leave (`nice`).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Request:
 
 
 def repeated_fields(message: Message, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Paths of all repeated fields that have something; of those within others, in the first of them."""
+    """Paths of all repeated fields that are not empty; within repeated messages, those of the first element."""
     for field, value in message.ListFields():
         here = (*path, field.name)
         if field.is_repeated:
@@ -116,7 +116,7 @@ def requests_of(method: Method[Any, Any], theirs: Theirs) -> Iterator[Request]:
 
 
 def small_chunk(theirs: Theirs) -> bytes:
-    """One record."""
+    """A chunk of one record."""
     batch = pa.RecordBatch.from_pylist([{"timestamp": 1, "value": b""}], DEFAULT_SCHEMA)
     return encode_chunk(
         encode_payload(batch),
@@ -137,20 +137,22 @@ def small_chunk(theirs: Theirs) -> bytes:
 
 
 class Flooding(FrameChannel):
-    """A connection of the one who floods.
+    """A connection of the flooding client.
 
-    What a call hands over is copied by the kernel in one go, which no priority interrupts here: of megabytes 20 ms, on
-    a core that another machine would not take away. So the kernel is handed little at a time.
+    The kernel copies the data of a call without interruption by priority: 20 ms for megabytes, on a core that another
+    machine would not use. So the kernel gets little at a time.
     """
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """As the base class, and with a small buffer."""
+        """As the base class does, and with a small buffer."""
         super().connection_made(transport)
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
 
 
 async def send_all(address: str, request: Request, pipelined: int, *, frames: bool) -> tuple[int, int]:
-    """Send so many at once, again and again for `SECONDS_MIN`; returns how many, and how many were refused."""
+    """Send `pipelined` requests at once, again and again for `SECONDS_MIN`; returns how many, and how many were
+    refused.
+    """
     channel: Any = await Flooding.connect_tcp(address, timeout_s=10) if frames else GrpcChannel(address)
 
     async def one() -> bool:
@@ -172,7 +174,7 @@ async def send_all(address: str, request: Request, pipelined: int, *, frames: bo
 
 
 def sender(pipe: Connection) -> None:
-    """A process: what it does to make requests must not be taken for what the daemon does."""
+    """A process of its own, so that the cost of making requests does not count as the daemon's."""
     os.nice(NICE)
     while (task := pipe.recv()) is not None:
         address, frames, number, what, message, bulk, pipelined = task
@@ -184,7 +186,7 @@ def sender(pipe: Connection) -> None:
 async def measured(
     pipe: Connection, target: tuple[str, bool], request: Request, pipelined: int, small: Callable[[], Awaitable[object]]
 ) -> tuple[list[float], tuple[int, int], float]:
-    """Milliseconds of small requests, sorted; how many large ones were sent and refused; how long that took."""
+    """The milliseconds of small requests, sorted; the number of large ones sent and refused; and the total time."""
     message = request.message.SerializeToString()
     begun_s = time.perf_counter()
     await asyncio.to_thread(pipe.send, (*target, request.method.number, request.what, message, request.bulk, pipelined))
@@ -199,7 +201,7 @@ async def measured(
 
 @contextlib.asynccontextmanager
 async def world(where: Any) -> AsyncIterator[tuple[Client, LocalCluster, Theirs]]:
-    """A cluster, and what large requests are about."""
+    """A cluster, and the objects that large requests are about."""
     async with (
         LocalCluster(data_dir=where, backups=1, arena_bytes=256 * MIB) as cluster,
         await Client.connect(cluster.bootstrap) as client,
@@ -214,8 +216,8 @@ async def world(where: Any) -> AsyncIterator[tuple[Client, LocalCluster, Theirs]
 
 
 async def theirs_of(client: Client) -> Theirs:
-    """The other client's things that the cases need to know."""
-    cluster = client._cluster  # the messages as they are, which the SDK does not show
+    """The identities of the other client that the cases need."""
+    cluster = client._cluster  # the raw messages, which the SDK does not show
     answer = await cluster.ask(api.DESCRIBE_STREAM, coordinator_pb2.DescribeStreamRequest(name="large"))
     described = await cluster.ask(api.DESCRIBE_CLUSTER, coordinator_pb2.DescribeClusterRequest())
     bounds = await client.bounds("large")

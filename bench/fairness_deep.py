@@ -3,10 +3,10 @@
     make bench RUN=fairness-deep
     python -m bench.fairness_deep --only ListGroups --streams 1000
 
-Requests here are small, or as large as daemons make them among themselves, and it is what they are about that is large.
-``bench.fairness`` is about requests that are large themselves. One client, a process of its own, has `--pipelined` of
-them under way all the time. Other clients, each on a connection of its own, ask for something small again and again:
-one reads, one writes. Told: how long these took. Fails if the 99th percentile of any is above `--bound-ms`.
+Requests here are small, or as large as daemons send them to each other, but they are about large objects.
+``bench.fairness`` is about large requests. One client, a process of its own, has `--pipelined` of them under way all
+the time. Other clients, each on a connection of its own, send small requests again and again: one reads, one writes.
+Reported: the time of these. Fails if a 99th percentile is above `--bound-ms`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ LANES = 30_000
 LARGEST_STREAMLETS, LARGEST_ENTRIES = 16_384, 64
 """Streamlets and entries of a stream."""
 STRANGER, READER = 900_003, 900_004
-"""Brokers that there are not, whose replicas a backup has."""
+"""Ids of brokers that do not exist; a backup has their replicas."""
 CONSUMER_GROUP = "deep"
 TIMEOUT_MS = 600_000
 
@@ -76,7 +76,7 @@ class Case:
 
 
 def tiny_chunk(stream_id: int, streamlet_id: int, sequence: int, value_bytes: int = 0) -> bytes:
-    """One record."""
+    """A chunk of one record."""
     batch = pa.RecordBatch.from_pylist([{"timestamp": 1, "value": bytes(value_bytes)}], DEFAULT_SCHEMA)
     return encode_chunk(
         encode_payload(batch),
@@ -94,7 +94,7 @@ def tiny_chunk(stream_id: int, streamlet_id: int, sequence: int, value_bytes: in
 
 
 def placed(chunk: bytes, count: int, checksum: int = 0) -> tuple[bytes, int]:
-    """A chunk so many times, each placed, and the checksum of them all; `checksum`: of what is before them."""
+    """`count` copies of a chunk, each placed, and the checksum of them all; `checksum`: of the bytes before them."""
     data = bytearray(chunk * count)
     for number in range(count):
         at = number * len(chunk)
@@ -108,7 +108,7 @@ def placed(chunk: bytes, count: int, checksum: int = 0) -> tuple[bytes, int]:
 
 @contextlib.asynccontextmanager
 async def world(where: Path, arguments: argparse.Namespace) -> AsyncIterator[tuple[LocalCluster, World]]:
-    """A cluster that has much."""
+    """A cluster with many large objects."""
     cluster = LocalCluster(
         data_dir=where,
         backups=1,
@@ -134,7 +134,7 @@ async def world(where: Path, arguments: argparse.Namespace) -> AsyncIterator[tup
                 sent = [producer.send(name, value, streamlet=0) for name in ("deep", "long") for _ in range(16)]
                 for each in sent:
                     await each
-        asked = client._cluster  # the messages as they are, which the SDK does not show
+        asked = client._cluster  # the raw messages, which the SDK does not show
 
         async def described(name: str) -> common_pb2.StreamInfo:
             answer = await asked.ask(api.DESCRIBE_STREAM, coordinator_pb2.DescribeStreamRequest(name=name))
@@ -191,7 +191,7 @@ async def _replicate(
 
 
 async def _consumer_group(cluster: LocalCluster, made: World) -> None:
-    """A consumer group that has begun all streamlets of the wide stream, and knows all groups of the deep one."""
+    """Make a consumer group that has begun all streamlets of the wide stream, and knows all groups of the deep one."""
     channel = GrpcChannel(cluster.bootstrap)
     wide = [
         consumer_group_pb2.StreamletStart(
@@ -221,7 +221,7 @@ class Cases:
         self._pipelined = pipelined
 
     def all(self) -> Iterator[Case]:
-        """One after the other."""
+        """All cases, one after the other."""
         yield from self._of_broker()
         yield from self._of_backup()
         yield from self._of_coordinator()
@@ -242,7 +242,7 @@ class Cases:
         return Case(f"{method.name}{what}", "coordinator", flood)
 
     def _of_the_largest_stream(self) -> Iterator[Case]:
-        """Created and deleted, again and again; what others wait for at the coordinator, and at a broker."""
+        """Create and delete it again and again, while others wait at the coordinator and at a broker."""
         in_turn = []
         for number in range(self._pipelined):
             name = f"largest-{number}"

@@ -1,7 +1,6 @@
-"""One client that sends the same request again and again, so many at once, in a process of its own.
+"""One client that sends the same request again and again, many at once, in a process of its own.
 
-It sends bytes that were made before and does not look into answers, so that it takes little time from whom it competes
-with.
+It sends prepared bytes and does not inspect answers, so that it takes little processor time from its competitors.
 """
 
 from __future__ import annotations
@@ -43,8 +42,7 @@ class Flood:
     """Path of the method, for gRPC."""
     pipelined: int = 40
     in_turn: tuple[tuple[tuple[str, bytes], ...], ...] = ()
-    """For gRPC, in the place of `request` and `path`: what each of those that are pipelined asks in turn, path and
-    message."""
+    """For gRPC, in place of `request` and `path`: the paths and messages that each pipelined request sends in turn."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ class Progress:
 
 @contextmanager
 def flooding(flood: Flood) -> Iterator[Progress]:
-    """Flood as long as the context lasts. It is under way when this begins."""
+    """Flood as long as the context lasts; the flood is under way when the block begins."""
     context = multiprocessing.get_context("spawn")
     progress = Progress(context.Value("Q", 0), context.Value("Q", 0))
     started = context.Event()
@@ -73,7 +71,7 @@ def flooding(flood: Flood) -> Iterator[Progress]:
 
 
 def _run(flood: Flood, started: Any, answered: Any, refused: Any) -> None:
-    os.nice(NICE)  # it is another machine in earnest, and takes no processor from the daemon and the others
+    os.nice(NICE)  # in practice it is another machine, and takes no processor time from the daemon and the others
     if flood.transport == GRPC:
         asyncio.run(_grpc(flood, started, answered, refused))
     elif flood.transport == FRAMES:
@@ -104,7 +102,7 @@ def _frames(flood: Flood, started: Any, answered: Any, refused: Any) -> None:
 
 
 def _receive(sock: socket.socket, into: memoryview, length: int) -> None:
-    """The last bytes of these remain."""
+    """Only the last of these bytes remain."""
     at = 0
     while length:
         at = at if at < len(into) else 0
@@ -116,7 +114,7 @@ def _receive(sock: socket.socket, into: memoryview, length: int) -> None:
 
 
 def _push(flood: Flood, started: Any, answered: Any) -> None:
-    """Sends without end; what comes is forgotten. A connection that is closed is made anew."""
+    """Send without end, and discard the input; reconnect when a connection is closed."""
     started.set()
     while True:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:

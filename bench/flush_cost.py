@@ -37,7 +37,7 @@ Checksum = Callable[[memoryview], int]
 
 
 def fill(segment: memoryview, chunk_bytes: int) -> array[int]:
-    """Fill a segment with chunks; where each ends."""
+    """Fill a segment with chunks; returns the end of each."""
     ends = array("I")
     for at in range(0, len(segment), chunk_bytes):
         payload = pa.py_buffer(os.urandom(chunk_bytes - HEADER_BYTES))
@@ -51,7 +51,7 @@ class Flushing:
     """A disk and an index to write segments to."""
 
     def __init__(self, root: Path, job_segments: int) -> None:
-        """`job_segments`: the index is told of so many together."""
+        """`job_segments`: the index is updated once for this many segments."""
         self._root = root
         self._disk = LocalDisk(root)
         self._index = SegmentIndex.open(root / "index")
@@ -59,7 +59,7 @@ class Flushing:
         self._written: list[Path] = []
 
     def raw(self, segments: Sequence[memoryview], name: str = "raw") -> None:
-        """Write files, new ones if there are none of that name yet, and do nothing else."""
+        """Only write files; new ones if no files have that name yet."""
         for number, segment in enumerate(segments):
             path = self._root / f"{name}-{number}"
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | self._disk.direct, 0o600)
@@ -82,7 +82,7 @@ class Flushing:
                 changes = []
 
     def remove(self) -> None:
-        """Remove what was flushed."""
+        """Remove the flushed files."""
         for path in self._written:
             self._disk.remove(path)
         self._written.clear()

@@ -1,11 +1,11 @@
 """Writes over gRPC, the open interface, as clients in other languages make them.
 
-A client knows the proto files and the chunk's header (docs/format.md) and nothing else of the project. It is a process
-of its own that sends one chunk a request over one stream, with the default settings of its gRPC, and keeps some of them
-in flight; chunks are made before but for their sequence. The first half of the requests is to warm up.
+A client knows only the proto files and the chunk's header (docs/format.md). It is a process of its own that sends one
+chunk a request over one stream, with the default settings of its gRPC, and keeps some of them in flight; chunks are
+made before but for their sequence. The first half of the requests is to warm up.
 
 The client in Java (``GrpcWrites.java``) needs a JDK and ``mvn``, which brings gRPC and protobuf for Java into
-``~/.cache/kera-bench``, once. Where something is missing, the client in Python is measured alone.
+``~/.cache/kera-bench``, once. If something is missing, only the client in Python is measured.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ SEQUENCE_AT, CHECKSUM_AT, CHECKSUM_END = 48, 84, 88
 
 
 async def load(address: str, template: bytes, in_flight: int, requests: int) -> dict[str, float]:
-    """Send `requests`; what came of the second half."""
-    keep_freed_memory()  # what Python's allocator does is not the question here
+    """Send `requests`; returns the figures of the second half."""
+    keep_freed_memory()  # the behaviour of Python's allocator is not the question here
     waiting, times, begun_s, begun_cpu_s = deque[float](), list[float](), 0.0, 0.0
     async with grpc.aio.insecure_channel(address) as channel:
         stream: Any = channel.stream_stream(PATH)
@@ -79,7 +79,7 @@ async def load(address: str, template: bytes, in_flight: int, requests: int) -> 
 
 
 def request(template: bytes, sequence: int) -> bytes:
-    """A request with the chunk `template`, made the producer's next."""
+    """A request with the chunk `template`, as the producer's next chunk."""
     head = bytearray(template[:CHECKSUM_AT])
     struct.pack_into("<Q", head, SEQUENCE_AT, sequence)
     chunk = b"".join((head, struct.pack("<I", crc32c(head)), memoryview(template)[CHECKSUM_END:]))
@@ -91,7 +91,7 @@ def request(template: bytes, sequence: int) -> bytes:
 
 
 class Missing(Exception):
-    """Something that the client in Java needs is not here, and could not be brought."""
+    """The client in Java lacks something that could not be fetched."""
 
 
 def java_client(where: Path) -> list[str]:
@@ -133,7 +133,7 @@ def java_client(where: Path) -> list[str]:
 
 
 def run_tool(argv: list[str]) -> None:
-    """Run to its end. Raises `Missing`."""
+    """Run a command to its end. Raises `Missing`."""
     done = subprocess.run(argv, capture_output=True, text=True, timeout=BRING_S, check=False)
     if done.returncode:
         raise Missing(f"{Path(argv[0]).name} failed: {(done.stdout + done.stderr).strip()[-500:]}")
@@ -153,7 +153,7 @@ class Kind:
 
 
 async def template(client: Client, name: str, request_bytes: int) -> bytes:
-    """The first chunk of a producer, for a stream of its own."""
+    """The first chunk of a producer, for its own stream."""
     stream = await client.admin.create_stream(name, durability="leader")
     batch = pa.record_batch({"value": [os.urandom(VALUE_BYTES) for _ in range(request_bytes // RECORD_BYTES_MAX)]})
     (payload,) = payloads(conform(batch, stream, 0), stream, 1 << 30, 0)

@@ -3,11 +3,11 @@
 Nothing of it is the project's. It comes into the cache of `bench.compare.peers.install`, once:
 
 * the broker, from Maven Central, which runs on the Java of ``JAVA_HOME`` or ``PATH``;
-* Spark's module for Kafka, without what Spark ships. Where the module of the installed Spark cannot be had, it is the
-  next one that can; `Parts.spark_module` says which it was;
+* Spark's module for Kafka, without the parts that Spark ships. If the module for the installed Spark is not available,
+  the next available one is taken; `Parts.spark_module` names it;
 * confluent-kafka, from PyPI.
 
-What is missing is `Missing`, and its message says what.
+`Missing` names anything that could not be fetched.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ SPARK_CLIENT_VERSION = "3.9.2"
 """Version of Kafka's own client, in Spark's module."""
 POOL_VERSION = "2.13.1"
 SPARK_MODULE_ELSE = ("4.2.0", "4.0.0")
-"""Versions of the source, and of the part that has tokens and settings, where those of the installed Spark are not to
-be had."""
+"""Versions of the source, and of the part with tokens and settings, if those for the installed Spark are not
+available.
+"""
 JVM = (
     "-Xmx1g",
     "-Xms1g",
@@ -87,7 +88,7 @@ class Parts(Server):
     spark: list[Path]
     """Jars for ``spark.jars``."""
     spark_module: str
-    """Which module for Spark it is, in words."""
+    """The name of the module for Spark."""
 
 
 def bring_server() -> Server:
@@ -136,7 +137,7 @@ class Kafka:
         client(parts)
         admin = importlib.import_module("confluent_kafka.admin")
         self._new_topic = admin.NewTopic
-        # Kept: it forgets its work when it goes. Silent: it would tell of brokers that are stopped.
+        # Kept: it would forget its work when it goes. Silent: it would report stopped brokers.
         self._admin = admin.AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
 
     @property
@@ -157,7 +158,7 @@ class Kafka:
         self._admin.create_topics([wanted], operation_timeout=START_S)[topic].result()
 
     def delete(self, topic: str) -> None:
-        """Its files go some time later."""
+        """Delete a topic; its files go some time later."""
         self._admin.delete_topics([topic], operation_timeout=START_S)[topic].result()
 
 
@@ -184,7 +185,7 @@ def running(parts: Server, folder: Path, brokers: int = 1) -> Iterator[Kafka]:
 
 
 def replicas(partitions: int, replication: int, brokers: int) -> list[list[int]]:
-    """Which brokers have a partition, the leader first, of each partition."""
+    """The brokers of each partition, the leader first."""
     return [[1 + (each + copy) % brokers for copy in range(replication)] for each in range(partitions)]
 
 

@@ -8,14 +8,12 @@ streamlets instead, without linger and with targets of 10, 50, 200 and 1,000 ms,
 
 Latency is from when a record is accepted until it is acknowledged (a sample of at most 5,000 of a run), with a reader
 also until that has it; processor time is that of producer, broker and reader, less what they take when the loop sends
-nothing. A run takes `--seconds`. Where that does not fill a chunk, what its records would wait for is reckoned: half of
-the time that a chunk takes to fill on average. Such figures are marked with ``~``; processor time of a few records
-means little.
+nothing. A run takes `--seconds`. If that does not fill a chunk, the waiting time is computed: half of the average time
+that a chunk takes to fill. Such figures are marked with ``~``; processor time of a few records means little.
 
-What a record costs whatever chunks are like, to be accepted, encoded, stored, read, is the row ``full chunks`` of
-``--part cost``: chunks of 64 KiB that go when they are full. A target cannot do better.
+The cost of a record that does not depend on chunks, for accepting, encoding, storing and reading, is the row ``full
+chunks`` of ``--part cost``: chunks of 64 KiB that go when they are full. A target cannot do better.
 """
-
 from __future__ import annotations
 
 import argparse
@@ -52,13 +50,13 @@ BURST_MAX = 10_000
 NEVER_MS = 3_600_000
 WARM_UP = 200
 COMPARED_MIN = 1_000
-"""Records a second: of fewer, processor time drowns in what the machine does besides."""
+"""Records a second: at lower rates, other load of the machine hides the processor time."""
 SMALLEST_SHARE_US = 0.01
-"""Least cost of a record, for a ratio: less is noise."""
+"""Least cost of a record that counts for a ratio: less is noise."""
 
 
 class Policy(NamedTuple):
-    """When chunks go."""
+    """A policy for when chunks go."""
 
     name: str
     settings: dict[str, Any]
@@ -67,7 +65,7 @@ class Policy(NamedTuple):
 
     @property
     def chunk_records(self) -> int | None:
-        """How many records a chunk waits for; None: it need not become full."""
+        """The number of records that a chunk waits for; None: it need not become full."""
         if "chunk_bytes_max" not in self.settings:
             return None
         return math.ceil(int(self.settings["chunk_bytes_max"]) / (RECORD_OVERHEAD_BYTES + RECORD_BYTES))
@@ -81,7 +79,7 @@ FIGURE = [*FIXED, Policy("flush", {"linger_ms": 0}, flushes=True), AT_ONCE]
 
 
 def target(ms: int) -> Policy:
-    """Chunks that go in time."""
+    """The policy of chunks that go in time for a target."""
     return Policy(f"{ms} ms", {"latency_target_ms": ms})
 
 
@@ -96,13 +94,13 @@ class Waits:
         self.ms: list[float] = []
 
     def add(self, pending: Any) -> None:
-        """Time one."""
+        """Time one record."""
         accepted_s = time.perf_counter()
         pending.add_done_callback(lambda _: self.ms.append((time.perf_counter() - accepted_s) * 1000))
 
 
 async def send_at_rate(producer: Producer, policy: Policy, rate: int, seconds: float, *, keyed: bool) -> dict[str, Any]:
-    """Send what is due each millisecond, or each by itself. What came of it."""
+    """Send the due records each millisecond, or each record alone; returns the figures."""
     value = b"x" * RECORD_BYTES
     keys = [b"key-%d" % number for number in range(KEYS)]
     waits, send, sent, total = Waits(rate * seconds), producer.send, 0, max(1, int(rate * seconds))
@@ -126,13 +124,13 @@ async def send_at_rate(producer: Producer, policy: Policy, rate: int, seconds: f
     if policy.chunk_records is None:
         await producer.flush()
     took_s, cpu_s = time.perf_counter() - begun_s, time.process_time() - begun_cpu_s
-    found = sorted(waits.ms)  # what waits in chunks that are not full is not in it
+    found = sorted(waits.ms)  # records in chunks that are not full are not included
     await producer.flush()
     return {"sent": sent, "took_s": took_s, "cpu_s": cpu_s, "ms": found}
 
 
 async def work(task: dict[str, Any]) -> None:
-    """One run: says ``ready``, begins when it is told to, and prints what came of it."""
+    """One run: prints ``ready``, begins at the input, and prints its figures."""
     policy = Policy(*task["policy"])
     async with await Client.connect(task["bootstrap"]) as client, client.producer(**policy.settings) as producer:
         await producer.prepare(STREAM)
@@ -152,18 +150,18 @@ async def work(task: dict[str, Any]) -> None:
 
 
 class Cpu(NamedTuple):
-    """Processor time by who took it."""
+    """Processor time of each process."""
 
     producer: float
     broker: float
     reader: float = 0.0
 
     def less(self, other: Cpu, times: float) -> Cpu:
-        """The excess over `times` the other one; never below nothing."""
+        """The excess over `times` the other; never negative."""
         return Cpu(*(max(0.0, one - times * each) for one, each in zip(self, other, strict=True)))
 
     def times(self, factor: float) -> Cpu:
-        """So much of it."""
+        """A multiple of it."""
         return Cpu(*(factor * each for each in self))
 
 
@@ -174,7 +172,7 @@ class Run(NamedTuple):
     """The figures of one run."""
 
     rate: float
-    """As it was kept to."""
+    """The rate that was achieved."""
     mean_ms: float
     p99_ms: float
     reckoned: bool
@@ -182,7 +180,7 @@ class Run(NamedTuple):
     """For a record."""
     chunks_per_s: float
     seen: Seen | None
-    """By a reader; None: there was none."""
+    """A reader's figures; None: there was no reader."""
 
     @property
     def cpu_us(self) -> float:
@@ -203,8 +201,8 @@ async def measure(
 ) -> Run:
     """One run with a stream of its own.
 
-    `idle`: what is taken in a second of no records. `streamlets`: records have keys. `pushed`: how somebody gets what
-    is sent; None: nobody reads.
+    `idle`: the processor time of a second without records. `streamlets`: records have keys. `pushed`: how a reader gets
+    the records; None: there is no reader.
     """
     await client.admin.create_stream(STREAM, streamlets=streamlets or 1)
     bootstrap, reader = made.cluster.bootstrap, None
@@ -255,7 +253,7 @@ async def measure(
 
 
 async def idle_share(made: Broker, client: Client, rate: int, seconds: float, *, pushed: bool | None = None) -> Cpu:
-    """Processor time that is taken in a second of sending nothing at that rate."""
+    """The processor time of a second of the loop at that rate without records."""
     run = await measure(made, client, NOTHING, rate, min(seconds, 3.0), NO_TIME, pushed=pushed)
     return run.each_us.times(run.rate / 1e6)
 
@@ -276,15 +274,15 @@ async def figure(made: Broker, client: Client, arguments: argparse.Namespace, fi
 
 
 def better(one: Run, other: Run) -> Run:
-    """The one that was disturbed less."""
+    """The run that was disturbed less."""
     return min(one, other, key=lambda run: run.cpu_us)
 
 
 def say_ratios(figures: Figures, rate: int, runs: Mapping[str, Run], goal: Policy) -> None:
-    """Print the ratios that are claimed of a rate.
+    """Print the ratios that claims about a rate use.
 
-    A size whose chunks take longer to fill than the target leaves is not a choice for who has one. So what the target
-    costs is compared with the best size of all, and with the best of those that hold it at this rate.
+    A chunk size that takes longer to fill than the target allows is no alternative to the target. So the cost of the
+    target is compared with the best size of all, and with the best size that holds the target at this rate.
     """
     of_64_us = max(runs["64 KiB"].cpu_us, SMALLEST_SHARE_US)
     figures.add(f"{rate:,}/s: flush / 64 KiB", runs["flush"].cpu_us / of_64_us, "x the processor time")
@@ -299,12 +297,12 @@ def say_ratios(figures: Figures, rate: int, runs: Mapping[str, Run], goal: Polic
 
 
 def in_time(runs: Sequence[Run], limit_ms: float) -> list[Run]:
-    """Those whose records were acknowledged within it on average."""
+    """The runs whose records were acknowledged within the limit on average."""
     return [run for run in runs if run.mean_ms <= limit_ms]
 
 
 def note(figures: Figures, name: str, run: Run) -> None:
-    """Keep a run, and say how it went."""
+    """Keep a run, and print its figures."""
     mark = "~" if run.reckoned else ""
     say(
         f"{name}: {run.rate:,.0f}/s kept, {mark}{run.mean_ms:,.1f} ms, p99 {mark}{run.p99_ms:,.1f} ms,"
@@ -370,7 +368,7 @@ def cost_table(policies: Sequence[Policy], runs: Mapping[str, Run]) -> str:
 
 
 async def measure_all(arguments: argparse.Namespace) -> None:
-    """On a cluster of its own, which keeps all in memory."""
+    """Measure on a cluster of its own, which keeps everything in memory."""
     parts = PARTS if arguments.part == "all" else (arguments.part,)
     with directory(arguments) as where:
         figures = Figures("latency", arguments, where)

@@ -1,14 +1,14 @@
 """A path that waits for full chunks, and what a latency constraint makes of it: ``bench.latency --part path``.
 
 Figures 7 and 8 of Lohrmann, Warneke and Kao, *Nephele Streaming*, drawn again: four inputs come into a stream, each
-into a streamlet of its own; an application merges four records into one, another one passes these on, and somebody
-reads what comes. So the path has three streams and two applications, each a process, and the later streams have a
-quarter of the rate. Before, chunks of 32 KiB go when they are full and no sooner: there is a constraint already, of an
-hour, which lets all chunks fill for as long as they take. Then it is altered, while all goes on.
+into a streamlet of its own; an application merges four records into one, another one passes these on, and a reader
+reads them. So the path has three streams and two applications, each a process, and the later streams have a quarter of
+the rate. Before, chunks of 32 KiB go when they are full and no sooner: there is a constraint already, of an hour, which
+lets all chunks fill for as long as they take. Then it is altered, while all goes on.
 
-Beside it is what the paper's own law (3.5.1) would do, reckoned with and not measured: a chunk size becomes
-``size x 0.98 ** (milliseconds that records wait in it on average)``, while the constraint is violated and no more than
-once per window, after what was measured with the size before is gone; and 1.1 times as large if records do not wait.
+Beside it is the effect of the paper's own law (3.5.1), computed and not measured: a chunk size becomes ``size x 0.98 **
+(milliseconds that records wait in it on average)``, while the constraint is violated and no more than once per window,
+after what was measured with the size before is gone; and 1.1 times as large if records do not wait.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ RECORD_BYTES = 128
 HOUR_MS = 3_600_000.0
 ROLES = ("source", MERGE, ENCODE)
 LEARNT_S = 10.0
-"""Until writers go by advice, and chunks from before have gone."""
+"""Time until writers follow advice, and earlier chunks have gone."""
 LOOK_S = 0.25
 SETTLED_WINDOWS = 4
-"""After so many it is given up."""
+"""The number of windows after which it gives up."""
 _HEAD = struct.Struct("<QQ")
 """Fields of a value: its number, and when it was sent, in microseconds."""
 
@@ -68,10 +68,10 @@ class Step(NamedTuple):
 def law(
     rates: Sequence[float], buffers: Sequence[int], rest_ms: float, limit_ms: float, window_s: float, *, most: int = 60
 ) -> list[Step]:
-    """How sizes go, step by step, until the constraint is held; `most` steps.
+    """The sizes, step by step, until the constraint is held; at most `most` steps.
 
-    `rates`: records a second that come to a buffer of each channel; `buffers`: how many of these it has; `rest_ms`:
-    what all takes that is not filling.
+    `rates`: records a second that come to a buffer of each channel; `buffers`: the number of buffers of each;
+    `rest_ms`: the time of everything except filling.
     """
     record, sizes, at_s, found = RECORD_BYTES + RECORD_OVERHEAD_BYTES, [CHUNK_BYTES] * len(rates), 0.0, list[Step]()
     for _ in range(most):
@@ -79,7 +79,7 @@ def law(
         filling_s = [(count - 1) / rate for count, rate in zip(records, rates, strict=True)]
         waits_ms = [500 * each for each in filling_s]
         mean_ms = sum(waits_ms) + rest_ms
-        # What was measured with sizes from before has to go by, and as long as no chunk is full nothing is measured.
+        # Measurements with earlier sizes have to leave the window, and as long as no chunk is full nothing is measured.
         at_s += window_s + max(filling_s)
         chunks = sum(many * rate / count for many, rate, count in zip(buffers, rates, records, strict=True))
         found.append(Step(at_s, mean_ms, tuple(sizes), chunks))
@@ -117,15 +117,15 @@ async def feed(client: Client, rate: float) -> None:
 
 
 class Merger:
-    """Makes one record of those with the same number, one of each input."""
+    """Merges the records with the same number, one from each input."""
 
     def __init__(self, inputs: int) -> None:
         self._inputs = inputs
         self._waiting: dict[int, tuple[int, int]] = {}
-        """By number: how many are there, and when the oldest was sent."""
+        """By number: how many inputs have come, and when the oldest was sent."""
 
     def take(self, values: Iterable[bytes]) -> Iterable[bytes]:
-        """Those that have become whole. What they are made of counts as sent when the oldest of it was."""
+        """The records that are now complete. A merged record counts as sent when its oldest part was."""
         for value in values:
             number, sent_us = _HEAD.unpack_from(value)
             there, oldest_us = self._waiting.pop(number, (0, sent_us))
@@ -151,7 +151,7 @@ async def pass_on(client: Client, group: str, source: str, sink: str, inputs: in
 
 
 async def work(task: dict[str, Any]) -> None:
-    """One of the processes, until it is killed."""
+    """Be one of the processes, until it is killed."""
     async with await Client.connect(task["bootstrap"]) as client:
         if task["role"] == MERGE:
             await pass_on(client, MERGE, PACKETS, MERGED, INPUTS)
@@ -163,7 +163,7 @@ async def work(task: dict[str, Any]) -> None:
 
 @contextlib.asynccontextmanager
 async def running(bootstrap: str, rate: float) -> AsyncIterator[list[int]]:
-    """All processes of the path, by their numbers."""
+    """All processes of the path, by their process ids."""
     processes: list[asyncio.subprocess.Process] = []
     try:
         for role in ROLES:
@@ -182,44 +182,44 @@ async def running(bootstrap: str, rate: float) -> AsyncIterator[list[int]]:
             await process.wait()
 
 
-# -- what is measured ----------------------------------------------------------------------------------------------
+# -- measurements ----------------------------------------------------------------------------------------------
 
 
 class Arrival(NamedTuple):
-    """A chunk has come to the end of the path."""
+    """The arrival of a chunk at the end of the path."""
 
     at_s: float
     records: int
     waited_ms: float
-    """Its records, since they were sent, on average."""
+    """Mean time since its records were sent."""
 
 
 class Phase(NamedTuple):
     """The measurements of some time."""
 
     mean_ms: float
-    """From when records are sent until they are at the end of the path, as their reader sees it."""
+    """From the sending of records until the reader has them at the end of the path."""
     rate: float
-    """Records a second there."""
+    """Records a second at the end."""
     chunks_per_s: float
     """Chunks of all streams."""
     cpu_us: float
-    """Processor time of broker and processes, for a record at the end."""
+    """Processor time of broker and processes for each record at the end."""
     described: LatencyDescription
 
 
 def mean_and_rate(arrivals: Sequence[Arrival]) -> tuple[float, float]:
-    """The mean and rate of arrivals of some time. Raises `SystemExit` where there are fewer than two."""
+    """The mean and rate of some arrivals. Raises `SystemExit` if there are fewer than two."""
     if len(arrivals) < 2:
         raise SystemExit(f"{len(arrivals)} chunks have come to the end of the path: take a longer window")
     records = sum(each.records for each in arrivals)
     mean_ms = sum(each.waited_ms * each.records for each in arrivals) / records
-    # From arrival to arrival: with whole chunks, what comes in a time is known to a chunk only.
+    # From arrival to arrival: chunks arrive whole, so the amount within a time is known only to a chunk.
     return mean_ms, (records - arrivals[0].records) / (arrivals[-1].at_s - arrivals[0].at_s)
 
 
 async def read(client: Client, arrivals: list[Arrival]) -> None:
-    """Note what comes to the end of the path."""
+    """Note the arrivals at the end of the path."""
     async with client.consumer(ENCODED) as consumer:
         async for chunk in consumer.batches():
             now_us, values = time.time_ns() / 1000, chunk.batch.column("value").to_pylist()
@@ -234,18 +234,18 @@ class Run(NamedTuple):
     before: Phase
     after: Phase
     settled_windows: float
-    """From when the constraint was altered until it was held for the rest; infinite: it was not."""
+    """The time from the change of the constraint until it was held for the rest; infinite if it was not."""
 
 
 class _Path:
-    """One that is running."""
+    """A running path."""
 
     def __init__(self, made: Broker, client: Client, pids: list[int], window_s: float) -> None:
         self._made, self._client, self._pids, self._window_s = made, client, pids, window_s
         self.arrivals: list[Arrival] = []
 
     async def constrain(self) -> None:
-        """Let all chunks fill, as soon as both applications read; done when brokers have been told."""
+        """Let all chunks fill, as soon as both applications read; returns when brokers know the constraint."""
         async with asyncio.timeout(60):
             while True:
                 try:
@@ -259,7 +259,7 @@ class _Path:
                 await asyncio.sleep(LOOK_S)
 
     async def phase(self, seconds: float) -> Phase:
-        """Measure for so long."""
+        """Measure for `seconds`."""
         first, begun_s, cpu_s = len(self.arrivals), time.perf_counter(), self._cpu_s()
         chunks = (await self._made.metrics())["chunks_appended_total"]
         await asyncio.sleep(seconds)
@@ -273,7 +273,7 @@ class _Path:
         return sum(map(run_s, (self._made.pid, *self._pids)))
 
     async def settled(self, limit_ms: float) -> float:
-        """Alter the limit, and look for `SETTLED_WINDOWS`: after how many it was held for the rest."""
+        """Alter the limit, and watch `SETTLED_WINDOWS`; returns the time after which it was held for the rest."""
         await self._client.latency.alter(NAME, limit_ms=limit_ms)
         begun_s, since_s = time.perf_counter(), math.inf
         while (now_s := time.perf_counter() - begun_s) < SETTLED_WINDOWS * self._window_s:
@@ -289,12 +289,12 @@ def lets_fill(described: LatencyDescription) -> bool:
 
 
 def holds(described: LatencyDescription, limit_ms: float) -> bool:
-    """Whether the limit is held by what was measured over the last window."""
+    """Whether the measurements of the last window hold the limit."""
     return described.state == "held" and described.mean_us <= limit_ms * 1000
 
 
 async def measure(where: Path, *, rate: float, limit_ms: float, window_s: float, arena_bytes: int = 256 * MIB) -> Run:
-    """Before and after, on a cluster of its own. `rate`: records a second of each of four inputs."""
+    """Measure before and after, on a cluster of its own. `rate`: records a second of each of four inputs."""
     async with (
         broker(where, arena_bytes=arena_bytes, segment_bytes=MIB // 4, **IN_MEMORY) as made,
         await Client.connect(made.cluster.bootstrap) as client,
@@ -315,11 +315,11 @@ async def measure(where: Path, *, rate: float, limit_ms: float, window_s: float,
                 await asyncio.gather(reading, return_exceptions=True)
 
 
-# -- what is shown -------------------------------------------------------------------------------------------------
+# -- output -------------------------------------------------------------------------------------------------
 
 
 def bars(before: LatencyDescription, after: LatencyDescription) -> str:
-    """Hops before and after as a table, and as bars that have the longest one's scale."""
+    """Hops before and after as a table, with bars to the scale of the longest hop."""
     most_us = max(1, *(hop.mean_us for each in (before, after) for hop in each.hops))
     lines = ["| stream | hop | before, ms | after, ms | |", "|---|---|--:|--:|---|"]
     for one, other in zip(before.hops, after.hops, strict=True):
@@ -331,7 +331,7 @@ def bars(before: LatencyDescription, after: LatencyDescription) -> str:
 
 
 def note(figures: Figures, run: Run, rate: float, limit_ms: float, window_s: float) -> None:
-    """Keep what came of it, and what the paper's law would do."""
+    """Keep the figures, and the effect of the paper's law."""
     for name, phase in (("before", run.before), ("after", run.after)):
         figures.add(f"{name}: mean, by the reader", phase.mean_ms, "ms")
         figures.add(f"{name}: mean, as described", phase.described.mean_us / 1000, "ms")
@@ -352,7 +352,7 @@ def note(figures: Figures, run: Run, rate: float, limit_ms: float, window_s: flo
 
 
 async def part(where: Path, arguments: argparse.Namespace, figures: Figures) -> None:
-    """Carry out ``--part path``."""
+    """Run ``--part path``."""
     rate, limit_ms, window_s = arguments.path_rate, arguments.limit_ms, arguments.window_s
     for number in range(arguments.rounds):
         run = await measure(where / f"path-{number}", rate=rate, limit_ms=limit_ms, window_s=window_s)

@@ -1,8 +1,8 @@
 """The reader of `bench.latency`, a process of its own: how late each record was, and the cost of reading it.
 
-Each record has the time at which it was accepted, and all of them are looked at, on the clock that both processes have.
-A target is held in a window where its records were within it on average, by when they were accepted: as brokers judge
-constraints. A stricter figure is in how many windows 99 of 100 records were.
+Each record has the time at which it was accepted; all records count, by the clock that both processes share. A target
+is held in a window where its records were within it on average, by when they were accepted: as brokers judge
+constraints. A stricter figure is the share of windows where 99 of 100 records were.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from kera.core.base.process import DIE_WITH_PARENT_VARIABLE, die_with_parent
 from kera.core.base.settings import MIB
 
 WINDOW_S = 1.0
-"""The shortest that a constraint may have."""
+"""The shortest window that a constraint may have."""
 
 
 class Seen(NamedTuple):
     """The figures of a run."""
 
     mean_ms: float
-    """From when records are accepted until the reader has them."""
+    """From the acceptance of records until the reader has them."""
     p99_ms: float
     means_ms: list[float]
     """Mean of each window."""
@@ -41,11 +41,11 @@ class Seen(NamedTuple):
     """Processor time of the process, since the beginning."""
 
     def held(self, limit_ms: float) -> float:
-        """In what part of the windows records were within the limit on average."""
+        """The share of windows where records were within the limit on average."""
         return part_within(self.means_ms, limit_ms)
 
     def held_p99(self, limit_ms: float) -> float:
-        """In what part of the windows 99 of 100 records were."""
+        """The share of windows where 99 of 100 records were within the limit."""
         return part_within(self.p99s_ms, limit_ms)
 
 
@@ -55,9 +55,9 @@ def part_within(windows_ms: Sequence[float], limit_ms: float) -> float:
 
 
 def summed_up(accepted_us: npt.NDArray[Any], waited_us: npt.NDArray[Any], cpu_s: float, window_s: float) -> Seen:
-    """The figures of records, by when each was accepted and for how long it was under way.
+    """The figures of records, by the time when each was accepted and the time that it took.
 
-    There is one window at least. Less than half of one, at the end, is none, and counts to the one before.
+    There is at least one window. A rest of less than half a window counts to the window before.
     """
     if not len(accepted_us):
         return Seen(float("nan"), float("nan"), [], [], cpu_s)
@@ -78,14 +78,14 @@ def summed_up(accepted_us: npt.NDArray[Any], waited_us: npt.NDArray[Any], cpu_s:
 
 
 class Arrivals:
-    """The arrivals."""
+    """The arrivals of records."""
 
     def __init__(self) -> None:
         self.records = 0
         self._found: list[tuple[float, bytes]] = []
 
     def add(self, batch: pa.RecordBatch, now_us: float) -> None:
-        """Note when: each record by itself would cost more than to read it."""
+        """Note the arrival of a batch: noting each record would cost more than reading it."""
         times, count = batch.column("timestamp"), batch.num_rows
         self.records += count
         first = 8 * times.offset
@@ -100,7 +100,7 @@ class Arrivals:
 
 
 async def work(task: dict[str, Any]) -> None:
-    """One run: says ``ready``, begins when it is told to, reads as many records as it is told then."""
+    """One run: prints ``ready``, begins at the input, and then reads as many records as the input says."""
     arrivals, wanted = Arrivals(), sys.maxsize
     come = asyncio.Event()
 
@@ -134,7 +134,7 @@ async def work(task: dict[str, Any]) -> None:
 
 
 class Reader:
-    """The process, as who measures sees it. Kill it at the end."""
+    """The reader's process, as the measuring process sees it. Kill it at the end."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         if process.stdin is None or process.stdout is None:
@@ -143,7 +143,7 @@ class Reader:
 
     @classmethod
     async def started(cls, bootstrap: str, stream: str, *, pushed: bool) -> Reader:
-        """It reads."""
+        """Start a process that reads."""
         task = json.dumps({"bootstrap": bootstrap, "stream": stream, "pushed": pushed})
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "bench.latency_reader", task),
@@ -162,7 +162,7 @@ class Reader:
         self._stdin.write(b"go\n")
 
     async def seen(self, records: int) -> Seen:
-        """When so many have come altogether."""
+        """The figures when `records` have come in total."""
         self._stdin.write(b"%d\n" % records)
         line = await self._stdout.readline()
         if not line:
@@ -171,7 +171,7 @@ class Reader:
         return Seen(*json.loads(line))
 
     async def kill(self) -> None:
-        """If it has not ended."""
+        """Kill the process if it has not ended."""
         if self._process.returncode is None:
             self._process.kill()
             await self._process.wait()

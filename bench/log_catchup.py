@@ -46,7 +46,7 @@ def values_of(column: Any) -> memoryview:
 
 
 async def produce(bootstrap: str, record_bytes: int, first: int, count: int) -> dict[str, Any]:
-    """Send records `first`, …: each starts with its number."""
+    """Send records `first`, …; each starts with its number."""
     rows = BATCH_BYTES // record_bytes
     noise = np.frombuffer(os.urandom(rows * record_bytes), np.uint8).reshape(rows, record_bytes)
     offsets = pa.py_buffer(np.arange(0, (rows + 1) * record_bytes, record_bytes, dtype=np.int32))
@@ -71,7 +71,7 @@ async def produce(bootstrap: str, record_bytes: int, first: int, count: int) -> 
 async def consume(
     bootstrap: str, record_bytes: int, position: Position | None, first: int, count: int
 ) -> dict[str, Any]:
-    """Read records `first`, … from a position on; `count` 0: until told to stop."""
+    """Read records `first`, … from a position on; without `count`, until the input says stop."""
     checksum = records = 0
     begun_s = end_s = 0.0
     stopped = asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
@@ -84,7 +84,7 @@ async def consume(
         while True:
             following = asyncio.ensure_future(anext(batches))
             await asyncio.wait({following} if count else {following, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            if not following.done():  # told to stop, and there is nothing more to read
+            if not following.done():  # the input says stop, and there is nothing more to read
                 following.cancel()
                 await asyncio.wait({following})
                 break
@@ -122,7 +122,7 @@ class Worker:
 
     @classmethod
     async def start(cls, role: str, **task: Any) -> Worker:
-        """Start it; a reader is there when this returns."""
+        """Start a process; a reader is connected when this returns."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "bench.log_catchup", "--worker", json.dumps({"role": role, **task})),
             stdin=asyncio.subprocess.PIPE,
@@ -145,7 +145,7 @@ class Worker:
         return found
 
     async def result(self) -> dict[str, Any]:
-        """Wait for its end."""
+        """Wait for its end; returns its result."""
         found = await self._line()
         if self._process.stdin is not None:
             self._process.stdin.close()
@@ -153,7 +153,7 @@ class Worker:
         return found
 
     async def stop(self) -> dict[str, Any]:
-        """Let a reader without an end stop."""
+        """Stop a reader without an end."""
         if self._process.stdin is not None:
             self._process.stdin.write(b"stop\n")
         return await self.result()
@@ -163,7 +163,7 @@ class Worker:
 
 
 async def watch(made: Broker, peaks: dict[str, int]) -> None:
-    """Keep the most that was seen of the broker's memory."""
+    """Keep the peaks of the broker's memory."""
     while True:
         found = {**made.memory(), "arena file": made.arena.stat().st_blocks * 512}
         for name, value in found.items():
@@ -172,7 +172,7 @@ async def watch(made: Broker, peaks: dict[str, int]) -> None:
 
 
 async def run(arguments: argparse.Namespace, root: Path) -> None:
-    """All rounds, and the check."""
+    """Run all rounds, and the check."""
     figures = Figures("log_catchup", arguments, root)
     history = min(2 * arguments.arena_bytes, arguments.bytes // 2) // arguments.record_bytes
     per_round = (arguments.bytes // arguments.record_bytes - history) // (2 * arguments.rounds)

@@ -66,7 +66,7 @@ _buffers = threading.local()
 
 
 def _buffer(length: int) -> memoryview:
-    """One per thread, used again: memory that was never touched would cost more than the disk."""
+    """A buffer for each thread, used again: fresh memory would cost more than the disk."""
     if not hasattr(_buffers, "view"):
         _buffers.view = memoryview(mmap.mmap(-1, length))
     return memoryview(_buffers.view)
@@ -96,7 +96,7 @@ class Engine:
         self._streamlet.publish(self._streamlet.append(chunk, read_header(chunk, 0)))
 
     async def spill(self, count: int) -> float:
-        """Seconds to put `count` segments on disk that are in memory already."""
+        """Seconds to put `count` segments from memory on disk."""
         memory = self._engine.memory
         segments = memory.totals.segments_flushed + count
         closed: set[tuple[int, int]] = set()
@@ -143,7 +143,7 @@ async def through_broker(
         await producer.flush()
         await made.until(lambda metrics: metrics["segments_flushed_total"] >= flushed)
     written_s = time.perf_counter() - begun_s
-    # Push it out of memory: what another stream writes takes its place.
+    # Push it out of memory: another stream takes its place.
     evicted = (await made.metrics())["arena_slots"]
     await client.admin.create_stream(name + "-other")
     async with client.producer(chunk_bytes_max=CHUNK_BYTES, request_bytes_max=2 * CHUNK_BYTES) as producer:

@@ -27,7 +27,7 @@ STREAMS_AT_ONCE = 16
 
 
 def write_history(index_path: Path, stream_id: int, segments: int) -> None:
-    """Closed segments of one stream, a group each, as if they had been flushed before a clean stop."""
+    """Write closed segments of one stream, a group each, as if they had been flushed before a clean stop."""
     index = SegmentIndex.open(index_path, durable=False)
     for first in range(1, segments + 1, PER_COMMIT):
         index.commit(
@@ -44,7 +44,7 @@ def write_history(index_path: Path, stream_id: int, segments: int) -> None:
 
 
 async def start_seconds(made: Broker, *, kill: bool) -> float:
-    """From the start of the process until it serves. It includes loading Python, as for the empty one."""
+    """Seconds from the start of the process until it serves. Loading Python is included, as for the empty broker."""
     child = made.cluster._child(BROKER)
     if kill:
         await child.kill()
@@ -62,7 +62,7 @@ async def resident(made: Broker) -> int:
 
 
 async def run(arguments: argparse.Namespace, root: Path) -> None:
-    """Both brokers, side by side."""
+    """Measure both brokers, side by side."""
     figures = Figures("log_start", arguments, root)
     sizes = {"arena_bytes": 16 * MIB, "segment_bytes": 64 * KIB}
     long, empty = f"{arguments.segments:,} segments", "empty"

@@ -1,4 +1,4 @@
-"""Many streams on one broker: to create them, to have them idle, to write to each, to start again with all of them.
+"""Many streams on one broker: the cost of creating them, of idle ones, of writing to each, and of a restart.
 
 Each stream has one streamlet. Segments are small, and there are fewer slots than streams, unless ``--arena-bytes`` says
 otherwise: so one record for each also shows how open segments make room for others.
@@ -21,7 +21,7 @@ AT_ONCE = 16
 
 
 async def for_each(count: int, action: Callable[[int], Awaitable[object]]) -> float:
-    """Seconds to do something to each stream, some at a time."""
+    """Do something to each stream, some at a time; returns the seconds."""
     numbers = iter(range(count))
 
     async def work() -> None:
@@ -36,7 +36,7 @@ async def for_each(count: int, action: Callable[[int], Awaitable[object]]) -> fl
 
 
 async def run(arguments: argparse.Namespace, root: Path) -> None:
-    """Everything, once."""
+    """Run each part once."""
     figures = Figures("log_streams", arguments, root)
     count = arguments.streams
     sizes = {"arena_bytes": arguments.arena_bytes, "segment_bytes": arguments.segment_bytes}

@@ -2,8 +2,8 @@
 
 Processor time of each record in client, broker and backup, and the time until it is acknowledged: back to back, where
 each record is sent when the one before it is acknowledged, and at 1,000 records a second, where caches are cold. Also
-the SDK without asyncio beside the one with it, and batches of eight rows, for 1,024 streamlets in turn. The client's
-processor time at a rate is less that of the same loop without records. All share the machine's cores.
+the synchronous SDK beside the asynchronous one, and batches of eight rows, for 1,024 streamlets in turn. The processor
+time of the same loop without records is subtracted from the client's at a rate. All share the machine's cores.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ VALUE = b"x" * 128
 ROWS = 8
 STREAMLETS = 1024
 WARM = 500
-"""Records before those that count."""
+"""Records before the measurement."""
 ARENA_BYTES = 1024 * MIB
 
 
 class _Watch:
-    """Processor time of client and daemons, from its creation on."""
+    """Processor time of client and daemons since its creation."""
 
     def __init__(self, made: Broker) -> None:
         pids = {name: pid for name, pid in made.cluster.processes.items() if name.startswith(("broker", BACKUP))}
@@ -46,7 +46,7 @@ class _Watch:
         return {"client": time.process_time()} | {name: run_s(pid) for name, pid in self._daemons.items()}
 
     def since(self) -> dict[str, float]:
-        """Seconds of each."""
+        """Seconds of each process."""
         return {name: now_s - self._begun[name] for name, now_s in self._now().items()}
 
 
@@ -62,7 +62,7 @@ async def _paced(count: int, do: Callable[[], Awaitable[object]]) -> None:
 
 
 async def _nothing() -> None:
-    """A record that is not sent."""
+    """Send no record."""
 
 
 async def _alone(figures: Figures, made: Broker, producer: Producer, name: str, count: int, *, paced: bool) -> None:

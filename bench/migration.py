@@ -1,4 +1,4 @@
-"""Streamlets move from broker to broker while they are written to: for how long their producers wait.
+"""Streamlets move between brokers under load: how long their producers wait.
 
 * ``moves``: a streamlet of a small stream goes back and forth; how long there was no acknowledgement, over all moves.
 * ``sizes``: the same with more and more in the stream, most of it on disk only: a move takes the metadata, so that it
@@ -31,7 +31,7 @@ from kera.local.cluster import LocalCluster
 
 PARTS = ("moves", "sizes", "spread")
 AFTER_RECORDS = 30
-"""So many of the moved streamlet are acknowledged before the next thing happens."""
+"""This many records of the moved streamlet are acknowledged before the next step."""
 
 
 @contextlib.asynccontextmanager
@@ -51,7 +51,9 @@ async def running(
 
 
 async def back_and_forth(client: Client, stream: str, load: Steady, moves: int) -> list[tuple[float, float, float]]:
-    """Move streamlet 0 so often; of each move: the stall that producers saw, the brokers' own, and the whole call."""
+    """Move streamlet 0 `moves` times; for each move: the producers' stall, the brokers' own stall, and the whole
+    call.
+    """
     found = []
     brokers = [broker.broker_id for broker in (await client.admin.describe_cluster()).brokers if broker.alive]
     at = (await client.admin.describe_stream(stream)).assignments[0].broker_id
@@ -80,7 +82,7 @@ def add(figures: Figures, of: str, moves: Sequence[tuple[float, float, float]]) 
 
 
 async def measure_moves(arguments: argparse.Namespace, root: Path, figures: Figures) -> None:
-    """Many moves of a small stream."""
+    """Move a small stream many times."""
     async with running(arguments, root, 2) as (_, client, _):
         await client.admin.create_stream("moves", streamlets=2, replication=arguments.replication)
         async with steady(client, "moves", pause_s=arguments.pause_ms / 1000) as load:
@@ -95,7 +97,7 @@ async def measure_moves(arguments: argparse.Namespace, root: Path, figures: Figu
 
 
 async def measure_sizes(arguments: argparse.Namespace, root: Path, figures: Figures) -> None:
-    """A few moves each time the stream has grown."""
+    """Move a few times after each growth of the stream."""
     async with running(arguments, root, 2) as (_, client, _):
         await client.admin.create_stream("sizes", replication=arguments.replication)
         filled = Filled(1, arguments.record_bytes)
@@ -114,7 +116,7 @@ async def measure_sizes(arguments: argparse.Namespace, root: Path, figures: Figu
 
 
 async def measure_spread(arguments: argparse.Namespace, root: Path, figures: Figures) -> None:
-    """One broker, then three, then two."""
+    """Measure with one broker, then three, then two."""
     async with running(arguments, root, 3) as (_, client, brokers):
         await client.admin.create_stream("spread", streamlets=6, brokers=1, replication=arguments.replication)
         filled = Filled(6, arguments.record_bytes)
@@ -168,7 +170,7 @@ def main() -> int:
     made.add_argument("--arena-bytes", type=size, default=512 * MIB, help="memory of each broker")
     made.add_argument("--segment-bytes", type=size, default=8 * MIB)
     arguments = made.parse_args()
-    configure_logging("error", daemon="bench")  # that clients look for new owners is what is measured
+    configure_logging("error", daemon="bench")  # clients log their search for new owners, which is measured
     with directory(arguments) as root:
         asyncio.run(run(arguments, root))
     return 0

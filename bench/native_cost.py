@@ -1,6 +1,7 @@
 """The cost of the native core's functions, beside the same in Python: ``python -m bench.native_cost``.
 
-Each core runs in processes of its own, in turns, as others use the machine as well; of each function the least counts.
+Each core runs in processes of its own, in turns, as others use the machine as well; the least time of each function
+counts.
 """
 
 from __future__ import annotations
@@ -37,17 +38,17 @@ from kera.core.format.schema import DEFAULT_SCHEMA
 from kera.core.native import VARIABLE, native
 
 Table = Callable[[dict[str, float], dict[str, float]], str]
-"""Makes one of what was measured in Python and natively."""
+"""Makes a table from the measurements in Python and with the native core."""
 KIB = 1024
 HEADER = 128
 PLACEMENT = (1 << 40, 2, 0, 1 << 30, 5 << 32, 64 * KIB)
 SECONDS = 0.02
-"""Time of each of several runs of a function."""
+"""The times of several runs of a function."""
 RUNS = 9
 
 
 def chunk_of(payload: pa.Buffer, records: int = 10, version: int = 1) -> bytearray:
-    """A placed chunk, whose numbers are as large as they usually are."""
+    """A placed chunk, whose numbers have their usual sizes."""
     now_us = 1_700_000_000_000_000
     encoded = encode_chunk(
         payload,
@@ -69,7 +70,7 @@ def chunk_of(payload: pa.Buffer, records: int = 10, version: int = 1) -> bytearr
 
 
 def records(count: int) -> pa.RecordBatch:
-    """Records of the default schema, of some 100 bytes each."""
+    """Records of the default schema, of about 100 bytes each."""
     rows = [{"timestamp": 1_700_000_000_000_000 + each, "value": b"v" * (100 - each % 7)} for each in range(count)]
     return pa.RecordBatch.from_pylist(rows, DEFAULT_SCHEMA)
 
@@ -110,7 +111,7 @@ def text_call(name: str, text: str) -> dict[str, Callable[[], object]]:
 
 
 def all_calls() -> dict[str, Callable[[], object]]:
-    """All that is measured."""
+    """All calls that are measured."""
     small = chunk_of(pa.py_buffer(bytes(KIB - HEADER)))
     run, headers = memoryview(bytes(small) * 64), memoryview(bytes(small[:HEADER]) * 64)
     ends = array("I", range(KIB, 65 * KIB, KIB))
@@ -132,7 +133,7 @@ def all_calls() -> dict[str, Callable[[], object]]:
 
 
 def measure() -> dict[str, float]:
-    """Nanoseconds of each call, with the core that runs here."""
+    """Nanoseconds of each call, with the core of this process."""
     found = {}
     for name, call in all_calls().items():
         timer = timeit.Timer(call)
@@ -150,7 +151,7 @@ def measure_elsewhere(module: str, core: str) -> dict[str, float]:
 
 
 def table(python: dict[str, float], fast: dict[str, float]) -> str:
-    """Both, beside each other, in Markdown."""
+    """Both cores beside each other, in Markdown."""
     rows = ["| call | Python, ns | native, ns | |", "|---|--:|--:|--:|"]
     rows += [
         f"| {name} | {python[name]:,.0f} | {fast[name]:,.0f} | {python[name] / fast[name]:.1f}× |" for name in fast
@@ -159,7 +160,7 @@ def table(python: dict[str, float], fast: dict[str, float]) -> str:
 
 
 def beside(module: str, measure: Callable[[], dict[str, float]], table: Table, description: str) -> None:
-    """The command line of a module that measures both cores: in turns, and of each figure the least counts."""
+    """The command line of a module that measures both cores: in turns, the least of each figure counts."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--rounds", type=int, default=3, help="how often each of them")
     parser.add_argument("--json", action="store_true", help="only the core that runs here, as JSON")

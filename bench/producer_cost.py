@@ -1,8 +1,8 @@
 """The cost of a batch for a producer, with and without the native core: ``python -m bench.producer_cost``.
 
-From the call of `send_batch` to the frames that are given to the transport, and from the answer to what was awaited;
-and small batches one after the other, until all are delivered. No broker, and no socket. Each core runs in processes of
-its own, in turns; the least counts.
+From the call of `send_batch` to the frames for the transport, and from the answer to the awaited result; and small
+batches one after the other, until all are delivered. No broker, and no socket. Each core runs in processes of its own,
+in turns; the least counts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _KEYS = DEFAULT_SCHEMA.field("keys").type
 
 
 class Kind(NamedTuple):
-    """Batches that are alike: each becomes a chunk of so many records in each streamlet."""
+    """Batches of one kind: each becomes a chunk with this number of records in each streamlet."""
 
     streamlets: int
     records: int
@@ -72,7 +72,7 @@ def batch_of(kind: Kind) -> pa.RecordBatch:
 
 
 async def measure_kind(kind: Kind) -> tuple[int, int]:
-    """Nanoseconds up to the frames, and of the answers; the first batch also connects, and does not count."""
+    """Nanoseconds up to the frames, and for the answers; the first batch also connects, and does not count."""
     cluster: Any = Cluster(streamlets=kind.streamlets)
     settings = ProducerSettings(
         chunk_bytes_max=1 << 20, request_bytes_max=MESSAGE_BYTES_MAX, payload=kind.payload, linger_ms=0
@@ -99,7 +99,7 @@ async def measure_kind(kind: Kind) -> tuple[int, int]:
 
 
 async def answer(cluster: Any) -> tuple[int, int]:
-    """Answer the next request: its chunks are stored. How many they are, and the nanoseconds of the producer."""
+    """Answer the next request as if its chunks were stored; returns their number, and the producer's nanoseconds."""
     frame = memoryview(b"".join(memoryview(piece) for piece in cluster.wire.sent.pop(0)))
     head = frame[HEADER_BYTES : HEADER_BYTES + header_of([frame]).head_bytes]
     chunks = broker_pb2.MultiWriteChunksRequest.FromString(bytes(head)).chunk_count
@@ -107,7 +107,7 @@ async def answer(cluster: Any) -> tuple[int, int]:
 
 
 async def measure_small(rows: int) -> float:
-    """Nanoseconds of a batch of so many rows, of many that are sent one after the other."""
+    """Nanoseconds of a batch of `rows` rows, when many are sent one after the other."""
     cluster: Any = Cluster()
     batch = pa.record_batch({"value": pa.array([make_value(RECORD_BYTES)] * rows, pa.binary())})
     batches = min(SMALL_BATCHES_MAX, SMALL_BYTES // (rows * RECORD_BYTES))
@@ -132,7 +132,7 @@ async def measure_small(rows: int) -> float:
 
 
 async def measure() -> dict[str, float]:
-    """Nanoseconds of each kind, with the core that runs here."""
+    """Nanoseconds of each kind, with the core of this process."""
     found: dict[str, float] = {}
     for kind in KINDS:
         there_ns, back_ns = await measure_kind(kind)
@@ -148,7 +148,7 @@ def small_name(rows: int) -> str:
 
 
 def table(python: dict[str, float], fast: dict[str, float]) -> str:
-    """Both, beside each other, in Markdown."""
+    """Both cores beside each other, in Markdown."""
     rows = ["| batch | Python, us | native, us | a chunk, native, us | |", "|---|--:|--:|--:|--:|"]
     for kind in KINDS:
         for part in ("send_batch", "answer"):

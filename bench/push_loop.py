@@ -48,14 +48,14 @@ class Wrong(Exception):
 
 
 class Mapping:
-    """Where the arena is in this process' memory."""
+    """The place of the arena in this process's memory."""
 
     def __init__(self, arena: str) -> None:
         self._arena = arena
         self._ranges: list[range] = []
 
     def has(self, address: int) -> bool:
-        """Whether this byte is the arena's."""
+        """Whether this byte belongs to the arena."""
         if not any(address in each for each in self._ranges):
             self._ranges = [
                 range(*(int(end, 16) for end in line.split()[0].split("-")))
@@ -72,7 +72,7 @@ def anonymous_bytes() -> int:
 
 
 async def consume(bootstrap: str, arena: str, passes: int, *, verify: bool) -> None:
-    """Read the stream so often; tells after each pass what came."""
+    """Read the stream `passes` times; report after each pass."""
     mapping = Mapping(arena)
     async with await Client.connect(bootstrap) as client:
         for number in range(passes):
@@ -116,7 +116,7 @@ async def fill(client: Client, records: int, chunk_rows: int) -> None:
 
 
 def copy_s_per_gb() -> float:
-    """The time that one core takes to copy, at best."""
+    """The best time of one core to copy a GB."""
     source, target = b"\1" * COPY_BYTES, memoryview(bytearray(COPY_BYTES))
     target[:] = source
     begun_s = time.process_time()
@@ -126,7 +126,9 @@ def copy_s_per_gb() -> float:
 
 
 async def passes(made: Broker, arguments: argparse.Namespace, count: int, records: int) -> list[dict[str, Any]]:
-    """Have the consumer read so often; what it said of each pass, and what the broker had resident after it."""
+    """Let the consumer read `count` times; returns its report of each pass, and the broker's resident memory after
+    it.
+    """
     task = {
         "bootstrap": made.cluster.bootstrap,
         "arena": str(made.arena),
@@ -166,7 +168,7 @@ async def passes(made: Broker, arguments: argparse.Namespace, count: int, record
 
 
 async def run(arguments: argparse.Namespace, root: Path) -> None:
-    """Fill, loop, check."""
+    """Fill, loop, and check."""
     figures = Figures("push_loop", arguments, root)
     records = arguments.stream_bytes // RECORD_BYTES // arguments.chunk_rows * arguments.chunk_rows
     arena_bytes = (records * CHUNK_BYTES_PER_ROW // (8 * MIB) + 8) * 8 * MIB

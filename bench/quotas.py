@@ -5,7 +5,7 @@ them back. The greedy one writes as much as it can, and reads another stream aga
 own. Each is a process, and both are users with a password; nothing is encrypted, and no memory is shared.
 
 The greedy one writes at most ``--bytes-max`` in a round, and then only reads: what does not fit into the broker's
-memory goes to disk, until the round is over. A round in which it came to that is told.
+memory goes to disk, until the round is over. Such rounds are reported.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ VALUE_BYTES = 1000
 BATCH_RECORDS = 1000
 BATCH_BYTES = VALUE_BYTES * BATCH_RECORDS
 WARM_UP_S = 1.0
-"""In which the greedy client has begun, and has used up what its quota lets it have at once."""
+"""In this time, the greedy client begins, and uses up its initial allowance."""
 PATIENCE_S = 60.0
-"""After which a client that is not done is given up."""
+"""A client that is not done after this time is given up."""
 READ_BYTES = 64 * MIB
 """Size of the data that the greedy client reads again and again."""
 
@@ -58,7 +58,7 @@ def settings_of(user: str, transport: str) -> ClientSettings:
 
 
 def batch() -> pa.RecordBatch:
-    """Records that do not become smaller."""
+    """Records that do not compress."""
     values = [random.Random(row).randbytes(VALUE_BYTES) for row in range(BATCH_RECORDS)]
     return pa.record_batch({"value": values})
 
@@ -67,7 +67,7 @@ def batch() -> pa.RecordBatch:
 
 
 async def polite(arguments: argparse.Namespace) -> dict[str, object]:
-    """Send a record now and then; how long it took until each was acknowledged, and until it was read back."""
+    """Send a record now and then; returns the times until each was acknowledged, and until it was read back."""
     acknowledged, delivered = Latencies(), Latencies()
     begun_s = time.perf_counter()
     count = int(arguments.seconds * arguments.records_per_s)
@@ -100,17 +100,17 @@ async def polite(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 class Greedy:
-    """Writes and reads as much as it can."""
+    """A client that writes and reads as much as it can."""
 
     def __init__(self, client: Client, arguments: argparse.Namespace) -> None:
         self._client = client
         self._arguments = arguments
         self._sent_bytes = self._written_bytes = self._read_bytes = self._throttled_ms = 0
         self.is_done = False
-        """It writes no more."""
+        """It has reached its limit and writes no more."""
 
     async def write(self) -> None:
-        """Up to the most that it may."""
+        """Write up to the limit."""
         sent, waiting = batch(), deque[Any]()
         async with self._client.producer() as producer:
             try:
@@ -126,7 +126,7 @@ class Greedy:
                 await producer.close(flush=False)
 
     async def read(self) -> None:
-        """The same again and again."""
+        """Read the same data again and again."""
         while True:
             async with self._client.consumer(OLD, start="earliest", end="latest", shared_memory="never") as consumer:
                 try:
@@ -136,17 +136,17 @@ class Greedy:
                     self._throttled_ms += consumer.throttled_ms
 
     def figures(self) -> Counter[str]:
-        """So far."""
+        """The figures so far."""
         return Counter(written=self._written_bytes, read=self._read_bytes)
 
     @property
     def throttled_ms(self) -> int:
-        """Its answers were held back, as far as what reads and writes has ended."""
+        """The time for which its answers were held back, for reads and writes that have ended."""
         return self._throttled_ms
 
 
 async def greedy(arguments: argparse.Namespace) -> dict[str, object]:
-    """Write and read as much as possible, until the process is told to end; says how much it was by then."""
+    """Write and read as much as possible, until the process gets a signal; returns the amounts."""
     async with await Client.connect(arguments.bootstrap, settings_of(GREEDY, arguments.transport)) as client:
         work = Greedy(client, arguments)
         tasks = [asyncio.create_task(each()) for each in (work.write, work.read)]
@@ -167,7 +167,7 @@ async def greedy(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 async def run(arguments: argparse.Namespace, root: Path) -> None:
-    """All kinds, in turn, each with a cluster of its own."""
+    """Run all kinds, in turn, each with a cluster of its own."""
     figures = Figures("quotas", arguments, root)
     secret = root / "secret"
     secret.write_text(SECRET)
@@ -191,7 +191,7 @@ async def run(arguments: argparse.Namespace, root: Path) -> None:
 
 
 async def prepare(bootstrap: str, arguments: argparse.Namespace, kind: str) -> None:
-    """Two users, and what they write to and read."""
+    """Create two users, and the streams that they write and read."""
     runtime = secured(MACHINE, None, of_daemon(SECRET))
     async with Client(Cluster(bootstrap, ClientSettings(), runtime=runtime)) as client:
         for user in (POLITE, GREEDY):
@@ -211,7 +211,7 @@ async def prepare(bootstrap: str, arguments: argparse.Namespace, kind: str) -> N
 
 
 async def measure(arguments: argparse.Namespace, bootstrap: str, kind: str, figures: Figures) -> None:
-    """One round of one kind."""
+    """Measure one round of one kind."""
     other = None if kind == ALONE else await start(arguments, bootstrap, GREEDY)
     if other is not None and other.stdout is not None:
         await other.stdout.readline()
@@ -232,7 +232,7 @@ async def measure(arguments: argparse.Namespace, bootstrap: str, kind: str, figu
 
 
 async def start(arguments: argparse.Namespace, bootstrap: str, load: str) -> asyncio.subprocess.Process:
-    """A client, as a process."""
+    """Start a client as a process."""
     return await asyncio.create_subprocess_exec(
         sys.executable, "-m", "bench.quotas", "--load", load, "--bootstrap", bootstrap,
         "--transport", arguments.transport, "--seconds", str(arguments.seconds),
@@ -244,7 +244,7 @@ async def start(arguments: argparse.Namespace, bootstrap: str, load: str) -> asy
 
 
 async def outcome(child: asyncio.subprocess.Process, arguments: argparse.Namespace) -> Any:
-    """The measurements of a client, when it is done."""
+    """The measurements of a client, after its end."""
     try:
         async with asyncio.timeout(arguments.seconds + 2 * PATIENCE_S):
             return json.loads((await child.communicate(b""))[0])

@@ -34,13 +34,14 @@ from kera.core.base.settings import KIB, MIB
 RECORD_BYTES = 100
 CHUNK_BYTES = (KIB, 4 * KIB, 16 * KIB, 256 * KIB)
 RECORDS_SHARE = 8
-"""Records are made of so much of the stream: to make them takes longer than all else."""
+"""The share of the stream that is read as records: making them takes longer than anything else."""
 WAYS = {"pull": "never", "push": "always"}
 SPREAD_SEGMENT_BYTES = 512 * KIB
 """Room for a chunk of 256 KiB."""
 SPARE_BYTES = 128
-"""Left free in chunks of the spread: a batch that might not fit into one is looked at more closely, which
-is another question."""
+"""Space left free in chunks of the spread: a batch that might not fit into one is checked more closely, which is
+another question.
+"""
 JOINED: dict[str, dict[str, Any]] = {"alone": {"joined_bytes_max": 0}, "together": {}}
 
 
@@ -61,7 +62,7 @@ async def fill(client: Client, chunk_bytes: int, records: int) -> None:
 
 
 async def read(client: Client, chunk_bytes: int, way: str, joined: str, *, records_max: int | None) -> float:
-    """Rows in a second; `records_max`: as records, up to so many."""
+    """Rows in a second; `records_max`: read as records, up to this many."""
     settings: dict[str, Any] = {"shared_memory": WAYS[way], **JOINED[joined]}
     count = 0
     begun_s = time.perf_counter()
@@ -78,7 +79,7 @@ async def read(client: Client, chunk_bytes: int, way: str, joined: str, *, recor
 
 
 async def run(arguments: argparse.Namespace, root: Path) -> None:
-    """Write, read, print."""
+    """Write, read, and print."""
     figures = Figures("read_cost", arguments, root)
     records = arguments.stream_bytes // RECORD_BYTES
     arena_bytes = (len(CHUNK_BYTES) * 2 * arguments.stream_bytes // (8 * MIB) + 8) * 8 * MIB
@@ -104,14 +105,14 @@ async def run(arguments: argparse.Namespace, root: Path) -> None:
 
 @dataclass(frozen=True)
 class Spread:
-    """Where chunks go, one after the other."""
+    """The streamlets that the chunks go to, in turn."""
 
     name: str
     streams: list[str]
     streamlets: int = 1
 
     async def create(self, client: Client, producer: Producer) -> None:
-        """Make the streams, and have the producer know them."""
+        """Make the streams, and prepare the producer for them."""
         names = self.streams
         await for_each(len(names), lambda number: client.admin.create_stream(names[number], streamlets=self.streamlets))
         await for_each(len(names), lambda number: producer.prepare(names[number]))
@@ -126,7 +127,7 @@ class Spread:
         return records / (time.perf_counter() - begun_s)
 
     async def pull(self, client: Client, expected: int) -> float:
-        """Rows in a second, of all that was written."""
+        """Rows in a second, when everything is read."""
         begun_s = time.perf_counter()
         count = 0
         async with client.consumer(*self.streams, start="earliest", end="latest", shared_memory="never") as consumer:
@@ -138,7 +139,7 @@ class Spread:
 
 
 async def run_spread(arguments: argparse.Namespace, root: Path) -> None:
-    """Write to all, read all, print."""
+    """Write to all, read all, and print."""
     figures = Figures("read_cost", arguments, root)
     rows = records_per_chunk(RECORD_BYTES, KIB - SPARE_BYTES, lean=True)
     batch = make_batch(RECORD_BYTES, rows)
@@ -174,11 +175,11 @@ async def run_spread(arguments: argparse.Namespace, root: Path) -> None:
     figures.print()
 
 
-# -- what is printed ----------------------------------------------------------------------------------------------
+# -- output ----------------------------------------------------------------------------------------------
 
 
 def print_table(figures: Figures) -> None:
-    """The best of each, beside that of the largest chunks, in Markdown; then all samples as JSON."""
+    """The best of each, relative to the largest chunks, in Markdown; then all samples as JSON."""
     print("| chunks | way | as | alone, M rows/s | together, M rows/s | | of chunks of 256 KiB |")
     print("|--:|---|---|--:|--:|--:|--:|")
     for chunk_bytes, way, what in product(CHUNK_BYTES, WAYS, ("batches", "records")):

@@ -1,9 +1,9 @@
 """The cost of a record for the SDK, one by one, with and without the native core: ``python -m bench.record_cost``.
 
-`send`: the call; and all that comes of it, up to the frame that is given to the transport, and from the answer on, with
-a call of `drain` for every hundred records. `records()`: from the message about a chunk in the broker's memory to the
-loop of the caller, checksums included. Records have 100 bytes, chunks up to 256 KiB; no broker, and no socket. Each
-core runs in processes of its own, in turns; the least counts.
+`send`: the call; and all its work up to the frame for the transport, and from the answer on, with a call of `drain` for
+every hundred records. `records()`: from the message about a chunk in the broker's memory to the loop of the caller,
+checksums included. Records have 100 bytes, chunks up to 256 KiB; no broker, and no socket. Each core runs in processes
+of its own, in turns; the least counts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CHUNK = Pushes.RECORDS_LOAD
 
 
 class Kind(NamedTuple):
-    """Records that are alike."""
+    """Records of one kind."""
 
     keyed: bool = False
     streamlets: int = 1
@@ -41,7 +41,7 @@ KINDS = [Kind(), Kind(keyed=True), Kind(keyed=True, streamlets=16)]
 
 
 async def measure_send(kind: Kind) -> tuple[float, float]:
-    """Nanoseconds of a record: of the call alone, and of everything."""
+    """Nanoseconds of a record: of the call alone, and of all its work."""
     cluster: Any = Cluster(streamlets=kind.streamlets)
     value, rounds = make_value(RECORD_BYTES), 10 * batch_of(CHUNK.chunk_bytes).num_rows // TOGETHER
     calls: list[float] = []
@@ -82,7 +82,7 @@ async def measure_send(kind: Kind) -> tuple[float, float]:
 
 
 async def measure() -> dict[str, float]:
-    """Nanoseconds of each, with the core that runs here."""
+    """Nanoseconds of each kind, with the core of this process."""
     found: dict[str, float] = {}
     for kind in KINDS:
         call_ns, all_ns = await measure_send(kind)
@@ -94,7 +94,7 @@ async def measure() -> dict[str, float]:
 
 
 def table(python: dict[str, float], fast: dict[str, float]) -> str:
-    """Both, beside each other, in Markdown."""
+    """Both cores beside each other, in Markdown."""
     rows = ["| a record | Python, ns | native, ns | native, millions a second | |", "|---|--:|--:|--:|--:|"]
     rows += [
         f"| {name} | {python[name]:,.0f} | {fast[name]:,.0f} | {1000 / fast[name]:.1f} |"

@@ -1,8 +1,8 @@
-"""A broker with some data is killed: how long producers wait, how fast the others have all of it again.
+"""A broker with data is killed: how long producers wait, and how fast the others recover the data.
 
 A round starts a cluster, fills a stream whose streamlets are all at one broker, kills that broker while a steady
-producer writes to all of them, and waits for what the survivors say: noticed, fenced, taken over, all readable, all
-restored. Then all of it is read and compared. Times are seconds after the kill.
+producer writes to all of them, and waits for the reports of the survivors: noticed, fenced, taken over, all readable,
+all restored. Then everything is read and compared. Times are seconds after the kill.
 
 Everything shares this machine, so that figures are those of its cores and its disk divided by all.
 """
@@ -26,7 +26,7 @@ STREAM = "recovered"
 
 
 async def until_over(client: Client, broker_id: int) -> RecoveryDescription:
-    """The recovery of a broker, when it is done."""
+    """The recovery of a broker, after it is done."""
     shown = ""
     async with asyncio.timeout(TIMEOUT_S):
         while True:
@@ -40,7 +40,7 @@ async def until_over(client: Client, broker_id: int) -> RecoveryDescription:
 
 
 async def one(arguments: argparse.Namespace, root: Path, replication: int, figures: Figures) -> None:
-    """One round."""
+    """Run one round."""
     cluster = LocalCluster(
         data_dir=root,
         brokers=arguments.brokers,
@@ -71,7 +71,7 @@ async def one(arguments: argparse.Namespace, root: Path, replication: int, figur
     finally:
         for name in names:
             if name in cluster.ready:
-                Path(cluster.ready[name]["arena_path"]).unlink(missing_ok=True)  # of the one that was killed
+                Path(cluster.ready[name]["arena_path"]).unlink(missing_ok=True)  # the file of the killed broker
     of = f"R={replication}: "
     for what, at_us in (
         ("noticed", info.detected_us),
@@ -92,7 +92,7 @@ async def one(arguments: argparse.Namespace, root: Path, replication: int, figur
 
 
 async def run(arguments: argparse.Namespace, root: Path) -> None:
-    """All rounds."""
+    """Run all rounds."""
     figures = Figures("recovery", arguments, root)
     kinds = [str(replication) for replication in arguments.replication]
     for number, kind in enumerate(alternating(kinds, arguments.rounds)):
@@ -117,7 +117,7 @@ def main() -> int:
     made.add_argument("--backup-memory-bytes", type=size, default=512 * MIB, help="memory of each backup")
     made.add_argument("--segment-bytes", type=size, default=8 * MIB)
     arguments = made.parse_args()
-    configure_logging("error", daemon="bench")  # that clients look for new owners is what is measured
+    configure_logging("error", daemon="bench")  # clients log their search for new owners, which is measured
     with directory(arguments) as root:
         asyncio.run(run(arguments, root))
     return 0

@@ -21,11 +21,11 @@ from kera.core.base.settings import KIB, MIB
 COPY_BYTES = 64 * MIB
 WRITE_BYTES = 256 * KIB
 PING_BYTES = 256
-"""About what a request with one record of 100 bytes takes."""
+"""Approximately the size of a request with one record of 100 bytes."""
 
 
 def copy_s_per_gb(seconds: float = 0.5) -> float:
-    """Processor time for copying large blocks: what else runs does not count, as little as it does for ours."""
+    """Processor time for copying large blocks; other load counts as little as in our own measurements."""
     source, target = b"\1" * COPY_BYTES, memoryview(bytearray(COPY_BYTES))
     target[:] = source
     begun_s, copies = time.process_time(), 0
@@ -36,7 +36,7 @@ def copy_s_per_gb(seconds: float = 0.5) -> float:
 
 
 def socket_mb_per_s(seconds: float = 1.0) -> float:
-    """Bytes through a unix socket to another process, which throws them away."""
+    """Send bytes through a unix socket to another process, which discards them."""
     block = b"\1" * WRITE_BYTES
     with _other_end("sink") as (ours, _):
         begun_s, sent = time.perf_counter(), 0
@@ -44,14 +44,15 @@ def socket_mb_per_s(seconds: float = 1.0) -> float:
             ours.sendall(block)
             sent += WRITE_BYTES
         ours.shutdown(socket.SHUT_WR)
-        ours.recv(1)  # all has arrived
+        ours.recv(1)  # everything has arrived
         return sent / 1e6 / (time.perf_counter() - begun_s)
 
 
 def ping_ms(rate: float = 1000.0, seconds: float = 1.0) -> float:
-    """To another process and back over a unix socket, at a rate at which both sleep in between: the median.
+    """The median of a round trip to another process over a unix socket, at a rate at which both sleep in between.
 
-    Each has a core of its own, if there are two: on one it takes a quarter, and the kernel chooses now this, now that.
+    Each process has a core of its own, if there are two: on one core it takes a quarter, and the kernel varies its
+    choice.
     """
     times_s = []
     with _other_end("echo") as (ours, pid), _apart_from(pid):
@@ -69,8 +70,8 @@ def ping_ms(rate: float = 1000.0, seconds: float = 1.0) -> float:
 
 
 def append_m_per_s(seconds: float = 0.5) -> float:
-    """Million calls in a second of processor time of a function that appends to a list: the least that a call for each
-    record can be.
+    """Million calls of a function that appends to a list, per second of processor time: the least cost of a call for
+    each record.
     """
     kept: list[bytes] = []
     value = b"\1" * 100
@@ -89,7 +90,7 @@ def append_m_per_s(seconds: float = 0.5) -> float:
 
 @contextlib.contextmanager
 def _apart_from(pid: int) -> Iterator[None]:
-    """This thread on one core, that process on another."""
+    """Bind this thread to one core, and that process to another."""
     allowed = os.sched_getaffinity(0)
     first, *_, last = sorted(allowed) * 2
     os.sched_setaffinity(pid, {last})
@@ -102,7 +103,7 @@ def _apart_from(pid: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _other_end(what: str) -> Iterator[tuple[socket.socket, int]]:
-    """A socket whose other end is with a new process, which has begun; and that process."""
+    """A socket whose other end belongs to a new process that has started; and the id of that process."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours:
         with theirs:
@@ -118,7 +119,7 @@ def _other_end(what: str) -> Iterator[tuple[socket.socket, int]]:
 
 
 def _receive(end: socket.socket, size: int) -> bool:
-    """So many bytes; False when there are no more."""
+    """Receive `size` bytes; False at the end."""
     while size:
         found = len(end.recv(size))
         if not found:

@@ -1,8 +1,8 @@
-"""Requests of one size through broker and backup: what the daemons can take, without the producer's own work.
+"""Requests of one size through broker and backup: the capacity of the daemons, without the producer's own work.
 
 Each load process has a connection of its own, keeps a number of requests in flight, and sends chunks that were encoded
-before but for their headers (the sequence changes): so what is measured are transport, broker and backup, as far as two
-cores shared by all of them let it. `kera bench produce` measures the same with the whole SDK.
+before but for their headers (the sequence changes): so transport, broker and backup are measured, as far as two shared
+cores allow. `kera bench produce` measures the same with the whole SDK.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TIMEOUT_S = 30.0
 
 
 async def load(arguments: argparse.Namespace) -> dict[str, object]:
-    """Send for some seconds; what came of it."""
+    """Send for some seconds; returns the figures."""
     latencies, sent_bytes, waiting = Latencies(), 0, deque[tuple[int, asyncio.Future[Any]]]()
     async with await Client.connect(arguments.bootstrap) as client:
         stream = await client.admin.describe_stream("s")
@@ -90,7 +90,7 @@ def metrics(cluster: LocalCluster) -> dict[str, float]:
 
 
 async def run(arguments: argparse.Namespace, root: Path) -> None:
-    """All kinds, in turn."""
+    """Run all kinds, in turn."""
     figures = Figures("replicated_requests", arguments, root)
     names = [f"R = {replication}, {length >> 10} KiB" for replication in (0, 1) for length in arguments.request_bytes]
     for number, name in enumerate(alternating(names, arguments.rounds)):
@@ -114,7 +114,7 @@ async def run(arguments: argparse.Namespace, root: Path) -> None:
 async def measure(
     arguments: argparse.Namespace, cluster: LocalCluster, name: str, request_bytes: int, figures: Figures
 ) -> None:
-    """One round of one kind."""
+    """Measure one round of one kind."""
     before = each_s(cluster.processes)
     children = [
         await asyncio.create_subprocess_exec(

@@ -4,7 +4,7 @@ sockets.
 Chunks of one stream go through virtual logs whose backups answer at once; segments fill, close and leave the memory, as
 they do in a broker. Counted:
 
-* memory that Python has allocated when all that is left is what replication keeps of the log (`tracemalloc`, exact);
+* memory that Python has allocated when only replication's records of the log are left (`tracemalloc`, exact);
 * bytes that are copied: a chunk's copy into the arena is one; what goes to the transport for replication is compared
   with the arena's own addresses, and every byte that is elsewhere would be another.
 
@@ -44,7 +44,7 @@ WARM_UP_SEGMENTS = 10
 
 
 class Broker:
-    """As much of one as replication needs."""
+    """The parts of a broker that replication needs."""
 
     def __init__(self, root: Path, arguments: argparse.Namespace) -> None:
         segment_bytes = arguments.segment_bytes
@@ -108,12 +108,12 @@ class Broker:
 
 
 def chunk_of(length: int) -> memoryview:
-    """A chunk; what is in it does not matter here."""
+    """A chunk; its content does not matter here."""
     return memoryview(sample_chunk(pa.py_buffer(bytes(length - 128)), stream_id=STREAM_ID).to_bytes())
 
 
 def allocated() -> int:
-    """Bytes that Python objects take which were not made here."""
+    """The bytes of Python objects that were not made here."""
     gc.collect()
     here = tracemalloc.Filter(inclusive=False, filename_pattern=__file__)
     traces = tracemalloc.take_snapshot().filter_traces([here]).traces
@@ -121,7 +121,7 @@ def allocated() -> int:
 
 
 def run(arguments: argparse.Namespace, root: Path) -> None:
-    """Everything, for each size of chunks."""
+    """Measure each size of chunks."""
     figures = Figures("replication_cost", arguments, root)
     for chunk_bytes in arguments.chunk_bytes:
         say(f"chunks of {chunk_bytes} bytes")
@@ -129,7 +129,7 @@ def run(arguments: argparse.Namespace, root: Path) -> None:
         path.mkdir()
         broker, chunk = Broker(path, arguments), chunk_of(chunk_bytes)
         group_ids = array("I", range(1, arguments.segments + 1))
-        for group_id in group_ids[:WARM_UP_SEGMENTS]:  # what grows only once has grown
+        for group_id in group_ids[:WARM_UP_SEGMENTS]:  # one-time growth is over
             for entry in broker.entries:
                 broker.fill(entry, group_id, chunk)
         tracemalloc.start()

@@ -1,4 +1,4 @@
-"""Time to acknowledgement at a fixed rate, over streamlets × producers × virtual logs: what partitions cost.
+"""Time to acknowledgement at a fixed rate, over streamlets × producers × virtual logs: the cost of partitions.
 
 The table of Pravega's paper (10 to 500 segments: p95 6.6-12.4 ms; Kafka 4.6-98 ms), for one broker and one backup on
 one machine. Records of 1 KB come one by one at a fixed total rate (open loop: a record's time counts from when it was
@@ -37,7 +37,7 @@ RECORD_BYTES = 1000
 TICK_S = 0.001
 CELL_TIMEOUT_S = 60.0
 LATE_SHARE_MAX = 0.05
-"""A cell in which more of the records than this were sent too late says that this process was the bottleneck."""
+"""If a larger share of a cell's records was sent too late, the cell says that this process was the bottleneck."""
 
 
 class Cell(NamedTuple):
@@ -52,11 +52,11 @@ class Cell(NamedTuple):
 async def load(
     producers: Sequence[Producer], stream: str, cell: Cell, *, rate: float, seconds: float
 ) -> tuple[Latencies, float]:
-    """Send at `rate` for `seconds`; the times, and the share of records that were sent over 2 ms too late."""
+    """Send at `rate` for `seconds`; returns the times, and the share of records that were sent over 2 ms too late."""
     value = random.Random(1).randbytes(RECORD_BYTES)
     places = random.Random(2)
     turns = itertools.cycle(producers)
-    now_s = time.perf_counter  # the loop's own clock counts milliseconds
+    now_s = time.perf_counter  # the loop's own clock has only milliseconds
     latencies, waiting, late = Latencies(), set[asyncio.Future[Any]](), 0
     total = round(rate * seconds)
     begun_s = now_s()
@@ -85,7 +85,7 @@ async def load(
 
 
 async def measure(cluster: LocalCluster, cell: Cell, arguments: argparse.Namespace) -> dict[str, Any]:
-    """One cell, with a stream of its own."""
+    """Measure one cell, with a stream of its own."""
     name = f"{cell.durability}-{cell.streamlets}-{cell.producers}-{cell.virtual_logs}-{time.monotonic_ns()}"
     async with AsyncExitStack() as stack:
         clients = [
@@ -116,7 +116,7 @@ async def measure(cluster: LocalCluster, cell: Cell, arguments: argparse.Namespa
 
 
 async def run(arguments: argparse.Namespace, root: Path) -> None:
-    """The whole table."""
+    """Measure the whole table."""
     rows: list[dict[str, Any]] = []
     sizes = {"arena_bytes": arguments.memory_bytes, "segment_bytes": arguments.segment_bytes}
     async with LocalCluster(

@@ -36,11 +36,11 @@ BYTES_MAX = 24 * MIB
 
 
 class Load(NamedTuple):
-    """Requests that come together."""
+    """Requests that arrive together."""
 
     records: int
     requests: int
-    """That come with one read."""
+    """The number of requests that arrive with one read."""
     replicas: int
 
     def __str__(self) -> str:
@@ -52,7 +52,7 @@ LOADS = [Load(records, requests, replicas) for replicas in (0, 1) for records, r
 
 
 def give(protocol: FrameProtocol, data: bytes) -> int:
-    """Have a protocol receive bytes with one read; how long that takes, in nanoseconds."""
+    """Let a protocol receive bytes with one read; returns the nanoseconds."""
     buffer = memoryview(protocol.get_buffer(-1))
     buffer[: len(data)] = data
     begun_ns = perf_counter_ns()
@@ -61,13 +61,13 @@ def give(protocol: FrameProtocol, data: bytes) -> int:
 
 
 def taken(wire: Wire) -> bytes:
-    """Take the bytes that were given to be sent."""
+    """Take the bytes that the protocol has sent."""
     sent, wire.sent = wire.sent, []
     return b"".join(memoryview(piece) for pieces in sent for piece in pieces)
 
 
 def frames_in(data: bytes) -> int:
-    """How many frames there are."""
+    """The number of frames."""
     count = at = 0
     while at < len(data):
         header = header_of([data[at:]])
@@ -112,7 +112,7 @@ async def measure_load(writes: Writes, load: Load) -> dict[str, float]:
 
 
 async def measure() -> dict[str, float]:
-    """Nanoseconds of each kind, with the core that runs here."""
+    """Nanoseconds of each kind, with the core of this process."""
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory(dir="/dev/shm") as root:
         writes = Writes(Path(root), [], memory_bytes=MEMORY_BYTES)
@@ -123,7 +123,7 @@ async def measure() -> dict[str, float]:
 
 
 def table(python: dict[str, float], fast: dict[str, float]) -> str:
-    """Both, beside each other, in Markdown."""
+    """Both cores beside each other, in Markdown."""
     rows = ["| requests | Python, us | native, us | |", "|---|--:|--:|--:|"]
     rows += [
         f"| {what} | {python[what] / 1000:,.1f} | {fast[what] / 1000:,.1f} | {python[what] / fast[what]:.1f}× |"

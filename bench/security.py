@@ -1,9 +1,9 @@
 """The cost of security: chunks written and read over TCP and gRPC, plain, authenticated, encrypted, and both, in turn.
 
-Who is authenticated is a user with a password, and rules let it write and read.
+The authenticated client is a user with a password, with rights to write and read.
 
 A load process keeps requests in flight on one connection and sends chunks that were encoded before but for their
-headers: so what is measured are transport and broker, as far as the cores shared by all of them let it.
+headers: so transport and broker are measured, as far as the shared cores allow.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def client_settings(arguments: argparse.Namespace, **settings: Any) -> ClientSet
 
 
 async def load(arguments: argparse.Namespace) -> dict[str, object]:
-    """Write for some seconds, then read what was written; what came of it."""
+    """Write for some seconds, then read everything back; returns the figures."""
     settings = client_settings(arguments)
     runtime = secure(MACHINE, settings)
     known: dict[str, Any] = {"tls": runtime.tls, "introduction": runtime.introduction}
@@ -113,7 +113,7 @@ async def load(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 async def run(arguments: argparse.Namespace, root: Path) -> None:
-    """All kinds, in turn."""
+    """Run all kinds, in turn."""
     figures = Figures("security", arguments, root)
     authority, _ = Authority.open_or_make(root / "certificates")
     one = authority.issue("127.0.0.1")
@@ -145,7 +145,7 @@ async def run(arguments: argparse.Namespace, root: Path) -> None:
 
 
 async def prepare(bootstrap: str, ca: Path | None, *, authenticated: bool) -> None:
-    """A stream, and a user who may write and read it."""
+    """Create a stream, and a user with the rights to write and read it."""
     introduction = of_daemon(SECRET) if authenticated else None
     runtime = secured(MACHINE, tls_of(ClientSettings(tls_ca=ca)), introduction)
     async with Client(Cluster(bootstrap, ClientSettings(), runtime=runtime)) as client:
@@ -158,7 +158,7 @@ async def prepare(bootstrap: str, ca: Path | None, *, authenticated: bool) -> No
 async def measure(
     arguments: argparse.Namespace, bootstrap: str, kind: str, ca: Path | None, figures: Figures, *, authenticated: bool
 ) -> None:
-    """One round of one kind."""
+    """Measure one round of one kind."""
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "bench.security", "--load", "--bootstrap", bootstrap,
         "--transport", "tcp" if kind.startswith("tcp") else "gRPC", "--seconds", str(arguments.seconds),

@@ -1,8 +1,8 @@
-"""Chunks from a producer on the broker's host, over a unix socket and through memory that both share:
-``python -m bench.shared_ring``.
+"""Chunks from a producer on the broker's host, over a unix socket and through memory that both share: ``python -m
+bench.shared_ring``.
 
-KerA has the first and not the second, see bench/notes/requests.md. Two processes do what a producer and a broker do to
-the bytes of a chunk, and nothing else:
+KerA has the first and not the second, see bench/notes/requests.md. Two processes do only the work of a producer and a
+broker on the bytes of a chunk:
 
 * ``socket``: the producer encodes into memory of its own (a copy) and writes frame header and payload; the broker
   receives them by `FrameProtocol`, as it does every request, checks the checksum and copies the chunk into a slot.
@@ -46,21 +46,21 @@ from kera.core.rpc.sockets import CALLER, tune
 WAYS = ("socket", "socket, one pass", "ring", "ring, trusted")
 METHOD = 1
 IN_FLIGHT = 5
-"""Chunks, as a producer has requests."""
+"""Chunks in flight, like a producer's requests."""
 SLOTS_BYTES = 256 * MIB
-"""No cache has it all, as with a broker's memory."""
+"""More than the caches hold, like a broker's memory."""
 _CHECKSUM = struct.Struct("<I")
 _DESCRIPTOR = struct.Struct("<QQQQ")
 """Number, offset, length and checksum of a chunk in the ring."""
 _TAKEN = struct.Struct("<I")
-"""The answer: so many more chunks are taken."""
+"""The answer: this many more chunks are taken."""
 
 Take = Callable[[int, int, int], int]
-"""In C: to, from, size; returns the checksum."""
+"""A function in C: to, from, size; returns the checksum."""
 
 
 def compile_taking(folder: Path) -> Path:
-    """`shared_ring.c`, made in `folder`. Raises `NoCompiler`."""
+    """Compile `shared_ring.c` in `folder`. Raises `NoCompiler`."""
     made = folder / "shared_ring.so"
     native = ROOT / "core/native"
     sources = map(str, (ROOT / "bench/shared_ring.c", native / "crc32c.c"))
@@ -82,7 +82,7 @@ def taking(library: Path, way: str) -> Take:
 
 
 def address_of(memory: memoryview | mmap.mmap) -> int:
-    """Where writable memory is."""
+    """The address of writable memory."""
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
@@ -90,11 +90,11 @@ def address_of(memory: memoryview | mmap.mmap) -> int:
 
 
 class Slots:
-    """Where chunks are kept, and the processor time that was spent since the warm-up."""
+    """Keeps chunks, and measures the processor time since the warm-up."""
 
     def __init__(self, take: Take, warm_up: int) -> None:
         self._take = take
-        self._memory = mmap.mmap(-1, SLOTS_BYTES)  # shared, so that its pages are of the kind that an arena has
+        self._memory = mmap.mmap(-1, SLOTS_BYTES)  # shared, so that its pages are of the same kind as an arena's
         self._memory.write(bytes(SLOTS_BYTES))
         self._address = address_of(self._memory)
         self._at = 0
@@ -125,7 +125,7 @@ class Frames(FrameProtocol):
         self.lost = self._loop.create_future()
 
     def allocate_bulk(self, bulk_bytes: int) -> memoryview:
-        """See `FrameProtocol`; used again, as a server's."""
+        """See `FrameProtocol`; the memory is used again, like a server's."""
         if len(self._receive) < bulk_bytes:
             self._receive = memoryview(mmap.mmap(-1, bulk_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         return self._receive[:bulk_bytes]
@@ -148,7 +148,7 @@ class Frames(FrameProtocol):
 
 
 class Descriptors(asyncio.Protocol):
-    """Takes chunks out of the ring."""
+    """Takes chunks from the ring."""
 
     def __init__(self, slots: Slots, ring: mmap.mmap) -> None:
         self._slots = slots
@@ -201,7 +201,7 @@ async def serve(arguments: argparse.Namespace) -> None:
 
 
 class Sender(asyncio.Protocol):
-    """Encodes chunks, as many as may be in flight, and sends them or their descriptors."""
+    """Encodes chunks, up to the number in flight, and sends them or their descriptors."""
 
     def __init__(self, ring: mmap.mmap, chunk_bytes: int, chunks: int, warm_up: int, *, through_ring: bool) -> None:
         self._source = os.urandom(chunk_bytes)
@@ -221,7 +221,7 @@ class Sender(asyncio.Protocol):
         self._send()
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`: chunks are taken, and others may have their places."""
+        """See `asyncio.Protocol`: taken chunks make room for others."""
         data = self._rest + data
         end = len(data) // _TAKEN.size * _TAKEN.size
         before = self._taken
@@ -291,7 +291,7 @@ async def play(way: str, chunk_bytes: int, arguments: argparse.Namespace, librar
 
 
 async def run(arguments: argparse.Namespace, folder: Path) -> None:
-    """All rounds."""
+    """Run all rounds."""
     library, figures = compile_taking(folder), Figures("shared_ring", arguments, folder)
     for number in range(arguments.rounds):
         say(f"round {number + 1} of {arguments.rounds}")

@@ -35,10 +35,10 @@ from kera.local.cluster import LocalCluster
 
 CONTEXT = get_context("spawn")
 QUIET_S = 0.5
-"""Nothing more comes when nothing has come for so long."""
+"""A round has ended when nothing has come for this long."""
 BATCH_RECORDS = 1000
 PAUSE_S = 0.005
-"""A consumer works so long at once."""
+"""A consumer works this long without a pause."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Task:
 
 
 def consume(task: Task, number: int, counts: Any, pipe: Connection) -> None:
-    """Read until told to stop; then say what was read, and when the last of it was."""
+    """Read until the end of the input; then report what was read, and when the last record came."""
     asyncio.run(_consume(task, number, counts, pipe))
 
 
@@ -90,7 +90,7 @@ async def _take(task: Task, consumer: Any, number: int, counts: Any, taken: arra
 
 
 async def _places(task: Task, consumer: Any) -> AsyncIterator[tuple[int, int]]:
-    """Ordinals of what comes next, and how many they are."""
+    """The ordinal of the next records, and their number."""
     if task.batches:
         async for chunk in consumer.batches():
             yield chunk.header.first_record, chunk.batch.num_rows
@@ -103,7 +103,7 @@ async def _places(task: Task, consumer: Any) -> AsyncIterator[tuple[int, int]]:
 
 
 async def write(client: Client, stream: str, arguments: argparse.Namespace, rate: int) -> float:
-    """Write all records, at so many bytes a second (0: as fast as possible); how long that took."""
+    """Write all records, at `rate` bytes a second (0: as fast as possible); returns the seconds."""
     begun = time.monotonic()
     async with client.producer() as producer:
         value = bytes(arguments.record_bytes)
@@ -126,7 +126,7 @@ class Round:
 
 
 async def read(task: Task, workers: int, arguments: argparse.Namespace, writing: Any = None) -> Round:
-    """One round."""
+    """Run one round."""
     counts = CONTEXT.Array("Q", workers, lock=False)
     pipes, processes = [], []
     for number in range(workers):
@@ -162,7 +162,7 @@ async def read(task: Task, workers: int, arguments: argparse.Namespace, writing:
 
 
 async def run(arguments: argparse.Namespace, cluster: Any) -> int:
-    """All rounds; returns how many records were missing."""
+    """Run all rounds; returns the number of missing records."""
     number, missing = itertools.count(), 0
     async with await Client.connect(cluster.bootstrap) as client:
         await client.admin.create_stream("before", streamlets=1)
@@ -184,7 +184,7 @@ async def run(arguments: argparse.Namespace, cluster: Any) -> int:
 
 
 def show(arguments: argparse.Namespace, name: str, rounds: list[Round]) -> None:
-    """Print what came of the rounds of one kind."""
+    """Print the figures of the rounds of one kind."""
     shares = [[count / arguments.records for count in sorted(each.counts, reverse=True)] for each in rounds]
     rate = statistics.median(arguments.records * arguments.record_bytes / each.seconds / 1e6 for each in rounds)
     print(

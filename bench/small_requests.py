@@ -1,10 +1,11 @@
-"""Small requests as fast as daemons take them, with the native core and without: ``python -m bench.small_requests``.
+"""Small requests as fast as daemons can handle them, with the native core and without: ``python -m
+bench.small_requests``.
 
 A program in C (``small_requests.c``, compiled here) sends requests of one chunk over several connections, each with
-some in flight, and does next to nothing else: so what is measured are broker and backup, as far as two cores shared by
-all of them let it. Each connection is a producer of its own with a streamlet of its own. Then the same at a fixed rate
-over one connection, for what an answer takes. `bench.replicated_requests` measures the same from Python, and `kera
-bench produce` with the whole SDK.
+some in flight, and does next to nothing else: so broker and backup are measured, as far as two shared cores allow. Each
+connection is a producer of its own with a streamlet of its own. Then the same at a fixed rate over one connection, for
+what an answer takes. `bench.replicated_requests` measures the same from Python, and `kera bench produce` with the whole
+SDK.
 
 Clusters with either core run beside each other and take turns. Chunks have records of 100 bytes, and are of the version
 that the SDK makes with that core. That the broker has appended exactly what was sent is checked after each measurement.
@@ -66,7 +67,7 @@ PRODUCER_ID = 1_000_000
 WARM_UP_S = 0.3
 AT_A_RATE = 1000.0
 CORES = {"native": "1", "Python": "0"}
-"""By name: what the variable says that chooses it."""
+"""By name: the value of the variable that chooses the core."""
 
 
 class Load(NamedTuple):
@@ -74,7 +75,7 @@ class Load(NamedTuple):
 
     core: str
     copies: int
-    """On backups, besides the broker's."""
+    """Copies on backups, besides the broker's."""
     request_bytes: int
 
     def __str__(self) -> str:
@@ -94,7 +95,7 @@ def compiler() -> list[str]:
 
 
 def compile_load(folder: Path) -> Path:
-    """The load generator, made in `folder`. Raises `NoCompiler`."""
+    """Compile the load generator in `folder`. Raises `NoCompiler`."""
     made = folder / "small_requests"
     command = [*compiler(), "-std=c11", "-O2", f"-I{ROOT / 'core/native'}", *map(str, SOURCES), "-o", str(made)]
     subprocess.run(command, check=True)
@@ -102,7 +103,7 @@ def compile_load(folder: Path) -> Path:
 
 
 def chunk_of(stream: StreamDescription, request_bytes: int, producer_id: int, *, lean: bool) -> EncodedChunk:
-    """The first chunk of a producer, with as many records as there is room for; each has its streamlet."""
+    """The first chunk of a producer, with as many records as fit; each producer has its own streamlet."""
     for rows in range(request_bytes // VALUE_BYTES, 0, -1):
         (payload,) = payloads(make_batch(VALUE_BYTES, rows), stream, 1 << 30, 0, lean=lean)
         chunk = sample_chunk(
@@ -120,7 +121,7 @@ def chunk_of(stream: StreamDescription, request_bytes: int, producer_id: int, *,
 
 
 def frames_of(chunks: Sequence[EncodedChunk]) -> bytes:
-    """A request of each chunk, one after the other."""
+    """A request for each chunk, one after the other."""
     message = broker_pb2.MultiWriteChunksRequest(chunk_count=1)
     requests = (
         encode_frame(FrameKind.REQUEST, api.MULTI_WRITE_CHUNKS, 1, message, chunk, BULK_BYTES_MAX) for chunk in chunks
@@ -129,7 +130,7 @@ def frames_of(chunks: Sequence[EncodedChunk]) -> bytes:
 
 
 class Measurement:
-    """Daemons with both cores, and what was measured of them."""
+    """Daemons with both cores, and their measurements."""
 
     def __init__(self, program: Path, arguments: argparse.Namespace, folder: Path) -> None:
         self.figures = Figures("small_requests", arguments, folder)
@@ -139,7 +140,7 @@ class Measurement:
         self._clusters: dict[str, LocalCluster] = {}
 
     async def start(self, stack: AsyncExitStack, cores: Sequence[str]) -> None:
-        """A broker and a backup with each core, until the stack ends."""
+        """Start a broker and a backup with each core, until the stack ends."""
         for core in cores:
             self._clusters[core] = await stack.enter_async_context(
                 LocalCluster(
@@ -153,7 +154,7 @@ class Measurement:
             )
 
     async def play(self, load: Load) -> None:
-        """A round: as fast as it goes, then at a rate."""
+        """Play a round: as fast as possible, then at a rate."""
         cluster = self._clusters[load.core]
         fast = await self._sent(cluster, load, 0.0)
         figures, name, seconds = self.figures, str(load), self._arguments.seconds
@@ -191,7 +192,7 @@ class Measurement:
         return {**found, **spent_s, "load": found["cpu_s"], "chunk_bytes": chunks[0].chunk_bytes}
 
     async def _new_stream(self, cluster: LocalCluster, copies: int) -> StreamDescription:
-        """In place of the last one, whose memory it may have."""
+        """A stream in place of the last one, whose memory it may use."""
         async with await Client.connect(cluster.bootstrap) as client:
             with contextlib.suppress(UnknownStream):
                 await client.admin.delete_stream(STREAM)
@@ -222,7 +223,7 @@ def table(figures: Figures, loads: Sequence[Load]) -> str:
 
 
 async def run(arguments: argparse.Namespace, folder: Path) -> None:
-    """All rounds."""
+    """Run all rounds."""
     program, cores = compile_load(folder), list(CORES)
     if native is None:
         say("there is no native core here: only Python is measured")

@@ -1,13 +1,13 @@
-"""The regression gate: ratios of a few short measurements, compared with those that were recorded. Three minutes.
+"""The regression gate: ratios of a few short measurements, compared with recorded ones. Three minutes.
 
-Ratios, since absolute figures are those of a machine and of its other load: everything is measured beside what the
-machine can do at that minute without us (`bench.references`), or beside another side of our own. Of each figure the
-best of several rounds counts, as whatever else goes on can only make it worse; ratios are made of these. (The best of
-the rounds' ratios would be that of the round in which something else has disturbed what is divided by.)
+Ratios, since absolute figures are those of a machine and of its other load: everything is compared with the machine's
+speed without KerA at that minute (`bench.references`), or with another part of KerA. The best of several rounds counts
+for each figure, as other load can only make it worse; ratios are made of these. (The best of the rounds' ratios would
+come from a round whose denominator was disturbed.)
 
 Exit code 1 when a ratio has lost more than ``--loss-max`` (a quarter) against ``bench/results/smoke.json``.
 ``--record`` writes new ones there: after a change that is meant to change them, on a quiet machine. ``--record-new``
-writes only those that were never recorded, and leaves the others as they are.
+writes only ratios that were never recorded, and keeps the others.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ BEST: dict[str, Callable[[Iterable[float]], float]] = {
     "ordered_m_per_core_s": max,
     "strict_m_per_core_s": max,
 }
-"""Which of several rounds' values of a figure is the best."""
+"""For each figure, the function that picks the best of several rounds."""
 
 
 def best(rounds: Sequence[Round]) -> Round:
@@ -67,14 +67,14 @@ def best(rounds: Sequence[Round]) -> Round:
 
 @dataclasses.dataclass(frozen=True)
 class Ratio:
-    """A ratio that is compared with itself at another time."""
+    """A ratio that is compared with its own value at another time."""
 
     title: str
     of: Callable[[Round], float]
     more_is_better: bool = True
 
     def loss(self, then: float, now: float) -> float:
-        """The share that has been lost; below 0 it is a gain."""
+        """The lost share; a negative value is a gain."""
         return 1 - now / then if self.more_is_better else 1 - then / now
 
 
@@ -125,7 +125,7 @@ RATIOS: dict[str, Ratio] = {
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """A ratio then and now."""
+    """A recorded ratio and its new value."""
 
     name: str
     then: float | None
@@ -136,7 +136,7 @@ class Line:
 
 
 def judge(recorded: Mapping[str, float], now: Mapping[str, float], loss_max: float) -> list[Line]:
-    """Each ratio against the recorded one."""
+    """Compare each ratio with the recorded one."""
     lines = []
     for name, value in now.items():
         then = recorded.get(name)
@@ -174,7 +174,7 @@ def table(lines: Sequence[Line]) -> str:
 
 
 def measure(cluster: Site, seconds: float) -> Round:
-    """One round of everything."""
+    """Measure one round of everything."""
 
     def sample(setup: Setup, **more: Any) -> Sample:
         return cluster.measure(setup, seconds=seconds, **more)
@@ -207,7 +207,7 @@ def measure(cluster: Site, seconds: float) -> Round:
 
 
 def run(rounds: int, seconds: float, folder: Path) -> list[Round]:
-    """All rounds, on one cluster."""
+    """Run all rounds, on one cluster."""
     found = []
     with site(PLACE, folder) as cluster:
         for number in range(rounds):

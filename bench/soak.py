@@ -1,8 +1,8 @@
 """A steady load for half an hour: does anything get slower, or grow?
 
-First what this machine can take is measured for some seconds, with a consumer behind the producer. Then a share of it
-(``--load``) is held: records of 100 bytes in batches from a producer, a consumer that is pushed to keeps up, and with
-``--backups`` each chunk is on so many backups, too. The broker's log stays in its memory, bounded by retention, and
+First the machine's capacity is measured for some seconds, with a consumer behind the producer. Then a share of it
+(``--load``) is held: a producer sends records of 100 bytes in batches, a consumer with push keeps up, and with
+``--backups`` each chunk is on this many backups, too. The broker's log stays in its memory, bounded by retention, and
 flushes are put off: half an hour of it would fill a disk, and measure that. Every few seconds is recorded:
 
 * the time to acknowledgement, and to the consumer, from when a batch was due, not from when it was sent (HDR
@@ -47,11 +47,11 @@ STREAM = "soak"
 WINDOW_S = 300.0
 INTERVALS_MIN = 12
 NOTHING = {"p99": float("inf")}
-"""Stands for an interval in which no record was acknowledged, or seen."""
+"""Stands for an interval without an acknowledged or seen record."""
 PERCENTILES = {"p50": 50.0, "p99": 99.0, "p99.9": 99.9, "max": 100.0}
 TALK_TIMEOUT_S = 60.0
 LEAD_NS = 200_000_000
-"""Between telling workers to begin and the beginning of what counts."""
+"""The time between the order to begin and the beginning of the measurement."""
 
 
 # -- figures ---------------------------------------------------------------------------------------------------
@@ -68,11 +68,11 @@ class Process:
     descriptors: int
     threads: int
     cpu_s: float
-    """So far."""
+    """Processor time so far."""
 
     @classmethod
     def of(cls, pid: int) -> Process:
-        """As it is now. Raises `OSError` when there is none."""
+        """The current state of a process. Raises `OSError` if the process is gone."""
         rows = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
         return cls(
             anon_bytes=int(rows["RssAnon"].split()[0]) << 10,
@@ -85,7 +85,7 @@ class Process:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """An interval: what clients have seen in it, and processes as they were at its end."""
+    """An interval: its figures of clients, and the processes at its end."""
 
     number: int
     acknowledged: int
@@ -101,16 +101,16 @@ class Thresholds:
 
     p99_ratio_max: float = 1.5
     p99_slack_ms: float = 1.0
-    """Below this a p99 may be as much as the ratio says, and more: that is noise."""
+    """A p99 up to this is allowed, whatever the ratio says: below it, changes are noise."""
     growth_bytes_max: int = 16 * MIB
     growth_ratio_max: float = 0.05
-    """Share of a process' own memory: of that in the first window, and the greater of the two."""
+    """Allowed growth of a process's own memory: bytes, and a share of the first window; the greater one applies."""
     cpu_ratio_max: float = 1.25
     cpu_slack_cores: float = 0.02
     descriptors_max: int = 8
     threads_max: int = 4
     rate_share_min: float = 0.99
-    """Share of the rate that was to be held."""
+    """Share of the intended rate."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,14 +126,14 @@ class Finding:
 
 
 def windows(rows: Sequence[Row], interval_s: float, window_s: float = WINDOW_S) -> tuple[list[Row], list[Row]]:
-    """The first and the last `window_s`, or thirds. The very first interval is for warming up."""
+    """The first and the last `window_s`, or thirds. The very first interval warms up and does not count."""
     useful = list(rows[1:]) if len(rows) > 1 else list(rows)
     count = max(1, min(int(window_s / interval_s), len(useful) // 3))
     return useful[:count], useful[-count:]
 
 
 def compare(first: Sequence[Row], last: Sequence[Row], interval_s: float, limits: Thresholds) -> list[Finding]:
-    """The findings between two windows. For latencies, the median of the intervals' counts."""
+    """The findings between two windows. For latencies, the median of the intervals counts."""
     found = []
     for name in ("ack", "end_to_end"):
         before, after = (
@@ -172,7 +172,7 @@ def _of_process(
 
 
 def cores_of(process: str, rows: Sequence[Row], interval_s: float) -> float:
-    """How many cores a process has had in a window; of a single interval nothing is known."""
+    """The number of cores that a process used in a window; unknown for a single interval."""
     if len(rows) < 2:
         return 0.0
     cpu_s = rows[-1].processes[process].cpu_s - rows[0].processes[process].cpu_s
@@ -182,7 +182,7 @@ def cores_of(process: str, rows: Sequence[Row], interval_s: float) -> float:
 def totals(
     rows: Sequence[Row], rate: float, interval_s: float, acknowledged: int, seen: int, limits: Thresholds
 ) -> list[Finding]:
-    """Whether the rate was held, and everything has arrived."""
+    """Check that the rate was held, and that everything has arrived."""
     held = statistics.fmean(row.acknowledged for row in rows[1:] or rows) / interval_s
     least = rate * limits.rate_share_min
     return [
@@ -204,7 +204,7 @@ class Worker:
         )
 
     def finished(self) -> Result:
-        """Take what it says until it is done. Raises `Failed`."""
+        """Take its output until it is done. Raises `Failed`."""
         timeout_s = self.process.task.settings["interval_s"] + TALK_TIMEOUT_S
         while "number" in (message := self.process.answer(timeout_s)):
             interval = Interval(**message)
@@ -216,7 +216,7 @@ class Worker:
 def workers(
     arguments: argparse.Namespace, bootstrap: str, stream: str, *, rate: float, seconds: float
 ) -> Iterator[tuple[list[Worker], Worker]]:
-    """Producers and the consumer, ready; gone at the end."""
+    """Producers and the consumer, ready; they are gone at the end."""
     workload = Workload(
         name="soak",
         title="Soak",
@@ -243,11 +243,11 @@ def workers(
 
 
 async def load(producers: Sequence[Worker], consumer: Worker, start_ns: int) -> tuple[list[Result], Result]:
-    """Let them run to their end, the consumer until it has everything, or sees nothing any more. Raises `Failed`."""
+    """Let them run to their end, the consumer until it has everything or sees nothing more. Raises `Failed`."""
     for worker in (consumer, *producers):
         worker.process.tell(f"go {start_ns}")
     try:
-        async with asyncio.TaskGroup() as tasks:  # whoever fails first ends it
+        async with asyncio.TaskGroup() as tasks:  # the first failure ends everything
             consumed = tasks.create_task(asyncio.to_thread(consumer.finished))
             produced = await asyncio.gather(*(asyncio.to_thread(worker.finished) for worker in producers))
             acknowledged = sum(result.acknowledged for result in produced)
@@ -262,7 +262,7 @@ async def load(producers: Sequence[Worker], consumer: Worker, start_ns: int) -> 
 
 
 class Soak:
-    """One run."""
+    """One run of the soak."""
 
     def __init__(self, arguments: argparse.Namespace, cluster: LocalCluster, client: Client) -> None:
         self._arguments = arguments
@@ -271,7 +271,7 @@ class Soak:
         self.samples: dict[int, dict[str, Process]] = {}
 
     async def most(self) -> float:
-        """Records per second that go through to the consumer as fast as it goes."""
+        """Records per second that reach the consumer at full speed."""
         seconds: float = self._arguments.max_seconds
         async with self._stream("most") as stream:
             with self._workers(stream, 0, seconds) as (producers, consumer):
@@ -279,7 +279,7 @@ class Soak:
         return consumed.records / seconds
 
     async def hold(self, rate: float) -> tuple[list[Row], int, int]:
-        """A rate, for as long as it was asked for. Rows, records acknowledged, and seen."""
+        """Hold a rate for the requested time. Returns the rows, and the numbers of records acknowledged and seen."""
         async with self._stream(STREAM) as stream:
             with self._workers(stream, rate, self._arguments.minutes * 60) as (producers, consumer):
                 everyone = [worker.process for worker in (*producers, consumer)]
@@ -323,7 +323,7 @@ def _soon_ns() -> int:
 
 
 def rows_of(producers: Sequence[Worker], consumer: Worker, samples: Mapping[int, Mapping[str, Process]]) -> list[Row]:
-    """The rows of intervals that all workers know; others are left out."""
+    """The rows of intervals that all workers know; other intervals are left out."""
     rows = []
     for number, processes in sorted(samples.items()):
         parts = [worker.intervals.get(number) for worker in (*producers, consumer)]
@@ -343,7 +343,7 @@ def rows_of(producers: Sequence[Worker], consumer: Worker, samples: Mapping[int,
 
 
 async def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Measure, and judge."""
+    """Measure, and judge the drift."""
     limits = Thresholds(p99_ratio_max=arguments.p99_ratio_max, growth_bytes_max=arguments.growth_bytes_max)
     found_machine = machine(Path.cwd())
     made = LocalCluster(
@@ -387,11 +387,11 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-# -- what is told ------------------------------------------------------------------------------------------------
+# -- report ------------------------------------------------------------------------------------------------
 
 
 def page(found: Mapping[str, Any]) -> str:
-    """As Markdown."""
+    """The page, as Markdown."""
     verdict = "nothing has drifted" if found["ok"] else "**something has drifted**"
     rate = found["rate"]
     load = (
@@ -425,7 +425,7 @@ def _short(value: float) -> str:
 
 
 def main() -> int:
-    """Soak."""
+    """Run the soak."""
     made = parser(__doc__)
     made.add_argument("--minutes", type=float, default=30.0)
     made.add_argument("--load", type=float, default=0.7, help="share of the maximum that is held")

@@ -16,7 +16,7 @@ LATENCIES = {"ack": "to acknowledgement", "end_to_end": "to the consumer"}
 
 
 def plot(found: Mapping[str, Any], path: Path) -> None:
-    """Into a PNG."""
+    """Plot into a PNG."""
     rows: list[dict[str, Any]] = found["rows"]
     interval_s: float = found["interval_s"]
     minutes = [(row["number"] + 1) * interval_s / 60 for row in rows]

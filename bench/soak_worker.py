@@ -1,6 +1,6 @@
 """A producer or the consumer of the soak, a process of its own: ``python -m bench.soak_worker``.
 
-A worker as in `bench.compare.worker`, which also tells what it has seen in each interval since what it does counts::
+A worker as in `bench.compare.worker`, which also reports each interval since the measurement began::
 
     → {"number": 0, "records": …}   an `Interval`, when it is over; before its result
 
@@ -28,23 +28,23 @@ from kera.client import Client, Consumer
 from kera.core.base.settings import MIB
 
 BUFFER_BYTES = 16 * MIB
-"""Less than usual: what waits in it while the machine does something else must not look like a leak."""
+"""Less than usual: records that wait in it while the machine is busy must not look like a leak."""
 
 
 @dataclasses.dataclass
 class Interval:
-    """The figures of one interval: from ``number`` times its length after the start on."""
+    """The figures of one interval: its start is ``number`` times its length after the start of the measurement."""
 
     number: int
     records: int
-    """Acknowledged, or seen."""
+    """Records acknowledged, or seen."""
     latencies: dict[str, str]
     """`Latencies.encode` of "ack" and "late" (of the producer itself), or of "end_to_end"."""
 
 
 @contextlib.asynccontextmanager
 async def _intervals(worker: Worker) -> AsyncIterator[None]:
-    """Tell each interval when it is over; the last one may be cut off."""
+    """Report each interval when it is over; the last one may be cut off."""
 
     async def tell() -> None:
         told = 0
@@ -63,7 +63,7 @@ async def _intervals(worker: Worker) -> AsyncIterator[None]:
 
 
 async def produce(worker: Worker) -> None:
-    """Batches at the rate, or as fast as it goes."""
+    """Send batches at the rate, or as fast as possible."""
     workload, settings = worker.workload, worker.task.settings
     chunk_bytes, stream = int(workload.batch_bytes), settings["stream"]
     rows = records_per_chunk(workload.record_bytes, chunk_bytes)
@@ -88,7 +88,7 @@ async def _at_once(worker: Worker) -> AsyncIterator[int]:
 
 
 def _due(batch: pa.RecordBatch, due_ns: int) -> pa.RecordBatch:
-    """The batch with another time; the other columns are the same memory."""
+    """The batch with another time; the other columns share its memory."""
     at = batch.schema.get_field_index("timestamp")
     field = batch.schema.field(at)
     times = pa.py_buffer(np.full(batch.num_rows, due_ns // 1000))
@@ -96,7 +96,7 @@ def _due(batch: pa.RecordBatch, due_ns: int) -> pa.RecordBatch:
 
 
 async def consume(worker: Worker) -> None:
-    """Everything, as it is pushed."""
+    """Read everything, as it is pushed."""
     settings = worker.task.settings
     async with (
         await Client.connect(settings["bootstrap"]) as client,

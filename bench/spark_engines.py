@@ -10,7 +10,7 @@ that does nothing), ``group`` (a filter that takes half of the records, group by
 (`mapInArrow` with a function that counts records and bytes). Reported: records per second; processor seconds per GB of
 values, of the broker, and of Spark: the JVM with all its processes. Checked: all of them count the same.
 
-The Python engine cannot be told which columns a query uses, and gets them by ``.schema("value binary")``, as its
+The Python engine cannot know which columns a query uses, and gets them by ``.schema("value binary")``, as its
 documentation says. The others find out.
 
 Micro-batches: a producer of the system at hand sends 1,000 records per second, each with the time when it was due; a
@@ -18,7 +18,7 @@ query without pause between micro-batches takes each one to the driver (``foreac
 counted. Reported: from the time when a record was due until Spark has handed it over, of all records after the warm-up;
 and the processors that Spark and the broker take meanwhile. Checked: each record comes exactly once.
 
-What is not there is not measured, and the table says so.
+Anything that is not available is not measured, and the table says so.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ LATENCIES = ("p50", "p99", "max", "Spark's CPU", "broker's CPU")
 
 
 def noop(frame: DataFrame) -> Any:
-    """Everything into nothing."""
+    """Write all values into a sink that does nothing."""
     frame.write.format("noop").mode("overwrite").save()
 
 
@@ -84,11 +84,11 @@ ALL_JOBS: dict[str, Callable[[DataFrame], Any]] = {
 
 @dataclass
 class Contestant:
-    """A way to read, and the broker behind it."""
+    """A way to read, with its broker."""
 
     name: str
     kind: str
-    """kera or kafka: who produces."""
+    """kera or kafka: the system of the producer."""
     bootstrap: str
     broker_pid: int
     settings: dict[str, str]
@@ -134,7 +134,7 @@ class Bench:
 
     def _contestant(self, name: str) -> Contestant:
         if name == "kafka":
-            assert self._kafka is not None  # noqa: S101 - else it is not among the names
+            assert self._kafka is not None  # noqa: S101 - otherwise it is not among the names
             settings = {"kafka.bootstrap.servers": self._kafka.bootstrap}
             return Contestant(name, "kafka", self._kafka.bootstrap, self._kafka.pid, settings)
         bootstrap = self._cluster.bootstrap
@@ -145,7 +145,7 @@ class Bench:
     # -- batches ---------------------------------------------------------------------------------------------------
 
     def batches(self, record_bytes: int) -> None:
-        """All jobs, all contestants, all rounds."""
+        """Run all jobs, contestants and rounds."""
         stream = f"records-{record_bytes}"
         records = self._fill(stream, record_bytes)
         size_gb = records * record_bytes / 1e9
@@ -159,7 +159,7 @@ class Bench:
                 after_s, (broker_s, spark_s) = time.monotonic(), self._cpu(each)
                 if (expected := expected or found) != found:
                     raise Wrong(f"{job}: {each.name} has {found}, {self.contestants[0].name} has {expected}")
-                if number < self._arguments.warm_rounds * len(self._arguments.jobs):  # Kafka's code takes its time
+                if number < self._arguments.warm_rounds * len(self._arguments.jobs):  # Kafka's code warms up
                     continue
                 name = f"{record_bytes} bytes, {job}, {each.name}"
                 million_per_s = records / (after_s - before[1]) / 1e6
@@ -171,7 +171,7 @@ class Bench:
 
     def _cpu(self, contestant: Contestant) -> tuple[float, float]:
         """Processor time of broker and Spark until now."""
-        # Kafka's threads come and go, and so its time is to be had in ticks only.
+        # Kafka's threads come and go, so its time is only available in ticks.
         of_broker = tree_s([contestant.broker_pid]) if contestant.kind == "kafka" else run_s(contestant.broker_pid)
         return of_broker, tree_s([jvm_pid(self._spark)])
 
@@ -228,10 +228,10 @@ class Bench:
     # -- micro-batches ---------------------------------------------------------------------------------------------
 
     def latency(self) -> None:
-        """From due to handed over, at a fixed rate."""
+        """Measure the time from due to handed over, at a fixed rate."""
         by_name = {each.name: each for each in self.contestants}
         for number, name in enumerate(alternating(list(by_name), self._arguments.latency_rounds + 1)):
-            counts = number >= len(by_name)  # code is warm
+            counts = number >= len(by_name)  # the code is warm
             say(f"micro-batches: {name}" + ", to warm up" * (not counts))
             self._latency_of(by_name[name], f"due-{number}", self._arguments.seconds if counts else 1.0, counts=counts)
 
@@ -247,7 +247,7 @@ class Bench:
         )
         try:
             with self.producer(contestant, stream, self._arguments.warm_up + seconds) as producer:
-                query.processAllAvailable()  # it runs
+                query.processAllAvailable()  # the query runs then
                 producer.go()
                 time.sleep(self._arguments.warm_up)
                 before = self._cpu(contestant), time.monotonic()
@@ -283,7 +283,7 @@ class Bench:
 
     @contextlib.contextmanager
     def producer(self, contestant: Contestant, stream: str, seconds: float) -> Iterator[DueProducer]:
-        """A producer of the system at hand, connected."""
+        """A connected producer of the contestant's system."""
         argv = [sys.executable, "-m", "bench.due", contestant.kind, contestant.bootstrap, stream]
         argv += ["--rate", str(self._arguments.rate), "--seconds", str(seconds)]
         if self._parts is not None:
@@ -316,7 +316,7 @@ class DueProducer:
         self._process.stdin.flush()
 
     def result(self, timeout_s: float) -> tuple[int, float]:
-        """How many records, and by how many seconds the latest was late."""
+        """The number of records, and the greatest delay in seconds."""
         watch = threading.Timer(timeout_s, self._process.kill)
         watch.start()
         try:
@@ -334,7 +334,7 @@ class DueProducer:
 
 
 class Arrivals:
-    """When records were due, and how late they came; filled by Spark's thread."""
+    """The due times of records, and their delays; filled by Spark's thread."""
 
     def __init__(self) -> None:
         self.records = 0
@@ -343,7 +343,7 @@ class Arrivals:
         self._late_us: list[npt.NDArray[np.int64]] = []
 
     def take(self, frame: DataFrame, _number: int) -> None:
-        """A micro-batch."""
+        """Take a micro-batch."""
         due_us = frame.toArrow()["due_us"].to_numpy()
         self._late_us.append(time.time_ns() // 1000 - due_us)
         self._due_us.append(due_us)
@@ -351,7 +351,7 @@ class Arrivals:
         self.came.set()
 
     def all(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Both."""
+        """Due times and delays."""
         return np.concatenate(self._due_us), np.concatenate(self._late_us)
 
 

@@ -57,7 +57,7 @@ PHASES = ("backlog", "slow", "fast")
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One that took any records; times in seconds of the wall clock."""
+    """A micro-batch that took records; times in seconds of the wall clock."""
 
     begun_s: float
     taken_s: float
@@ -66,17 +66,17 @@ class MicroBatch:
 
     @property
     def done_s(self) -> float:
-        """When it was done."""
+        """The time of its end."""
         return self.begun_s + self.taken_s
 
     @property
     def late_s(self) -> float:
-        """How old its oldest record was when it was done."""
+        """The age of its oldest record at its end."""
         return self.done_s - self.oldest_s
 
 
 class Feeder:
-    """Adds records at a rate that can be changed, from a thread of its own."""
+    """Adds records at a variable rate, from a thread of its own."""
 
     def __init__(self, bootstrap: str, stream: str) -> None:
         self.rate = 0
@@ -87,7 +87,7 @@ class Feeder:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Feeder]:
-        """Until the block ends, and all is sent."""
+        """Feed until the block ends, and everything is sent."""
         self._thread.start()
         try:
             yield self
@@ -95,7 +95,7 @@ class Feeder:
             self.stop()
 
     def stop(self) -> None:
-        """No more come; all that were made have been acknowledged."""
+        """Stop feeding; all records have been acknowledged then."""
         self._stopped.set()
         self._thread.join()
         if self.failed is not None:
@@ -104,7 +104,7 @@ class Feeder:
     def _run(self, bootstrap: str, stream: str) -> None:
         try:
             asyncio.run(self._feed(bootstrap, stream))
-        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+        except BaseException as error:  # noqa: BLE001 - raised where the caller waits for it
             self.failed = error
 
     async def _feed(self, bootstrap: str, stream: str) -> None:
@@ -140,7 +140,7 @@ async def fill(bootstrap: str, stream: str, records: int) -> None:
 
 
 async def remove(bootstrap: str, stream: str) -> None:
-    """Make room."""
+    """Delete the stream to make room."""
     async with await Client.connect(bootstrap) as client:
         await client.admin.delete_stream(stream)
 
@@ -148,7 +148,7 @@ async def remove(bootstrap: str, stream: str) -> None:
 def start(
     spark: SparkSession, bootstrap: str, stream: str, root: Path, arguments: argparse.Namespace, *, paced: bool
 ) -> StreamingQuery:
-    """The query; what it has seen is in its progress."""
+    """Start the query; its progress has its figures."""
     reader = spark.readStream.format("kera").option("kera.bootstrap.servers", bootstrap)
     reader = reader.option("engine", arguments.engine).option("startingOffsets", "earliest")
     if paced:
@@ -165,7 +165,7 @@ def start(
 
 
 def micro_batches(query: StreamingQuery) -> list[MicroBatch]:
-    """All so far that took any records."""
+    """All micro-batches so far that took records."""
     found = []
     for progress in query.recentProgress:
         said: dict[str, Any] = json.loads(progress.json)
@@ -184,7 +184,7 @@ def micro_batches(query: StreamingQuery) -> list[MicroBatch]:
 
 
 def wait(query: StreamingQuery, records: int) -> None:
-    """Until the query has so many."""
+    """Wait until the query has read this many records."""
     until_s = time.monotonic() + WAIT_S
     while sum(each.records for each in micro_batches(query)) < records:
         if query.exception() is not None or time.monotonic() > until_s:
@@ -205,7 +205,7 @@ class Paced:
         self._root = root
 
     def run(self) -> None:
-        """All queries, all rounds."""
+        """Run all queries and rounds."""
         self._round("plain", "warm", counts=False)
         for number, name in enumerate(alternating(QUERIES, self._arguments.rounds)):
             say(f"{name}, round {number // len(QUERIES) + 1}")
@@ -284,7 +284,7 @@ def print_table(figures: Figures) -> None:
 
 
 async def run(arguments: argparse.Namespace, root: Path) -> None:
-    """Write, read, print."""
+    """Write, read, and print."""
     figures = Figures("spark_paced", arguments, root)
     most = arguments.backlog + (arguments.slow * (WAIT_S / 10) + arguments.fast * arguments.seconds)
     arena_bytes = (int(most) * STORED_BYTES * 2 // (8 * MIB) + 16) * 8 * MIB

@@ -8,7 +8,7 @@
 
 Jobs: ``count`` (`DataFrame.count`, for which Parquet reads no rows at all, only footers), ``group`` (a filter that
 takes half of the rows, group by 16 values, count) and ``arrow`` (`mapInArrow` with a function that counts rows and
-bytes). Rows have one column, ``value``; chunks and batches have so many rows as ``--chunk-rows`` says.
+bytes). Rows have one column, ``value``; chunks and batches have ``--chunk-rows`` rows.
 
 Jobs and sources alternate in each round, after one round that is not counted. Reported: rows/s; processor seconds per
 GB of values, of the broker, and of Spark: the JVM with all its Python processes. Checked: all of them count the same.
@@ -46,7 +46,7 @@ PARTITIONS = 2
 SHARED_MEMORY = {"pushed": "always", "pulled": "never"}
 RECORD_BYTES = 100
 CHUNK_BYTES_PER_ROW = 160
-"""More than a row takes in a chunk, with what Arrow adds."""
+"""More than the size of a row in a chunk, with Arrow's overhead."""
 
 
 class Wrong(Exception):
@@ -74,13 +74,13 @@ class MemorySource(DataSource):
 
 
 class MemoryReader(DataSourceReader):
-    """Yields what is in the files, in place."""
+    """Yields the batches of the files, in place."""
 
     def __init__(self, path: str) -> None:
         self._path = path
 
     def partitions(self) -> list[InputPartition]:
-        """One per file."""
+        """One partition for each file."""
         return [InputPartition(number) for number in range(PARTITIONS)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -95,7 +95,9 @@ class MemoryReader(DataSourceReader):
 
 
 def batches(rows: int, chunk_rows: int, partition: int) -> Iterator[pa.RecordBatch]:
-    """The rows of a partition, as batches of the default schema. One batch again and again: nobody looks."""
+    """The rows of a partition, as batches of the default schema. The same batch again and again: the values do not
+    matter.
+    """
     block = make_batch(RECORD_BYTES, chunk_rows)
     for _ in range(partition, rows // chunk_rows, PARTITIONS):
         yield block
@@ -135,18 +137,18 @@ async def fill(bootstrap: str, stream: str, rows: int, chunk_rows: int, files: P
 
 
 def count(frame: DataFrame) -> Any:
-    """All rows."""
+    """Count all rows."""
     return frame.count()
 
 
 def group(frame: DataFrame) -> Any:
-    """Rows of which the first digit is below 8, by the second one."""
+    """Filter the rows whose first digit is below 8, and group them by the second digit."""
     some = frame.where(sf.substring("value", 1, 1) < sf.lit(b"8"))
     return sorted((bytes(key), rows) for key, rows in some.groupBy(sf.substring("value", 2, 1)).count().collect())
 
 
 def arrow(frame: DataFrame) -> Any:
-    """Rows and bytes, in Python."""
+    """Count rows and bytes, in Python."""
 
     def add_up(found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = length_bytes = 0
@@ -201,7 +203,7 @@ def frame_of(spark: SparkSession, source: str, bootstrap: str, stream: str, file
 
 
 async def run(arguments: argparse.Namespace, root: Path, shared: Path) -> None:
-    """All chunk sizes."""
+    """Measure all chunk sizes."""
     figures = Figures("spark_read", arguments, root)
     spark = await asyncio.to_thread(session, arguments.cores, root)
     most = arguments.bytes // RECORD_BYTES * CHUNK_BYTES_PER_ROW

@@ -51,9 +51,9 @@ SINK = Path(__file__).with_name("DueSink.java")
 CONTESTANTS = ("columnar", "kafka")
 ARENA_BYTES = 256 * MIB
 START_S = 60.0
-"""How long a query may take to have its tasks running."""
+"""The time limit until a query has its tasks running."""
 HEAD = 2
-"""Longs at the beginning of a task's file: when it was opened, and when closed."""
+"""Longs at the beginning of a task's file: the times of its opening and closing."""
 PARTS = ("all", "between micro-batches", "the rest")
 OWN = ("latestOffset", "queryPlanning", "walCommit", "commitOffsets", "commitBatch")
 """Names of a query's progress for the time outside tasks."""
@@ -67,19 +67,19 @@ class Task:
     partition: int
     opened_us: int
     closed_us: int
-    """0: it is not closed."""
+    """0: the task is not closed yet."""
     due_us: npt.NDArray[np.int64]
     came_us: npt.NDArray[np.int64]
 
 
 def tasks(folder: Path) -> list[Task]:
-    """All so far, those of a partition one after the other."""
+    """All tasks so far, ordered within each partition."""
     found = []
     for path in folder.iterdir():
         epoch, partition = map(int, path.name.split("-"))
         longs = np.fromfile(path, np.int64)
         if len(longs) < HEAD or longs[0] == 0:
-            continue  # it is just being made
+            continue  # the file is still being made
         due_us, came_us = longs[HEAD::2], longs[HEAD + 1 :: 2]
         count = int(np.count_nonzero(came_us))
         found.append(Task(epoch, partition, int(longs[0]), int(longs[1]), due_us[:count], came_us[:count]))
@@ -96,7 +96,7 @@ def waited(found: Sequence[Task]) -> npt.NDArray[np.bool_]:
 
 
 def stills_ms(found: Sequence[Task], from_us: int) -> list[float]:
-    """How long tasks stood still, from where one had closed until the next of its partition was opened."""
+    """How long tasks stood still, from the end of one until the start of the next one of its partition."""
     return [
         (after.opened_us - before.closed_us) / 1e3
         for before, after in pairwise(found)
@@ -117,10 +117,10 @@ class RealTime:
         self._root = root
 
     def run(self) -> None:
-        """All contestants, all rounds."""
+        """Run all contestants and rounds."""
         by_name = {each.name: each for each in self._bench.contestants}
         for number, name in enumerate(alternating(list(by_name), self._arguments.rounds + 1)):
-            counts = number >= len(by_name)  # code is warm
+            counts = number >= len(by_name)  # the code is warm
             say(f"real-time mode: {name}" + ", to warm up" * (not counts))
             seconds = self._arguments.seconds if counts else self._arguments.warm_up
             self._round(by_name[name], f"due-{number}", seconds, counts=counts)
@@ -154,7 +154,7 @@ class RealTime:
         writer = writer.trigger(realTime=trigger)  # type: ignore[call-overload]  # not in its overloads
         rows_max = 2 * self._arguments.rate * (self._arguments.batch_seconds + int(DRAIN_S))
         jvm = self._spark._jvm
-        assert jvm is not None  # noqa: S101 - it is a session in this process
+        assert jvm is not None  # noqa: S101 - a session in this process has one
         writer._jwrite.foreach(jvm.DueSink(str(folder), rows_max))
         query: StreamingQuery = writer.option("checkpointLocation", str(self._root / f"checkpoint-{stream}")).start()
         return query
@@ -192,7 +192,7 @@ def _wait(query: StreamingQuery, condition: Callable[[], bool], seconds: float) 
 
 
 def sink_jar(root: Path) -> Path:
-    """The sink, compiled. Raises `Wrong`."""
+    """Compile the sink. Raises `Wrong`."""
     classes, made = root / "classes", root / "due-sink.jar"
     javac = shutil.which("javac", path=f"{os.environ.get('JAVA_HOME', '')}/bin:{os.environ.get('PATH', '')}")
     if javac is None:

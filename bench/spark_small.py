@@ -34,7 +34,7 @@ def read(spark: SparkSession, bootstrap: str, chunk_bytes: int, way: str, engine
     """Seconds, and processor seconds."""
     reader = spark.read.format("kera").option("kera.bootstrap.servers", bootstrap).option("engine", engine)
     reader = reader.option("sharedMemory", WAYS[way]).option("startingOffsets", "earliest")
-    if engine == "python":  # which cannot be told which columns are used
+    if engine == "python":  # the Python engine cannot know which columns are used
         reader = reader.schema("value binary")
     frame = reader.load(stream_of(chunk_bytes)).select("value")
     pid = jvm_pid(spark)
@@ -44,7 +44,7 @@ def read(spark: SparkSession, bootstrap: str, chunk_bytes: int, way: str, engine
 
 
 async def run(arguments: argparse.Namespace, root: Path) -> None:
-    """Write, read, print."""
+    """Write, read, and print."""
     figures = Figures("spark_small", arguments, root)
     records = arguments.stream_bytes // RECORD_BYTES // 10_000 * 10_000
     arena_bytes = (len(arguments.chunk_bytes) * 2 * arguments.stream_bytes // (8 * MIB) + 8) * 8 * MIB
@@ -69,7 +69,7 @@ async def run(arguments: argparse.Namespace, root: Path) -> None:
 
 
 def print_table(figures: Figures, engines: list[str], sizes: list[int]) -> None:
-    """The best of each, beside that of the largest chunks, in Markdown; then all samples as JSON."""
+    """The best of each, relative to the largest chunks, in Markdown; then all samples as JSON."""
     print("| chunks | way | engine | M rows/s | of the largest chunks | M rows per processor second | |")
     print("|--:|---|---|--:|--:|--:|--:|")
     for engine, way, chunk_bytes in product(engines, WAYS, sizes):

@@ -11,7 +11,7 @@ Rows are ``plain``, a value each, or ``keyed``, with one of 10,000 keys. Reporte
 rows per second; processor seconds per GB of values, of Spark (the JVM with all its processes) and of the broker.
 Checked: as many records are there as rows were written.
 
-What is not there is not measured, and the table says so.
+Anything that is not available is not measured, and the table says so.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ FIGURES = ("rows", "Spark's CPU", "broker's CPU")
 
 
 class Bench:
-    """The session, the brokers, and what they take."""
+    """The session, the brokers, and the measurements."""
 
     def __init__(
         self, arguments: argparse.Namespace, figures: Figures, spark: SparkSession, cluster: RunningCluster
@@ -62,7 +62,7 @@ class Bench:
         self._written = 0
 
     def frame(self, kind: str) -> DataFrame:
-        """Rows of that kind, cached."""
+        """Cached rows of that kind."""
         value = sf.rpad(sf.col("id").cast("string"), VALUE_BYTES, "x").cast("binary").alias("value")
         key = sf.concat(sf.lit("k"), sf.col("id") % KEYS).cast("binary").alias("key")
         rows = self._spark.range(self._arguments.rows, numPartitions=PARTITIONS)
@@ -73,7 +73,7 @@ class Bench:
     def measure(
         self, kind: str, frame: DataFrame, contestant: str, broker: kafka.Kafka | None, *, counts: bool
     ) -> None:
-        """One write."""
+        """Measure one write."""
         self._written += 1
         stream = f"written-{self._written}"
         write = self._writer(frame, contestant, broker, stream)
@@ -110,7 +110,7 @@ class Bench:
 
     def _cpu(self, contestant: str, broker: kafka.Kafka | None) -> tuple[float, float]:
         """Processor time of Spark and the broker until now."""
-        # Kafka's threads come and go, and so its time is to be had in ticks only.
+        # Kafka's threads come and go, so its time is only available in ticks.
         of_kafka = contestant == "kafka" and broker is not None
         of_broker = tree_s([broker.pid]) if of_kafka and broker else run_s(self._cluster.processes[BROKER])
         return tree_s([jvm_pid(self._spark)]), of_broker
@@ -120,7 +120,7 @@ class Bench:
             await client.admin.create_stream(stream, streamlets=STREAMLETS)
 
     def _clear(self, contestant: str, broker: kafka.Kafka | None, stream: str) -> None:
-        """Count what is there, and remove it. Raises `Wrong`."""
+        """Count the stored records, and remove them. Raises `Wrong`."""
         if contestant == "kafka" and broker is not None:
             there = self._spark.read.format("kafka").option("kafka.bootstrap.servers", broker.bootstrap)
             records = there.option("subscribe", stream).load().count()
@@ -155,7 +155,7 @@ def run(arguments: argparse.Namespace, root: Path) -> None:
                 names.remove("kafka")
                 figures.notes["kafka"] = f"not measured: {error}"
                 say(figures.notes["kafka"])
-        # A deleted stream is gone some time later: two may be there.
+        # A deleted stream is gone only some time later: there may be two.
         arena_bytes = 2 * int(arguments.rows * VALUE_BYTES * 1.6) + 256 * MIB
         cluster = stack.enter_context(LocalCluster.running(arena_bytes=arena_bytes // (8 * MIB) * 8 * MIB))
         spark = session(arguments.cores, root, jars, columnar=True)

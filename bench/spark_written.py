@@ -45,7 +45,7 @@ SEGMENTS = 4
 
 
 def stream_of(way: str) -> str:
-    """Where it is written to."""
+    """The stream of a way to write."""
     return way.replace(" ", "-")
 
 
@@ -64,7 +64,7 @@ async def send(producer: Producer, stream: str, rate: int, seconds: float) -> in
 
 
 async def chunks_of(client: Client, stream: str) -> int:
-    """How many chunks a stream has."""
+    """The number of chunks of a stream."""
     settings, found = ConsumerSettings.load(shared_memory="never", joined_bytes_max=0), 0
     for streamlet, entries in (await client.bounds(stream)).items():
         for number, entry in enumerate(entries):
@@ -75,7 +75,7 @@ async def chunks_of(client: Client, stream: str) -> int:
 
 
 async def write(bootstrap: str, arguments: argparse.Namespace, figures: Figures) -> dict[str, int]:
-    """All streams; how many records each has."""
+    """Write all streams; returns the number of records of each."""
     sent = {}
     async with await Client.connect(bootstrap) as client:
         for way, settings in WAYS.items():
@@ -90,9 +90,9 @@ async def write(bootstrap: str, arguments: argparse.Namespace, figures: Figures)
 
 
 def count(spark: SparkSession, bootstrap: str, way: str, engine: str) -> tuple[int, float, float]:
-    """How many, in how many seconds and processor seconds."""
+    """The number of records, the seconds, and the processor seconds."""
     reader = spark.read.format("kera").option("kera.bootstrap.servers", bootstrap).option("engine", engine)
-    if engine == "python":  # which cannot be told which columns are used
+    if engine == "python":  # the Python engine cannot know which columns are used
         reader = reader.schema("value binary")
     frame, pid = reader.load(stream_of(way)), jvm_pid(spark)
     begun_s, begun_cpu_s = time.perf_counter(), tree_s([pid])
@@ -101,7 +101,7 @@ def count(spark: SparkSession, bootstrap: str, way: str, engine: str) -> tuple[i
 
 
 async def run(arguments: argparse.Namespace, root: Path) -> None:
-    """Write, count, print."""
+    """Write, count, and print."""
     figures = Figures("spark_written", arguments, root)
     records = int(arguments.rate * arguments.seconds)
     arena_bytes = (records * STORED_BYTES // MIB + SEGMENTS * len(WAYS) * arguments.streamlets) * MIB
@@ -125,7 +125,7 @@ async def run(arguments: argparse.Namespace, root: Path) -> None:
 
 
 def print_table(figures: Figures, engines: list[str]) -> None:
-    """The best of each, beside that without linger, in Markdown; then all samples as JSON."""
+    """The best of each, relative to no linger, in Markdown; then all samples as JSON."""
     print("| written | records in a chunk | engine | M rows/s | of no linger | M rows per processor second | |")
     print("|---|--:|---|--:|--:|--:|--:|")
     for engine, way in product(engines, WAYS):

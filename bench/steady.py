@@ -35,10 +35,10 @@ class Wrong(Exception):
 
 
 class Filled:
-    """The data that a stream was filled with, by streamlet."""
+    """The data of a filled stream, by streamlet."""
 
     def __init__(self, streamlets: int, record_bytes: int, chunk_bytes: int = MIB) -> None:
-        """`chunk_bytes`: of the records of a batch, each of which becomes a chunk."""
+        """`chunk_bytes`: the size of the records of a batch, which becomes one chunk."""
         self.record_bytes = record_bytes
         self.records = [0] * streamlets
         self.checksums = [0] * streamlets
@@ -65,7 +65,7 @@ class Filled:
 
 
 async def fill(client: Client, stream: str, filled: Filled, bytes_wanted: int) -> float:
-    """Send so many bytes to all streamlets in turn; returns how many seconds it took until all is acknowledged."""
+    """Send `bytes_wanted` to all streamlets in turn; returns the seconds until everything is acknowledged."""
     begun_s = time.monotonic()
     until = filled.bytes + bytes_wanted
     async with client.producer(chunk_bytes_max=MIB, request_bytes_max=4 * MIB, buffer_bytes_max=64 * MIB) as producer:
@@ -83,10 +83,10 @@ class Steady:
     """Sends a number to each streamlet every few milliseconds."""
 
     def __init__(self, producer: Producer, stream: str, streamlets: int, *, first: int, pause_s: float) -> None:
-        """`first`: the number that each streamlet begins with."""
+        """`first`: the first number of each streamlet."""
         self.sent = [first] * streamlets
         self.times_s = [array("d") for _ in range(streamlets)]
-        """When each was acknowledged; of the monotonic clock."""
+        """When each was acknowledged, by the monotonic clock."""
         self.latencies_s = [array("d") for _ in range(streamlets)]
         self.stopping = False
         self._producer = producer
@@ -95,7 +95,7 @@ class Steady:
         self._waiting: list[asyncio.Queue[tuple[float, Any] | None]] = [asyncio.Queue() for _ in range(streamlets)]
 
     async def run(self) -> None:
-        """Until `stopping`, and all is acknowledged."""
+        """Send until `stopping`, and until everything is acknowledged."""
         async with asyncio.TaskGroup() as tasks:
             for streamlet in range(len(self.sent)):
                 tasks.create_task(self._collect(streamlet))
@@ -118,7 +118,7 @@ class Steady:
             self.latencies_s[streamlet].append(now_s - sent_s)
 
     async def go_on(self, streamlets: Iterable[int] | None = None, count: int = 20) -> None:
-        """Wait until so many more are acknowledged of each."""
+        """Wait until this many more records of each streamlet are acknowledged."""
         wanted = {at: len(self.times_s[at]) + count for at in streamlets or range(len(self.sent))}
         async with asyncio.timeout(TIMEOUT_S):
             while any(len(self.times_s[at]) < enough for at, enough in wanted.items()):
@@ -137,7 +137,7 @@ def _longest_gap_s(times_s: Sequence[float], begun_s: float, ended_s: float) -> 
 
 @contextlib.asynccontextmanager
 async def steady(client: Client, stream: str, *, first: int = 0, pause_s: float) -> AsyncIterator[Steady]:
-    """A steady producer in the background; all of it is acknowledged when the block is left in peace."""
+    """A steady producer in the background; everything is acknowledged when the block ends without an error."""
     async with client.producer(chunk_bytes_max=4 * KIB, delivery_timeout_ms=300_000) as producer:
         description = await producer.prepare(stream)
         running = Steady(producer, stream, description.config.streamlets, first=first, pause_s=pause_s)
@@ -156,7 +156,7 @@ async def steady(client: Client, stream: str, *, first: int = 0, pause_s: float)
 
 
 class Read:
-    """The data that were read of a stream, by streamlet: large records and small ones, each in their order."""
+    """The data that were read from a stream, by streamlet: large records and small ones, each in order."""
 
     def __init__(self, streamlets: int, record_bytes: int) -> None:
         self.records = [0] * streamlets
@@ -165,7 +165,7 @@ class Read:
         self._record_bytes = record_bytes
 
     def take(self, streamlet: int, column: Any) -> None:
-        """The values of a chunk; either all are large or all are small. Raises `Wrong`."""
+        """Take the values of a chunk; either all are large or all are small. Raises `Wrong`."""
         _, offsets, data = column.buffers()
         ends = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
         values = memoryview(data)[ends[0] : ends[-1]]
@@ -182,7 +182,7 @@ class Read:
 
 
 async def check(client: Client, stream: str, filled: Filled, small: Sequence[int]) -> float:
-    """Whether a stream has exactly this; nothing may be under way. Returns how many seconds reading took."""
+    """Check that a stream has exactly these records; nothing may be under way. Returns the seconds of reading."""
     begun_s = time.monotonic()
     found = Read(len(filled.records), filled.record_bytes)
     async with asyncio.timeout(TIMEOUT_S), client.consumer(stream, start="earliest", end="latest") as consumer:

@@ -35,14 +35,14 @@ from kera.core.base.settings import MIB
 
 RECORD_BYTES = 100
 IN_MEMORY_SHARE = 6
-"""With so many times the retention for memory, nothing is due to be written: see `bench.compare.kera`."""
+"""If memory is this many times the retention, no data are due to be written: see `bench.compare.kera`."""
 
 
 class RawDisk:
     """Files of a segment's size in a directory of their own."""
 
     def __init__(self, root: Path, segment_bytes: int, kept: int) -> None:
-        """`kept`: so many files stay, and a newer one removes the oldest."""
+        """`kept`: this many files stay, and a newer one removes the oldest."""
         self._root = root
         self._disk = LocalDisk(root)
         self._kept = kept
@@ -58,7 +58,7 @@ class RawDisk:
         os.close(fd)
 
     def measure(self, seconds: float) -> tuple[float, float]:
-        """MB/s of new files, and of the same ones."""
+        """MB/s of new files, and of overwritten ones."""
         for _ in range(self._kept):
             self._write(self._next)
             self._next += 1
@@ -76,13 +76,13 @@ class RawDisk:
         return new, count * len(self._segment) / 1e6 / (time.perf_counter() - begun_s)
 
     def remove(self) -> None:
-        """All files."""
+        """Remove all files."""
         for path in self._root.glob("raw-*"):
             path.unlink()
 
 
 async def send(client: Client, name: str, arguments: argparse.Namespace) -> tuple[float, list[float]]:
-    """MB/s of values that were acknowledged, and how long that took each batch, in ms."""
+    """MB/s of acknowledged values, and the time until each batch was acknowledged, in ms."""
     await client.admin.create_stream(name, retention_bytes=arguments.retention_bytes)
     rows = records_per_chunk(RECORD_BYTES, arguments.batch_bytes, lean=ProducerSettings().lean)
     values = pa.Array.from_buffers(
@@ -110,7 +110,7 @@ async def send(client: Client, name: str, arguments: argparse.Namespace) -> tupl
 
 
 async def run(arguments: argparse.Namespace, root: Path) -> Figures:
-    """All rounds."""
+    """Run all rounds."""
     figures = Figures("sustained_disk", arguments, root)
     raw = RawDisk(root, arguments.segment_bytes, arguments.retention_bytes // arguments.segment_bytes)
     ways: dict[str, dict[str, Any]] = {

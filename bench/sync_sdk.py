@@ -1,4 +1,4 @@
-"""The cost of the SDK without asyncio, beside the one with: ``python -m bench.sync_sdk``.
+"""The cost of the synchronous SDK, beside the asynchronous one: ``python -m bench.sync_sdk``.
 
 Both do the same in turns, over the same cluster: records one by one, batches of a thousand, and reading both back.
 """

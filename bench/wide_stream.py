@@ -3,9 +3,9 @@
     python -m bench.wide_stream
 
 One consumer, a process of its own, pulls all streamlets (``shared_memory=never``); a producer writes `--rate` records a
-second, each to another streamlet. Meanwhile somebody else writes single records to a stream of one streamlet, one after
-the other, each awaited. Counted: the processor time of the broker and of the consumer, in percent of a core, and what
-the others' writes took; all of it first without the consumer.
+second, each to another streamlet. Meanwhile another client writes single records to a stream of one streamlet, one
+after the other, each awaited. Measured: the processor time of the broker and of the consumer, in percent of a core, and
+the time of the other client's writes; everything is first measured without the consumer.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from kera.core.base.settings import KIB, MIB
 
 STREAM, OTHER = "wide", "other"
 PAUSE_S = 0.02
-"""Between two writes of the other client."""
+"""The pause between two writes of the other client."""
 
 
 async def consume(bootstrap: str) -> None:
-    """The consumer: says when it has come to the end, then reads until it is killed."""
+    """The consumer: prints a line when it has reached the end, then reads until it is killed."""
     async with await Client.connect(bootstrap) as client, client.consumer(STREAM, shared_memory="never") as consumer:
         first = True
         async for _ in consumer.batches():
@@ -41,7 +41,7 @@ async def consume(bootstrap: str) -> None:
 
 
 async def write_slowly(client: Client, rate: float, until_s: float, streamlets: int) -> int:
-    """One record at a time, at `rate`, to one streamlet after the other; returns how many."""
+    """Write one record at a time, at `rate`, to one streamlet after the other; returns their number."""
     sent = 0
     async with client.producer(linger_ms=0) as producer:
         await producer.prepare(STREAM)
@@ -69,7 +69,7 @@ async def write_beside(client: Client, until_s: float) -> list[float]:
 async def period(
     client: Client, made: Broker, arguments: argparse.Namespace, figures: Figures, name: str, pid: int | None
 ) -> None:
-    """Load for a while, and what it cost."""
+    """Run the load for a while; returns its cost."""
     begun_s, until_s = time.monotonic(), time.monotonic() + arguments.seconds
     of_broker_s, of_consumer_s = run_s(made.pid), run_s(pid) if pid else 0.0
     sent, took_ms = await asyncio.gather(

@@ -1,7 +1,8 @@
 """The cost of a write request for a broker's writer, with and without the native core: ``python -m bench.write_cost``.
 
 Chunks of one producer, to one streamlet or divided among many, from the call of the handler to its answer: no
-connection, no replicas and no disk. Each core runs in processes of its own, in turns; of each request the least counts.
+connection, no replicas and no disk. Each core runs in processes of its own, in turns; the least time of each request
+counts.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ SEGMENT_BYTES = 256 << 10
 MEMORY_BYTES = 1100 * SEGMENT_BYTES
 REQUESTS = 200
 BYTES_MAX = 200 << 20
-"""Size of all requests of a kind, for which the memory has room."""
+"""Size of all requests of a kind; the memory has room for them."""
 
 
 class Kind(NamedTuple):
-    """Requests that are alike."""
+    """Requests of one kind."""
 
     streamlets: int
     chunks: int
@@ -91,7 +92,7 @@ def bulk_of(kind: Kind, payload: pa.Buffer | bytes, stream_id: int, sequences: l
 
 
 async def measure_kind(writes: Writes, kind: Kind) -> int:
-    """Nanoseconds of the least request; the first one opens segments, and does not count."""
+    """Nanoseconds of the fastest request; the first one opens segments, and does not count."""
     stream_id = writes.open(stream_info(1, streamlets=kind.streamlets))
     payload, sequences, peer = payload_of(kind), [0] * kind.streamlets, Peer("unix", "")
     message, found = broker_pb2.MultiWriteChunksRequest(chunk_count=kind.chunks), []
@@ -108,7 +109,7 @@ async def measure_kind(writes: Writes, kind: Kind) -> int:
 
 
 async def measure() -> dict[str, float]:
-    """Nanoseconds of each kind, with the core that runs here."""
+    """Nanoseconds of each kind, with the core of this process."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as root:
         writes = Writes(Path(root), [], memory_bytes=MEMORY_BYTES, segment_bytes=SEGMENT_BYTES)
         found: dict[str, float] = {str(kind): await measure_kind(writes, kind) for kind in KINDS}
@@ -117,7 +118,7 @@ async def measure() -> dict[str, float]:
 
 
 def table(python: dict[str, float], fast: dict[str, float]) -> str:
-    """Both, beside each other, in Markdown."""
+    """Both cores beside each other, in Markdown."""
     rows = ["| request | Python, us | native, us | a chunk, native, us | |", "|---|--:|--:|--:|--:|"]
     rows += [
         f"| {kind} | {python[str(kind)] / 1000:,.1f} | {fast[str(kind)] / 1000:,.1f} |"

@@ -9,16 +9,23 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
+ROUNDS_MAX = 10_000
+"""The maximum number of the loop's rounds at one time: after more, it counts as stuck."""
 
 
 class _Leaps(selectors.SelectSelector):
     """Does not wait: its time leaps over each wait."""
 
     now_s = 1_000.0
+    rounds = 0
+    """The loop's rounds since its time went on."""
 
     def select(self, timeout: float | None = None) -> Any:
         if timeout is None:
             raise AssertionError("nothing is ready, and nothing will be")
+        self.rounds = 0 if timeout > 0 else self.rounds + 1
+        if self.rounds > ROUNDS_MAX:
+            raise AssertionError("the loop runs on and on, and its time stands still")
         self.now_s += max(timeout, 0.0)
         return super().select(0)
 

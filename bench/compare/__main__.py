@@ -3,8 +3,8 @@
     python -m bench.compare --contestants kera                              # KerA alone, the main workloads
     python -m bench.compare --workloads latency-1000-leader --quick
 
-Writes ``results.json``, ``report.md`` and plots to ``--out``, after each workload. Servers and clients that are not
-here are brought the first time; what cannot be brought is in the report with the reason. bench/notes/comparison.md has
+Writes ``results.json``, ``report.md`` and plots to ``--out``, after each workload. Missing servers and clients are
+fetched the first time; the report gives the reason for those that cannot be fetched. bench/notes/comparison.md has
 more.
 """
 
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for workload in find(names()):
             print(f"{workload.name:28} {workload.title}")
         return 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # servers end, and what they wrote goes
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # servers end, and their files are removed
     try:
         return _run(arguments)
     except BadWorkload as error:

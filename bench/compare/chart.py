@@ -1,8 +1,8 @@
 """One chart of a recorded comparison: ``python -m bench.compare.chart`` writes ``docs/images/comparison.svg``.
 
-KerA beside Kafka, RabbitMQ, NATS and Redis, throughput and latency of the same run, whoever is ahead: the best figure
-of each group is bold. It is drawn from the latest recorded run that has them all, or from the one that is named. The
-picture has no background, and colours for light and for dark pages.
+KerA beside Kafka, RabbitMQ, NATS and Redis, throughput and latency of the same run: the best figure of each group is
+bold, whichever contestant has it. The chart shows the latest complete recorded run, or a named one. The picture has no
+background, and colours for light and for dark pages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bench.compare.figures import Entry, Spread, entries, short
 NAMES = {"kera": "KerA", "kafka": "Kafka", "rabbitmq": "RabbitMQ", "nats": "NATS", "redis": "Redis"}
 OUT = ROOT / "docs" / "images" / "comparison.svg"
 WIDTH, COLUMN, NAME, BAR, ROW, HEAD = 880, 450, 66, 257, 19, 24
-"""In pixels: the picture, where its right half begins, the names, the longest bar, a row, and the words above rows."""
+"""In pixels: the picture, the start of its right half, the names, the longest bar, a row, and the words above rows."""
 STYLE = """\
 text { font: 12px system-ui, sans-serif; fill: #1f2328 }
 .title { font-size: 14px; font-weight: 600 } .best { font-weight: 700 } .note { font-size: 11px; fill: #59636e }
@@ -32,12 +32,12 @@ text { fill: #f0f6fc } .note { fill: #9198a1 } .kera { fill: #4493f8 } .other { 
 
 
 class Group(NamedTuple):
-    """Some rows below each other: a figure of each contestant."""
+    """Rows below each other with one figure of each contestant."""
 
     title: str
     workload: str
     of: str
-    """The figure that is drawn: `produced` in MB/s, or the latency of that name."""
+    """The figure to draw: `produced` in MB/s, or the name of a latency."""
 
 
 THROUGHPUT = (
@@ -54,7 +54,7 @@ WANTED = {group.workload for group in (*THROUGHPUT, *LATENCY)}
 
 
 def latest(folder: Path) -> dict[str, Any] | None:
-    """The latest results in the folder that have all of it; None: there are none."""
+    """The latest complete results in the folder; None if there are none."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*/results.json")]
     whole = [each for each in found if _is_whole(each)]
     return max(whole, key=lambda each: str(each["runs"][-1]["time"]), default=None)
@@ -116,7 +116,7 @@ def _group(left: int, top: int, group: Group, recorded: Sequence[Entry]) -> list
 
 
 def _figures(entry: Entry, group: Group) -> list[float]:
-    """One of throughput; median and 99th percentile of a latency; none of who took no part."""
+    """One figure for throughput; median and 99th percentile for a latency; none for a contestant that took no part."""
     spreads: list[Spread | None] = [entry.mb_per_s("produced")]
     if group.of != "produced":
         spreads = [entry.latency_ms(group.of, percentile) for percentile in (50, 99)]
@@ -129,7 +129,7 @@ def _text(x: int, y: int, words: str, kind: str = "") -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Draw it."""
+    """Draw the chart."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument(
         "results", type=Path, nargs="?", help="results.json of a run; absent: the latest that is recorded"

@@ -1,6 +1,6 @@
-"""Figures out of recorded results: what the report and the plots show of a contestant's rounds. Pure.
+"""Figures from recorded results: the report and the plots show them for a contestant's rounds. Pure.
 
-A `Spread` is a median with the least and the most of the rounds. Failed rounds have no figures, and are told of.
+A `Spread` is a median with the least and the most of the rounds. Failed rounds have no figures, and are reported.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from kera.cli.bench._latency import Latencies
 
 BASE = "kera"
-"""Others are compared with it, where it took part; else with the first."""
+"""Others are compared with it, if it took part; otherwise with the first."""
 PERCENTILES = (50.0, 90.0, 99.0, 99.9, 100.0)
 MB, GB = 1e6, 1e9
 
@@ -26,7 +26,7 @@ class Spread:
 
     @property
     def median(self) -> float:
-        """The one in the middle."""
+        """The median."""
         return statistics.median(self.values)
 
     @property
@@ -40,7 +40,7 @@ class Spread:
         return max(self.values)
 
     def over(self, other: Spread) -> tuple[float, float, float] | None:
-        """The ratio of the medians, with the least and the most that any two rounds have; None where that is none."""
+        """The ratio of the medians, with the extreme ratios of any two rounds; None without a ratio."""
         if min(other.values) <= 0:
             return None
         return self.median / other.median, self.least / other.most, self.most / other.least
@@ -55,7 +55,7 @@ class Entry:
         self.versions: dict[str, str] = record["versions"]
         self.durability: str = record["durability"]
         self.reason: str | None = record["reason"]
-        """Why it took no part, or no further part."""
+        """The reason why it took no part, or no further part."""
         self.workload = workload
         self.rounds: list[dict[str, Any]] = [each for each in record["rounds"] if not each["errors"]]
         self.failures: list[str] = [
@@ -66,7 +66,7 @@ class Entry:
         return bool(self.rounds)
 
     def spread(self, of: Callable[[dict[str, Any]], float | None]) -> Spread | None:
-        """The spread of `of` over the rounds; None where it finds nothing."""
+        """The spread of `of` over the rounds; None if it finds nothing."""
         values = tuple(value for each in self.rounds if (value := of(each)) is not None)
         return Spread(values) if values else None
 
@@ -110,7 +110,7 @@ class Entry:
     def cpu(self, process: str) -> Spread | None:
         """Processor seconds per GB of values that have gone all the way; at a fixed rate, per second: a part of a core.
 
-        None where the process took part only before what was measured.
+        None if the process took part only before the measurement.
         """
 
         def of(played: dict[str, Any]) -> float | None:
@@ -122,7 +122,7 @@ class Entry:
         return self.spread(of)
 
     def memory_bytes(self, process: str) -> Spread | None:
-        """The most in RAM; of workers of a role, all together."""
+        """The peak in RAM; the workers of a role count together."""
         return self._memory(process, "peak")
 
     def shared_bytes(self, process: str) -> Spread | None:
@@ -147,17 +147,17 @@ class Entry:
 
     @property
     def clients(self) -> list[str]:
-        """The others."""
+        """The worker processes."""
         return [name for name in self.processes if name in {"producers", "consumers"}]
 
 
 def short(value: float) -> str:
-    """Three digits, or all before the point."""
+    """Three digits, or all digits before the point."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def entries(recorded: dict[str, Any]) -> list[Entry]:
-    """The entries of a workload's record, those to compare with first."""
+    """The entries of a workload's record; the entry that the others are compared with comes first."""
     made = [Entry(name, record, recorded["workload"]) for name, record in recorded["contestants"].items()]
     return sorted(made, key=lambda entry: entry.name != BASE)
 
@@ -170,7 +170,7 @@ def kind_of(workload: dict[str, Any]) -> str:
 
 
 def merged(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Several recorded results as one. Rounds of the same contestant in the same workload are put together."""
+    """Merge several recorded results. Rounds of the same contestant in the same workload are put together."""
     if len(results) == 1:
         return results[0]
     workloads: dict[str, dict[str, Any]] = {}

@@ -1,8 +1,8 @@
 """KerA as contestants: ``kera`` keeps its log on disk, as deployed; ``kera-memory`` keeps it in the broker's memory.
 
-Both run one broker, a coordinator, and as many backups as there are replicas, with default settings but for sizes of
-memory. In memory alone means that flushes are put off and that streams have a retention, which removes segments before
-they are due.
+Both run one broker, a coordinator, and as many backups as there are replicas, with default settings except for memory
+sizes. For ``kera-memory``, flushes are put off, and streams have a retention, which removes segments before they are
+due.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from kera.local.cluster import LocalCluster, RunningCluster
 
 SEGMENT_BYTES = 8 * MIB
 MEMORY_BYTES = 2 * GIB
-"""Memory of a broker, and of a backup, as fast as it goes: as much as the page cache gives to others, without
-asking."""
+"""Memory of a broker and of a backup, as a workload at full speed needs it: as much as the page cache gives to
+others by itself.
+"""
 MEMORY_AT_RATE_BYTES = GIB // 2
 RETAINED_PART = 6
 """In memory alone, what streams keep is so small a part of it: between two looks of retention there is up to a second's
@@ -50,7 +51,7 @@ class Kera:
         return "KerA"
 
     def missing(self) -> str | None:
-        """Nothing is, in an environment of this tree."""
+        """Nothing is missing in an environment of this tree."""
         return None
 
     def versions(self) -> dict[str, str]:
@@ -58,13 +59,13 @@ class Kera:
         return {name: version(name) for name in ("kera", "pyarrow", "uvloop", "crc32c")}
 
     def supports(self, workload: Workload) -> str | None:
-        """All but what goes nowhere."""
+        """All workloads, except persisted ones without a disk."""
         if workload.durability == "persisted" and not self.on_disk:
             return "without a disk nothing is persisted"
         return None
 
     def durability(self, workload: Workload) -> str:
-        """In words."""
+        """The durability in words."""
         where = "segments go to disk in the background"
         if workload.durability == "persisted":
             where = "group commit: what is acknowledged is on disk"
@@ -99,7 +100,7 @@ class Kera:
 
 
 class KeraMemory(Kera):
-    """In memory alone: what retention removes before it is flushed never goes to disk."""
+    """In memory only: retention removes segments before they are flushed to disk."""
 
     name = "kera-memory"
     on_disk = False
@@ -128,11 +129,11 @@ class _Running:
         self._streams: list[str] = []
 
     def processes(self) -> dict[str, int]:
-        """Broker, coordinator, backups."""
+        """Broker, coordinator and backups."""
         return self._cluster.processes
 
     def prepare(self, number: int) -> None:
-        """New streams in place of the old ones."""
+        """Create new streams in place of the old ones."""
         made = [f"round-{number}-{each}" for each in range(self._workload.streams)]
         try:
             asyncio.run(self._replace(made))

@@ -22,14 +22,14 @@ from kera.client.chunk_batch import ChunkBatch
 from kera.client.settings import ProducerSettings
 
 DIFFERENT = 10_000
-"""Records with keys that are made before, and sent again and again."""
+"""The number of prepared records with keys, which are sent again and again."""
 SENDS_PER_DRAIN = 100
 TIMED_EACH = 4
-"""Every batch of this number is timed: timing each of them would cost a part of what is measured."""
+"""One of this many batches is timed: timing each of them would cost a part of the measured time."""
 
 
 async def produce(worker: Worker) -> None:
-    """Write to the streams of this producer, in turn; each of its clients to all of them."""
+    """Write to the streams of this producer, in turn; each of its clients writes to all of them."""
     task = worker.task
     names = [task.settings["streams"][each] for each in task.streams]
     settings = {
@@ -70,7 +70,7 @@ async def _batches(worker: Worker, producers: list[Producer], names: list[str]) 
             worker.sent(some.num_rows)
             acknowledgements.follow(delivery, some.num_rows, None if number % TIMED_EACH else given_ns)
             if len(producers) > 1:
-                await asyncio.sleep(0)  # the others' turn, even where this one never has to wait
+                await asyncio.sleep(0)  # lets other tasks run, even if this one never has to wait
         await producer.flush()
 
     await worker.begin()
@@ -79,7 +79,7 @@ async def _batches(worker: Worker, producers: list[Producer], names: list[str]) 
 
 
 def full_chunk(workload: Workload) -> int:
-    """How many of a workload's records a producer puts into a chunk."""
+    """The number of a workload's records that fill a producer's chunk."""
     return records_per_chunk(workload.record_bytes, int(workload.batch_bytes), lean=ProducerSettings().lean)
 
 
@@ -104,7 +104,7 @@ async def _records(worker: Worker, producer: Producer, names: list[str]) -> None
             if not some:
                 break
             given_ns = time.monotonic_ns()
-            # The last of a few stands for all: what was given before it is acknowledged by then.
+            # The last of a few stands for all: earlier records are acknowledged by then.
             if keys is None:
                 for value in values[at : at + some - 1]:
                     producer.send(name, value)
@@ -134,14 +134,14 @@ async def _at_rate(worker: Worker, producer: Producer, names: list[str]) -> None
 
 
 class Acknowledgements(AbstractAsyncContextManager["Acknowledgements"]):
-    """Tells the worker when what was sent is acknowledged; leaving it waits for all."""
+    """Reports acknowledgements to the worker; leaving the context waits for all."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._waiting: set[asyncio.Task[None]] = set()
 
     def follow(self, delivery: Awaitable[Any], records: int, due_ns: int | None) -> None:
-        """See `Worker.acknowledged`. A task each: one for all would be late itself, and count that as theirs."""
+        """See `Worker.acknowledged`. Each has a task: a shared one would be late itself, and count that as latency."""
         waiting = asyncio.create_task(self._follow(delivery, records, due_ns))
         self._waiting.add(waiting)
         waiting.add_done_callback(self._waiting.discard)
@@ -155,7 +155,7 @@ class Acknowledgements(AbstractAsyncContextManager["Acknowledgements"]):
 
 
 async def consume(worker: Worker) -> None:
-    """Read from the start, in the way of the workload."""
+    """Read from the start, in the workload's way."""
     task = worker.task
     names = [task.settings["streams"][each] for each in task.streams]
     settings: dict[str, Any] = {
@@ -165,10 +165,10 @@ async def consume(worker: Worker) -> None:
     async with await Client.connect(task.settings["bootstrap"]) as client:
         if len(task.partitions) == len(names) * task.workload.streamlets:
             consumer: Any = client.consumer(*names, start="earliest", **settings)
-        else:  # some streamlets of a stream are for others
+        else:  # some streamlets of a stream belong to others
             consumer = client.group_consumer(f"{names[0]}-readers", names, start="earliest", **settings)
         if not task.workload.backlog_bytes:
-            await consumer.start()  # else it would read before it is to begin
+            await consumer.start()  # otherwise it would read before it should begin
         await worker.begin()
         async with consumer:
             await worker.until_stopped((_read_records if task.workload.read == "records" else _read)(worker, consumer))
@@ -184,7 +184,7 @@ async def _read(worker: Worker, consumer: Any) -> None:
 
 
 def _due_times(chunk: ChunkBatch) -> list[int]:
-    """The heads of all values, read in place."""
+    """The due times at the beginning of all values, read in place."""
     value = chunk.batch.column("value")
     _, offsets, data = value.buffers()
     starts = np.frombuffer(offsets, np.int32)[value.offset : value.offset + len(value)]

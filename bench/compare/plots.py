@@ -1,4 +1,4 @@
-"""Plots of recorded results, one picture per workload: what was measured, and what it took."""
+"""Plots of recorded results, one picture per workload: the measurements, and their cost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CURVE = [1 - 10 ** (-step / 20) for step in range(1, 81)]
 
 
 def draw(recorded: dict[str, Any], where: str, out: Path) -> Path | None:
-    """The picture of a workload's record, in the folder `out`; None where nobody has figures."""
+    """The picture of a workload's record, in the folder `out`; None without figures."""
     workload = recorded["workload"]
     present = [entry for entry in entries(recorded) if entry]
     if not present:
@@ -83,7 +83,7 @@ def _of_rounds(present: Sequence[Entry]) -> str:
 
 
 def _broken(title: str) -> str:
-    """In two lines, where it says more than the name and version."""
+    """The title in two lines, if it has more than the name and version."""
     return title.replace(" (", "\n(", 1)
 
 
@@ -112,7 +112,7 @@ def _curves(axes: Axes, name: str, present: Sequence[Entry], colours: dict[str, 
         histogram = entry.histogram(name)
         if histogram is None:
             continue
-        # A percentile that fewer than one sample lies beyond is the maximum, and says nothing more.
+        # A percentile with less than one sample beyond it is the maximum, and says nothing more.
         points = [part for part in CURVE if 1 / (1 - part) <= histogram.count]
         times = [histogram.ms(part * 100) for part in points]
         at = [1 / (1 - part) for part in points]

@@ -1,4 +1,4 @@
-"""Worker processes as the one who started them sees them, and what any process costs: processor time and memory."""
+"""Worker processes as the parent process sees them, and the cost of any process: processor time and memory."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from kera.core.base.process import DIE_WITH_PARENT_VARIABLE
 
 ROOT = Path(__file__).parents[2]
 LOG_TAIL = 1000
-"""Characters of its errors that are told of a worker that has failed."""
+"""Characters of a failed worker's errors that are reported."""
 
 
 class Process:
-    """A worker. The other side of the talk is in `bench.compare.worker`."""
+    """A worker. `bench.compare.worker` is the other side of the dialogue."""
 
     def __init__(self, task: Task, command: Command, log: Path) -> None:
         self.task = task
         self.seen = 0
-        """A consumer's records, as it last said."""
+        """A consumer's records, by its last report."""
         self._log = log
         self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
         with log.open("wb") as errors:
@@ -41,7 +41,7 @@ class Process:
                 stderr=errors,
                 cwd=ROOT,
                 env={**os.environ, **command.env, DIE_WITH_PARENT_VARIABLE: "1"},
-                start_new_session=True,  # Ctrl-C is for us: we end them
+                start_new_session=True,  # Ctrl-C is for this process, which ends them
                 text=True,
             )
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -50,7 +50,7 @@ class Process:
 
     @property
     def name(self) -> str:
-        """Among the workers of a round."""
+        """The name among the workers of a round."""
         return f"{'producer' if self.task.role == 'produce' else 'consumer'}-{self.task.index}"
 
     @property
@@ -59,7 +59,7 @@ class Process:
         return self._process.pid
 
     def tell(self, line: str) -> None:
-        """Give it a line. That it has ended is found out by who waits for its answer."""
+        """Send it a line. If it has ended, the caller that waits for its answer finds out."""
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.write(line + "\n")
@@ -94,7 +94,7 @@ class Process:
         self._answers.put(None)
 
     def end(self) -> None:
-        """End the process, and all that it has started, whatever they are doing."""
+        """End the process and all its descendants, whatever they are doing."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -106,18 +106,20 @@ class Process:
 
 
 def cpu_s(pid: int) -> float:
-    """Processor time so far of a process and of all below it."""
+    """Processor time so far of a process and its descendants."""
     total_s = 0.0
     for each in _tree(pid):
         with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError):
             times = each.cpu_times()
-            # One counts in ticks of 10 ms; the other to the nanosecond, but without threads that have ended.
+            # One counts in ticks of 10 ms; the other in nanoseconds, but without ended threads.
             total_s += max(times.user + times.system, run_s(each.pid))
     return total_s
 
 
 def memory(pid: int) -> dict[str, int]:
-    """Bytes in RAM of a process and all below it: ``peak`` since `forget_peak`, and what of it is shared memory now."""
+    """Bytes in RAM of a process and its descendants: ``peak`` since `forget_peak`, and the current shared memory in
+    it.
+    """
     found = {"peak": 0, "shared": 0}
     for each in _tree(pid):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -127,7 +129,7 @@ def memory(pid: int) -> dict[str, int]:
 
 
 def forget_peak(pid: int) -> None:
-    """Have the kernel measure the peak of a process and of all below it from now on."""
+    """Let the kernel measure the peak of a process and its descendants from now on."""
     for each in _tree(pid):
         with contextlib.suppress(OSError):
             Path(f"/proc/{each.pid}/clear_refs").write_text("5")

@@ -1,7 +1,7 @@
 """The report of recorded results, as Markdown: ``python -m bench.compare.report RESULTS.json… [--out DIR]``.
 
-It is made from what was recorded, and from nothing else; so it can be made again, and of several runs together. It
-claims nothing that was not run: who took no part, or failed, is listed with the reason.
+It is made only from recorded results, so it can be made again, and from several runs together. It claims nothing that
+was not run: contestants that took no part or failed are listed with the reason.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from bench.compare import figures, plots
 from bench.compare.figures import PERCENTILES, Entry, Spread, entries, kind_of, short
 
 FORMAT = 1
-"""Format of the recorded results; results that this module cannot read have another."""
+"""Format of the recorded results; results that this module cannot read have another one."""
 LATE_MS_MAX = 0.1
-"""A producer that is later than that, in the 99th percentile, has a part in the latencies that is worth a remark."""
+"""A producer with a greater delay than this, in the 99th percentile, affects the latencies enough for a remark."""
 NONE = "–"
 HOW = (
     "All processes share one machine, and there is no network. Contestants take turns, round by round. Figures are the"
@@ -31,7 +31,7 @@ HOW = (
 
 
 def write(results: dict[str, Any], out: Path) -> None:
-    """``report.md`` and its plots, in the folder `out`."""
+    """Write ``report.md`` and its plots into the folder `out`."""
     if results["format"] != FORMAT:
         raise ValueError(f"the results have format {results['format']}, and this reads {FORMAT}")
     drawn = {
@@ -254,7 +254,7 @@ def _mib(value: float | None) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Make the report anew."""
+    """Make the report again."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("results", type=Path, nargs="+", help="results.json of one run, or of several")
     made.add_argument("--out", type=Path, help="a folder; by default that of the first one")

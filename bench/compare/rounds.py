@@ -1,12 +1,11 @@
 """Rounds of a comparison: contestants take turns, round by round, and each round is played by fresh workers.
 
-Servers are started once for a workload and stay, idle, while others have their turn; how much processor time they take
-meanwhile is recorded (``others_cpu_s``). Before a round its streams are made anew, and what the last round has left in
-the page cache is written, so that it is nobody else's burden. Round 0 warms up the servers, and is not recorded.
+Servers are started once for a workload and stay, idle, while others have their turn; their processor time meanwhile is
+recorded (``others_cpu_s``). Before a round its streams are created again, and the last round's data in the page cache
+are written, so that they do not burden others. Round 0 warms up the servers, and is not recorded.
 
-In a round producers, and consumers beside them, begin together, and from a common point in time on what they do counts,
-until another one: processor time, too. A backlog is written first; then consumers begin, and the round ends when they
-have seen all of it.
+In a round producers, and consumers beside them, begin together; their work and processor time count between two common
+points in time. A backlog is written first; then consumers begin, and the round ends when they have seen all of it.
 
 A contestant that is missing, cannot do the workload, loses records or fails otherwise is recorded with the reason.
 """
@@ -32,25 +31,27 @@ from kera.cli.bench._latency import Latencies
 
 READY_S = 60.0
 FLUSH_S = 60.0
-"""How long producers may take to get the last acknowledgements."""
+"""The time limit for producers to get the last acknowledgements."""
 CATCH_UP_S = 30.0
-"""How long consumers may go on after the producers. Who makes headway and has not seen all is only slow."""
+"""How long consumers may continue after the producers. A consumer that makes progress and has not seen everything is
+only slow.
+"""
 STALLED_S = 5.0
-"""A consumer that sees nothing for so long will not see the rest either: it is lost."""
+"""A consumer that sees nothing for this long will not see the rest either: the rest is lost."""
 LEAD_S = 0.02
-"""Between telling workers to begin and the beginning of what counts, besides the warm-up."""
+"""The time from the order to begin until the measurement begins, besides the warm-up."""
 FAILED_MAX = 2
-"""After so many rounds that failed, a contestant is spared the others."""
+"""After this many failed rounds, a contestant is not run any more."""
 WARM_UP_ROUND_S = 5.0
-"""At the workload's full load, also where its rounds are shorter: a JVM takes a while to compile what it runs often."""
+"""Warm-up at the workload's full load, even if its rounds are shorter: a JVM takes a while to compile frequent code."""
 OTHERS = "others_cpu_s"
 
 Record = dict[str, Any]
-"""The record of a round, or of a contestant's, for JSON; see "Fields" in bench/notes/comparison.md."""
+"""The record of a round or of a contestant, for JSON; see "Fields" in bench/notes/comparison.md."""
 
 
 class Stage:
-    """Where a contestant plays its rounds of a workload."""
+    """The place where a contestant plays its rounds of a workload."""
 
     def __init__(self, running: Running, folder: Path) -> None:
         self._running = running
@@ -155,7 +156,7 @@ class Stage:
 
 
 def losses(produced: Sequence[Result], consumed: Sequence[Result], *, stalled: bool) -> list[str]:
-    """Lost records, in words. Consumers that have only been slow have lost nothing."""
+    """Lost records, in words. Slow consumers have lost nothing."""
     found = []
     sent, acknowledged = sum(result.sent for result in produced), _acknowledged(produced)
     seen = sum(result.seen for result in consumed)
@@ -173,7 +174,7 @@ def _acknowledged(produced: Sequence[Result]) -> int:
 
 
 def until_seen(consumers: Sequence[Process], total: int, wait_s: float) -> bool:
-    """Wait until consumers have seen all, or have had their time; whether they make no headway any more."""
+    """Wait until consumers have seen everything, or their time is over; returns whether they make no more progress."""
     moved_s = time.monotonic()
     end_s, last = moved_s + wait_s, -1
     while consumers and (seen := sum(process.seen for process in consumers)) < total:
@@ -225,7 +226,7 @@ def _sleep_until(due_ns: int) -> None:
 
 
 def settle() -> None:
-    """Write what is in the page cache now: it belongs to the round before."""
+    """Write the content of the page cache now: it belongs to the round before."""
     os.sync()
 
 
@@ -234,13 +235,13 @@ def settle() -> None:
 
 @dataclasses.dataclass
 class Entrant:
-    """A contestant in a workload, and what is recorded of it."""
+    """A contestant in a workload, and its record."""
 
     name: str
     record: Record
     contestant: Contestant | None = None
     stage: Stage | None = None
-    """None: it takes no part, or no part any more."""
+    """None: it takes no part, or no further part."""
     failed: int = 0
 
     def leave(self, reason: str) -> None:
@@ -251,13 +252,13 @@ class Entrant:
 
 
 def run_workload(workload: Workload, names: Sequence[str], rounds: int, folder: Path) -> Record:
-    """All rounds of all contestants, as they are recorded. What they write is below `folder`."""
+    """Run all rounds of all contestants; returns their record. Their files are below `folder`."""
     entrants = [_entrant(name, workload) for name in names]
     with contextlib.ExitStack() as stack:
         for entrant in entrants:
             _start_servers(entrant, workload, folder / workload.name / entrant.name, stack)
         for number in range(rounds + 1):
-            turn = number % len(entrants)  # so that nobody always has the same one before him
+            turn = number % len(entrants)  # so that no contestant always follows the same one
             for entrant in entrants[turn:] + entrants[:turn]:
                 if entrant.stage is not None:
                     others = [pid for each in entrants if each.stage and each is not entrant for pid in each.stage.pids]
@@ -276,7 +277,7 @@ def _entrant(name: str, workload: Workload) -> Entrant:
             known = {"title": made.title, "versions": made.versions(), "durability": made.durability(workload)}
             entrant.record |= known
             entrant.contestant = made
-    except Exception as error:  # noqa: BLE001 - whatever becomes of one, others go on
+    except Exception as error:  # noqa: BLE001 - whatever happens to one contestant, the others continue
         reason = _told(error)
     if reason is not None:
         entrant.leave(reason)
@@ -291,7 +292,7 @@ def _start_servers(entrant: Entrant, workload: Workload, folder: Path, stack: co
     servers = entrant.contestant.start(workload, folder)
     try:
         running = servers.__enter__()
-    except Exception as error:  # noqa: BLE001 - whatever becomes of one, others go on
+    except Exception as error:  # noqa: BLE001 - whatever happens to one contestant, the others continue
         entrant.leave(f"it could not be started: {_told(error)}")
         return
     stack.callback(_stop_servers, entrant, servers)
@@ -301,7 +302,7 @@ def _start_servers(entrant: Entrant, workload: Workload, folder: Path, stack: co
 def _stop_servers(entrant: Entrant, servers: AbstractContextManager[Running]) -> None:
     try:
         servers.__exit__(None, None, None)
-    except Exception as error:  # noqa: BLE001 - its rounds are played, and others have to stop, too
+    except Exception as error:  # noqa: BLE001 - its rounds are played, and other servers have to stop, too
         say(f"  {entrant.name} did not stop as it should: {_told(error)}")
 
 
@@ -314,7 +315,7 @@ def _play(entrant: Entrant, stage: Stage, workload: Workload, number: int, other
         workload = workload.model_copy(update={"seconds": WARM_UP_ROUND_S, "warm_up_seconds": 0.0})
     try:
         played = stage.play(workload, number, others)
-    except Exception as error:  # noqa: BLE001 - whatever becomes of one, others go on
+    except Exception as error:  # noqa: BLE001 - whatever happens to one contestant, the others continue
         played = {"errors": [_told(error)]}
     errors = played["errors"]
     say(f"  round {number}: {entrant.name}: {'; '.join(errors) if errors else _brief(played)}")

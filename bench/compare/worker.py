@@ -17,7 +17,6 @@ The clock is CLOCK_MONOTONIC, which all processes of a machine share. A contesta
     async def produce(worker: Worker) -> None: ...
     async def consume(worker: Worker) -> None: ...
 
-
     if __name__ == "__main__":
         run_async(produce, consume)  # or `run`, for functions that are not async
 
@@ -26,7 +25,7 @@ The clock is CLOCK_MONOTONIC, which all processes of a machine share. A contesta
 subscribes to the streams' start, awaits `Worker.begin`, and says `seen` until it is stopped.
 
 No coordinated omission: at a rate each record has a time when it is due, which is the head of its value and which all
-its latencies count from, however late it was sent. How late the worker itself was is a histogram of its own.
+its latencies count from, however late it was sent. The worker's own delay is another histogram.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ from kera.core.base.process import DIE_WITH_PARENT_VARIABLE, die_with_parent
 
 PROGRESS_S = 0.1
 BURST_MAX = 100
-"""So many late records are sent before others have their turn: who is behind must not starve its own client."""
+"""This many late records are sent before other tasks have their turn: a late worker must not starve its own client."""
 EARLY_NS_MAX = 100_000
 _DUE = struct.Struct(">Q")
 _OUTPUT = threading.Lock()
@@ -69,25 +68,25 @@ class Task(BaseModel):
 
     role: Literal["produce", "consume"]
     index: int
-    """Among those of its role."""
+    """The index among the workers of its role."""
     workload: Workload
     settings: dict[str, Any] = Field(default_factory=dict)
     """The contestant's settings, see `bench.compare.contestant.Command`."""
 
     @property
     def rate(self) -> float:
-        """Records per second of this producer; 0: as fast as it goes."""
+        """Records per second of this producer; 0: as fast as possible."""
         return self.workload.rate / self.workload.producers
 
     @property
     def records_max(self) -> int | None:
-        """So many, of a backlog; else there is no bound but time."""
+        """The number of records of a backlog; None: only the time is a bound."""
         whole, producers = self.workload.backlog_records, self.workload.producers
         return whole // producers + (self.index < whole % producers) if whole else None
 
     @property
     def partitions(self) -> list[tuple[int, int]]:
-        """(stream, streamlet) of those that a consumer reads; of a producer, of those that it writes to."""
+        """(stream, streamlet) of the partitions that a consumer reads, or that a producer writes to."""
         workload = self.workload
         every = [(stream, each) for stream in range(workload.streams) for each in range(workload.streamlets)]
         if self.role == "consume":
@@ -96,7 +95,7 @@ class Task(BaseModel):
 
     @property
     def streams(self) -> list[int]:
-        """Those that it has to do with. Producers share them; where there are more producers, streams have several."""
+        """The streams of this worker. Producers share them; if there are more producers, streams have several."""
         workload = self.workload
         if self.role == "consume":
             return sorted({stream for stream, _ in self.partitions})
@@ -110,7 +109,7 @@ class Result:
     """The result of a worker."""
 
     records: int
-    """Acknowledged, or seen, while it counted."""
+    """Records acknowledged, or seen, during the counted time."""
     bytes: int
     """Size of their values."""
     start_ns: int
@@ -123,9 +122,9 @@ class Result:
     """A consumer's, from beginning to end."""
     peak_rss_bytes: int = 0
     cpu_s: float | None = None
-    """Processor time of the counted time. None: the parent looks itself, at the process and at all below it."""
+    """Processor time of the counted time. None: the parent measures the process and its descendants itself."""
     latencies: dict[str, str] = field(default_factory=dict)
-    """`Latencies.encode` of ack, end_to_end, and late: of the worker itself."""
+    """`Latencies.encode` of ack, end_to_end, and late (the worker's own delay)."""
     errors: list[str] = field(default_factory=list)
 
 
@@ -133,15 +132,15 @@ class Result:
 
 
 def make_values(record_bytes: int, count: int) -> list[bytes]:
-    """Random hexadecimal digits: zeros would flatter compression, and pure noise would slander it."""
+    """Random hexadecimal digits: zeros would favour compression, and pure noise would penalise it."""
     text = os.urandom(record_bytes * count // 2 + 1).hex().encode()
     return [text[at : at + record_bytes] for at in range(0, record_bytes * count, record_bytes)]
 
 
 def make_keys(workload: Workload, count: int, seed: int = 0) -> list[bytes] | None:
-    """Keys of `count` records, as the workload has them distributed; None: it has none.
+    """Keys of `count` records, by the workload's distribution; None: it has no keys.
 
-    zipf: the k-th key is wanted in proportion to 1/k^0.99, as in YCSB.
+    zipf: the k-th key has a probability in proportion to 1/k^0.99, as in YCSB.
     """
     if workload.keys == "none":
         return None
@@ -154,12 +153,12 @@ def make_keys(workload: Workload, count: int, seed: int = 0) -> list[bytes] | No
 
 
 def stamped(due_ns: int, rest: bytes) -> bytes:
-    """The value of a record that is due then."""
+    """The value of a record with this due time."""
     return _DUE.pack(due_ns) + rest
 
 
 def due_of(value: bytes | memoryview) -> int:
-    """When the record of a `stamped` value was due."""
+    """The due time of a `stamped` value's record."""
     return int(_DUE.unpack_from(value)[0])
 
 
@@ -187,7 +186,7 @@ async def paced(
     late: Callable[[int], None],
     now: Callable[[], int] = time.monotonic_ns,
 ) -> AsyncIterator[int]:
-    """Each due time, not before it. `late` is told by how much each was missed; nothing is skipped."""
+    """Yield each due time, not before it. `late` gets the delay of each; nothing is skipped."""
     burst = 0
     for due_ns in schedule:
         now_ns = now()
@@ -231,7 +230,7 @@ class Timer:
             self._waiter.set_result(None)
 
     async def sleep_until(self, due_ns: int) -> None:
-        """Return when it is `due_ns` of the monotonic clock; also lets others run when that is over."""
+        """Return when it is `due_ns` of the monotonic clock; even if that is over, lets others run."""
         wake_ns = due_ns - self._early_ns
         if wake_ns <= time.monotonic_ns():
             await asyncio.sleep(0)
@@ -257,7 +256,7 @@ class Timer:
 
 
 class Worker:
-    """A producer's or consumer's side of the talk, and its figures. May be used by several threads where it says so."""
+    """A producer's or consumer's side of the dialogue, and its figures. Several threads may use it where it says so."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -265,11 +264,11 @@ class Worker:
         self.start_ns = self.end_ns = 0
         """Records between these times count."""
         self.stopped = threading.Event()
-        """A consumer is to return."""
+        """Set when a consumer should return."""
         self.errors: list[str] = []
-        """Errors that did not end it."""
+        """Errors that did not end the worker."""
         self.own: Result | None = None
-        """The result of a program that was run and has counted itself, in place of the counts here."""
+        """The result of a program that has counted itself, in place of the counts here."""
         self._latencies: dict[str, Latencies] = {}
         self._began_ns = self._last_ns = 0
         self._sent = self._acknowledged = self._seen = self._counted = 0
@@ -278,11 +277,11 @@ class Worker:
     # -- the talk
 
     async def begin(self) -> None:
-        """Say that it is ready, and wait until it is to begin."""
+        """Report that it is ready, and wait until it should begin."""
         await asyncio.to_thread(self.begin_blocking)
 
     def begin_blocking(self) -> None:
-        """The same, where no event loop runs."""
+        """The same without an event loop."""
         answer({"ready": True})
         word, start_ns = sys.stdin.readline().split()
         if word != "go":
@@ -304,7 +303,7 @@ class Worker:
             answer({"seen": self._seen})
 
     async def until_stopped(self, reading: Awaitable[None]) -> None:
-        """Let `reading` go on until nothing more is to come; it is cancelled then."""
+        """Let `reading` run until nothing more is expected; then cancel it."""
         task, loop = asyncio.ensure_future(reading), asyncio.get_running_loop()
 
         def stop() -> None:
@@ -326,7 +325,7 @@ class Worker:
         return sys.maxsize if time.monotonic_ns() < self.end_ns else 0
 
     async def due(self, records: int = 1) -> AsyncIterator[int]:
-        """With a rate: the times when so many records are due at once, each when it is."""
+        """With a rate: the times when this many records are due at once, each at its time."""
         timer = Timer(early_ns(self.task.rate))
         try:
             async for due_ns in paced(self._schedule(records), timer.sleep_until, self._late):
@@ -335,17 +334,17 @@ class Worker:
             timer.close()
 
     def due_blocking(self) -> Iterator[int]:
-        """The same, where no event loop runs."""
+        """The same without an event loop."""
         precise_sleep()
         early = early_ns(self.task.rate)
         for due_ns in self._schedule():
             while (left_ns := due_ns - time.monotonic_ns()) > 0:
-                time.sleep(max(0, left_ns - early) / 1e9)  # of nothing: other threads may have the interpreter
+                time.sleep(max(0, left_ns - early) / 1e9)  # sleeping 0 s lets other threads have the interpreter
             self._late(max(0, time.monotonic_ns() - due_ns))
             yield due_ns
 
     def _schedule(self, records: int = 1) -> Schedule:
-        # Producers take turns: together they are one steady stream of records.
+        # Producers alternate: together they are one steady stream of records.
         offset_ns = int(self.task.index * records * 1e9 / self.workload.rate)
         return Schedule(self._began_ns + offset_ns, self.end_ns, self.task.rate / records)
 
@@ -354,7 +353,7 @@ class Worker:
             self.latencies("late").add(late_ns)
 
     def sent(self, records: int = 1) -> None:
-        """Given to the client."""
+        """Count records that were given to the client."""
         self._sent += records
 
     def acknowledged(self, records: int = 1, due_ns: int | None = None) -> None:
@@ -372,7 +371,7 @@ class Worker:
     # -- consumers
 
     def seen(self, records: int, now_ns: int | None = None) -> None:
-        """Handed over by the client, `now_ns` or just now."""
+        """Count records that the client has delivered, at `now_ns` or just now."""
         now_ns = now_ns or time.monotonic_ns()
         self._seen += records
         self._last_ns = now_ns
@@ -380,14 +379,14 @@ class Worker:
             self._counted += records
 
     def arrived(self, due_ns: int, now_ns: int, records: int = 1) -> None:
-        """With a rate, besides `seen`: when a record was due, as its value says, or records together."""
+        """With a rate, besides `seen`: note the due time of records, as their value says."""
         if self.start_ns <= due_ns < self.end_ns:
             self.latencies("end_to_end").add(now_ns - due_ns, records)
 
     # -- figures
 
     def latencies(self, name: str) -> Latencies:
-        """Those of a name."""
+        """The latencies of a name."""
         found = self._latencies.get(name)
         if found is None:
             found = self._latencies[name] = Latencies()
@@ -395,11 +394,11 @@ class Worker:
 
     @property
     def counted(self) -> int:
-        """Records that count, so far."""
+        """The records that count, so far."""
         return self._counted
 
     def take_latencies(self) -> dict[str, str]:
-        """`Latencies.encode` of all since they were last taken."""
+        """`Latencies.encode` of all latencies since they were last taken."""
         taken, self._latencies = self._latencies, {}
         return {name: each.encode() for name, each in taken.items()}
 
@@ -423,7 +422,7 @@ class Worker:
 
 
 def run_async(produce: Callable[[Worker], Awaitable[None]], consume: Callable[[Worker], Awaitable[None]]) -> int:
-    """Be the worker that standard input says, with functions for an event loop."""
+    """Be the worker that standard input describes, with functions for an event loop."""
 
     async def work(worker: Worker) -> None:
         await (produce if worker.task.role == "produce" else consume)(worker)
@@ -432,7 +431,7 @@ def run_async(produce: Callable[[Worker], Awaitable[None]], consume: Callable[[W
 
 
 def run(produce: Callable[[Worker], None], consume: Callable[[Worker], None]) -> int:
-    """Be the worker that standard input says, without an event loop."""
+    """Be the worker that standard input describes, without an event loop."""
     return _run(lambda worker: (produce if worker.task.role == "produce" else consume)(worker))
 
 
@@ -442,30 +441,30 @@ def _run(work: Callable[[Worker], None]) -> int:
     worker = Worker(Task.model_validate_json(sys.stdin.readline()))
     try:
         work(worker)
-    except Exception as error:  # noqa: BLE001 - whatever a client raises is its result
+    except Exception as error:  # noqa: BLE001 - any error of a client is its result
         answer({"error": f"{type(error).__name__}: {error}"})
         return 1
     worker.stopped.set()
     answer(asdict(worker.result()))
-    threading.Event().wait()  # it is looked at before it is ended
+    threading.Event().wait()  # the parent looks at the process before ending it
     return 0
 
 
 def answer(message: dict[str, Any]) -> None:
-    """A line of standard output, from whichever thread."""
+    """Write a line of standard output, from any thread."""
     with _OUTPUT:
         sys.stdout.write(json.dumps(message) + "\n")
         sys.stdout.flush()
 
 
 def precise_sleep() -> None:
-    """Have this thread's sleeps end when they should: the kernel may make them 50 µs longer, to wake up less often."""
+    """Let this thread's sleeps end in time: the kernel may make them 50 µs longer, to wake up less often."""
     pr_set_timerslack = 29
     ctypes.CDLL(None).prctl(pr_set_timerslack, 1)
 
 
 def peak_rss_bytes(pid: int) -> int:
-    """The most memory that the process has had in RAM; what it shares with others counts in full."""
+    """The peak of the process's memory in RAM; shared memory counts in full."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) << 10

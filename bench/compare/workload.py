@@ -1,7 +1,7 @@
-"""A workload: what is sent and read, by how many, and what an acknowledgement has to mean. One TOML file each.
+"""A workload: the records, the numbers of producers and consumers, and the required durability. One TOML file each.
 
-The files are in ``bench/workloads``, and say nothing of any contestant, but for a table ``[settings.NAME]`` with what
-only that one understands. They are made in the manner of the OpenMessaging benchmark.
+The files are in ``bench/workloads``, and are independent of contestants, except for a table ``[settings.NAME]`` with
+settings for one of them. They are made in the manner of the OpenMessaging benchmark.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ persisted: it is flushed to disk, on as many servers as have it.
 Send = Literal["batch", "record"]
 """batch: the fastest way that a client has, with records prepared before; record: one call for each record."""
 Read = Literal["push", "pull", "records"]
-"""push: whatever is fastest, batches as they come; pull: batches over a connection, as from another host;
-records: each record as an object of the language."""
+"""push: the fastest way, batches as they come; pull: batches over a connection, as from another host; records: each
+record as an object of the language.
+"""
 DUE_BYTES = 8
-"""At the head of each value of a workload with a rate: when it was due, see `bench.compare.worker`."""
+"""The beginning of each value of a workload with a rate: its due time, see `bench.compare.worker`."""
 
 
 class BadWorkload(Exception):
-    """A file is not a workload; the message says which, and why."""
+    """A file is not a workload; the message gives the file and the reason."""
 
 
 class Workload(BaseModel):
@@ -103,7 +104,7 @@ class Workload(BaseModel):
         return "latency" if self.rate else "throughput"
 
     def shorter(self, seconds: float, warm_up_seconds: float) -> Workload:
-        """The same for less time, at most."""
+        """The same workload for less time, if possible."""
         return self.model_copy(
             update={
                 "seconds": min(self.seconds, seconds),
@@ -126,7 +127,7 @@ def find(names: Sequence[str]) -> list[Workload]:
 
 
 def names() -> list[str]:
-    """All that ``bench/workloads`` has."""
+    """All workloads in ``bench/workloads``."""
     return sorted(_stems(FOLDER.glob("*.toml")))
 
 

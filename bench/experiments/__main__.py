@@ -1,7 +1,7 @@
 """The thesis's experiments: ``python -m bench.experiments``, or ``make bench RUN=experiments``.
 
-Measures those that ``--only`` names, or all, and makes the page of all that were ever measured in ``--out``: tables,
-plots, and for each figure of chapter 8 what the thesis saw and whether it is so here.
+Measures the experiments that ``--only`` names, or all, and makes the page of all recorded ones in ``--out``: tables,
+plots, and for each figure of chapter 8 the thesis's observation and whether it holds here.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ OTHERS = {
     **{each.name: kafka.measure for each in kafka.EXPERIMENTS},
     **{each.name: latency.measure for each in latency.EXPERIMENTS},
 }
-"""The functions that measure experiments in a way of their own, by name."""
+"""The functions that measure special experiments, by name."""
 QUIET_S = 600.0
 """Maximum wait for a quiet machine."""
 
 
 def chosen(only: Sequence[str]) -> list[Experiment]:
-    """Experiments by name or by figure; without any, all. Raises `SystemExit` for what there is not."""
+    """Experiments by name or by figure; without any, all. Raises `SystemExit` for unknown ones."""
     if not only:
         return list(EXPERIMENTS)
     found = [each for each in EXPERIMENTS if each.name in only or set(each.figures.split(", ")) & set(only)]
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def make_page(out: Path) -> None:
-    """Page and plots, of what is in the folder."""
+    """The page and plots of the results in the folder."""
     from bench.experiments.plots import plot  # noqa: PLC0415 - matplotlib is wanted at the end only
 
     there = [found for each in EXPERIMENTS if (found := report.load(each, out)) is not None]
@@ -85,7 +85,7 @@ def make_page(out: Path) -> None:
 
 
 def wait_until_quiet(load_max: float | None) -> None:
-    """Wait until the load average is no more. Raises `SystemExit` where it stays."""
+    """Wait until the load average is at most this. Raises `SystemExit` if it stays higher."""
     end_s = time.monotonic() + QUIET_S
     while load_max is not None and (load := os.getloadavg()[0]) > load_max:
         if time.monotonic() > end_s:

@@ -1,7 +1,7 @@
-"""The thesis's experiments (chapter 8) as tables. What each figure showed there is in its words beside the points.
+"""The thesis's experiments (chapter 8) as tables. The text beside the points says what each figure showed.
 
 Everything runs on one machine: clients, brokers and backups share its cores. The thesis had 16 cores for each broker
-and others for clients; so what it shows by parallelism is not to be expected here, and the notes say where.
+and others for clients; so its effects of parallelism cannot be expected here, as the notes say.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from kera.core.base.settings import GIB, KIB, MIB
 CHUNKS_KIB = (1, 4, 16, 64)
 STREAMLETS = (1, 4, 16, 64, 256, 1024)
 DIVIDED = 8_192
-"""Records of a batch that the producer divides into chunks: with what chunks add, about a MiB."""
+"""Records of a batch that the producer divides into chunks: about a MiB with the overhead of chunks."""
 KEYED = 10_000
 REPLICATED = Place(backups=1, arena_bytes=4 * GIB)
 BACKED_UP_TWICE = Place(backups=2, arena_bytes=3 * GIB)
 
 
 def _over_chunks(series: str, setup: Setup, sizes_kib: Iterable[int] = CHUNKS_KIB) -> Iterator[Point]:
-    """A series over chunk sizes, where a request has a chunk of each streamlet."""
+    """A series over chunk sizes, with a chunk of each streamlet in a request."""
     for kib in sizes_kib:
         chunk_bytes = kib * KIB
         sized = dataclasses.replace(setup, chunk_bytes=chunk_bytes, request_bytes=chunk_bytes * setup.streamlets)

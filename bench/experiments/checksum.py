@@ -25,32 +25,32 @@ from kera.core.format.chunk import encode_payload
 RECORD_BYTES = 100
 CHUNKS_KIB = (1, 4, 16, 64, 256)
 BATCH_BYTES = 4 << 20
-"""Each sample is of so many bytes of chunks, so that the clock's steps do not count."""
+"""Each sample takes this many bytes of chunks, so that the clock's steps do not matter."""
 SAMPLES = 9
 
 
 @dataclasses.dataclass
 class ChecksumCost:
-    """By chunk size in KiB: microseconds of processor time a chunk, and records in it."""
+    """By chunk size in KiB: microseconds of processor time for a chunk, and the records in it."""
 
     whole_us: dict[int, float]
     checksum_us: dict[int, float]
     records: dict[int, int]
 
     def save(self, path: Path) -> None:
-        """As JSON."""
+        """Save as JSON."""
         path.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> ChecksumCost | None:
-        """The saved costs; None where there are none."""
+        """The saved costs; None if there are none."""
         if not path.exists():
             return None
         document = json.loads(path.read_text(encoding="utf-8"))
         return cls(**{name: {int(kib): value for kib, value in column.items()} for name, column in document.items()})
 
     def table(self) -> list[str]:
-        """As Markdown."""
+        """The table as Markdown."""
         lines = [
             "The producer's checksum, measured in process (one core; a chunk made from a ready batch):",
             "",
@@ -67,7 +67,7 @@ class ChecksumCost:
 
 
 def measure() -> ChecksumCost:
-    """Some seconds."""
+    """Measure for some seconds."""
     cost = ChecksumCost({}, {}, {})
     for kib in CHUNKS_KIB:
         records = records_per_chunk(RECORD_BYTES, kib * KIB)

@@ -1,7 +1,7 @@
 """Epochs against a strict merge, as StreamMine3G has them: the one experiment that is not of the thesis.
 
-Measured by `bench.epochs`, in this process: what is compared is what readers do, and not how fast a cluster is. So
-throughput is by the processor time of the reader, which whatever else runs on the machine disturbs least.
+`bench.epochs` measures in this process, to compare the work of readers and not the speed of a cluster. So throughput is
+by the processor time of the reader, which other load of the machine disturbs least.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ EXPERIMENT = Experiment(
 
 
 def measure(experiment: Experiment, *, rounds: int, seconds: float, folder: Path) -> Measured:
-    """All points; histories have a size, so `seconds` is not asked."""
+    """Measure all points; histories have a size, so `seconds` has no effect."""
     del experiment, seconds
     samples: dict[tuple[str, int], list[Sample]] = {}
     with epochs.cluster(folder / "epochs") as running:

@@ -35,7 +35,7 @@ WORKLOADS = {
 
 
 def workloads(name: str) -> list[tuple[int, Workload]]:
-    """Those of an experiment, by x."""
+    """The workloads of an experiment, by x."""
     loads = map(load, FOLDER.glob(WORKLOADS[name]))
     return sorted(((int(each.name.rpartition("-")[2]), each) for each in loads), key=lambda pair: pair[0])
 
@@ -127,7 +127,7 @@ EXPERIMENTS = (CHUNKS, PARTITIONS, CLIENTS)
 
 
 def measure(experiment: Experiment, *, rounds: int, seconds: float, folder: Path) -> Measured:
-    """All rounds of all its workloads."""
+    """Run all rounds of all workloads."""
     found = Measured()
     wanted = {point.series for point in experiment.points}
     names = [name for name, series in CONTESTANTS.items() if series in wanted]
@@ -139,7 +139,7 @@ def measure(experiment: Experiment, *, rounds: int, seconds: float, folder: Path
 
 
 def add(found: Measured, key: tuple[str, int], record: dict[str, Any]) -> None:
-    """Add the rounds of a contestant in a workload, as samples of a point, and why others have failed."""
+    """Add the rounds of a contestant in a workload as samples of a point, and the reasons of failures."""
     errors = [error for played in record["rounds"] for error in played["errors"]]
     if good := [sample_of(played) for played in record["rounds"] if not played["errors"]]:
         found.samples[key] = good

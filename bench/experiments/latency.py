@@ -1,9 +1,9 @@
 """How late records are: figures 2, 7 and 8 of *Nephele Streaming*, measured by `bench.latency` and its path.
 
-And what targets save where there are many streamlets, which the paper does not ask: it has no records with keys.
+Also the savings of targets with many streamlets, which are not in the paper: it has no records with keys.
 
-What is compared is times and processor time of records, and not MB/s. A limit, and a window, are series of their own,
-with the same figure everywhere, so that claims about them are ratios too.
+The experiments compare times and processor time of records, and not MB/s. A limit, and a window, are series of their
+own, with the same figure everywhere, so that claims about them are ratios too.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def sample(mean_ms: float, *, records_per_s: float = 0.0, cpu_us: float = 0.0) -
 
 
 def measure(experiment: Experiment, *, rounds: int, seconds: float, folder: Path) -> Measured:
-    """All points of one of them; a path goes by windows, and so `seconds` is asked by the others."""
+    """Measure all points of an experiment; a path is measured by windows, so `seconds` only applies to the others."""
     if experiment is PATH:
         return Measured(asyncio.run(_path(folder, rounds)), {})
     if experiment is COST:
@@ -170,7 +170,7 @@ async def _path(folder: Path, rounds: int) -> dict[tuple[str, int], list[Sample]
 
 
 def samples_of(run: latency_path.Run) -> dict[str, Sample]:
-    """By series. One that was never held has waited for as long as it was looked for, and a window."""
+    """The samples by series. A constraint that was never held counts with the time of the search, and a window."""
     settled = run.settled_windows if math.isfinite(run.settled_windows) else latency_path.SETTLED_WINDOWS + 1
     return {
         FULL: sample(run.before.mean_ms, records_per_s=run.before.rate, cpu_us=run.before.cpu_us),
@@ -181,7 +181,7 @@ def samples_of(run: latency_path.Run) -> dict[str, Sample]:
 
 
 def cost_samples_of(runs: Mapping[str, latency.Run]) -> dict[str, Sample]:
-    """By series, of what a reader has seen of each policy."""
+    """The samples by series, from the reader's figures of each policy."""
     found = {}
     for series, run in runs.items():
         if run.seen is None:

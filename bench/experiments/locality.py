@@ -2,12 +2,12 @@
 
 * Following: a producer sends as fast as it can while 1, 2 or 4 consumers follow, each of which reads all
   records. The result is the time until each of them has all.
-* Reading: the stream is in the broker's memory, nobody writes, and the consumers read all of it at the same time. They
-  have read it before, so the broker's memory is in their page tables.
+* Reading: the stream is in the broker's memory, without a writer, and the consumers read all of it at the same time.
+  They have read it before, so the broker's memory is in their page tables.
 
-Sides take turns in each round; a round of following has a stream of its own. A batch fills a
-chunk, with a call for each; checksums are verified by broker and consumers. A consumer opens each chunk as an Arrow
-batch and counts its rows; it does not look at values.
+Sides take turns in each round; a round of following has a stream of its own. A batch fills a chunk, with a call for
+each; checksums are verified by broker and consumers. A consumer opens each chunk as an Arrow batch and counts its rows;
+it does not look at values.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ EXPERIMENT = Experiment(
 
 
 def measure(experiment: Experiment, *, rounds: int, seconds: float, folder: Path) -> Measured:
-    """All points."""
+    """Measure all points."""
     del folder
     return Measured(asyncio.run(_measure(experiment.points, rounds, int(seconds * BYTES_PER_S))), {})
 
@@ -153,7 +153,7 @@ class Bench:
 
     @contextlib.asynccontextmanager
     async def streams(self, replication: int) -> AsyncIterator[tuple[str, str]]:
-        """A new one to measure, and another to warm up."""
+        """A new stream to measure, and another to warm up."""
         names = next(self._names), next(self._names)
         for name in names:
             await self._client.admin.create_stream(name, streamlets=STREAMLETS, replication=replication)
@@ -165,24 +165,24 @@ class Bench:
             await self._broker.until(lambda metrics: metrics["arena_slots_leased"] == 0)
 
     async def fill(self, stream: str, warm_up: str) -> None:
-        """Write what is read later."""
+        """Write the data for reading."""
         async with workers([self._producer(stream, warm_up)]) as (filling,):
             await filling.ready()
             filling.go()
             await filling.result()
 
     async def read(self, point: Point, stream: str) -> Sample:
-        """Consumers of what is there, which warm up by reading it."""
+        """Measure consumers of stored data, which warm up by reading them."""
         async with workers([self._consumer(stream, stream, point.setup.consumer)] * point.x) as readers:
             await asyncio.gather(*(each.ready() for each in readers))
             return await self._measured([], readers)
 
     async def follow(self, point: Point) -> Sample:
-        """A producer as fast as it can, and consumers behind it."""
+        """Measure a producer at full speed, and consumers behind it."""
         async with self.streams(point.setup.replication) as (stream, warm_up):
             reading_tasks = [self._consumer(stream, warm_up, point.setup.consumer)] * point.x
             async with workers([self._producer(stream, warm_up)]) as producers, workers(reading_tasks) as readers:
-                for group in (producers, readers):  # the consumers' warm-up reads what producers sent in theirs
+                for group in (producers, readers):  # consumers warm up with the producers' warm-up records
                     await asyncio.gather(*(each.ready() for each in group))
                 return await self._measured(producers, readers)
 
@@ -225,7 +225,9 @@ class Bench:
 
 
 def sample_of(produced: Sequence[Result], consumed: Sequence[Result], daemons_s: dict[str, float]) -> Sample:
-    """A round: what the stream has until its last consumer has all of it, and processor time by GB of that."""
+    """The figures of a round: the throughput until the last consumer has everything, and processor time per GB of
+    that.
+    """
     values_bytes = max(each.record_bytes for each in consumed)
     begun_ns = min(each.start_ns for each in produced or consumed)
 

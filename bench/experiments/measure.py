@@ -1,8 +1,8 @@
 """Measures points: a cluster for each `Place`, and each round of each point played by `bench.compare`'s workers.
 
 Points of a place take turns, round by round, so that what disturbs one disturbs the others as much. A round has streams
-of its own, which are deleted with all they take when the next one begins. Only where there are very many, which take
-longer to make than all else, a point keeps them for its other rounds, and these come last.
+of its own, which are deleted with all they take when the next one begins. Only a point with very many streams, which
+take longer to make than anything else, keeps them for its other rounds, and these come last.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from kera.core.errors import KeraError, UnknownStream
 from kera.local.cluster import LocalCluster, RunningCluster
 
 PRODUCER_PROCESSES_MAX = 2
-"""More producers share processes: two cores have no use for more, and each takes a second to start."""
+"""More producers share processes: more are useless on two cores, and each takes a second to start."""
 WARM_UP_S = 0.7
 STREAMS_AT_ONCE = 64
 REPLACED_STREAMS_MAX = 100
-"""More are kept: making a stream takes some milliseconds."""
+"""More streams than this are kept: making a stream takes some milliseconds."""
 BUFFER_CHUNKS = 1000
 BUFFER_BYTES_MAX, BUFFERS_BYTES_MAX = 64 * MIB, 256 * MIB
-"""Maximum of one producer's buffer, and of all together."""
+"""The maximum of one producer's buffer, and of all buffers together."""
 
 
 class Prepared:
-    """A setup on a cluster: what `bench.compare` knows as a contestant that runs."""
+    """A setup on a cluster, as a running contestant of `bench.compare`."""
 
     def __init__(self, site: Site, setup: Setup) -> None:
         self._site = site
@@ -51,7 +51,9 @@ class Prepared:
         return self._site.cluster.processes
 
     def prepare(self, number: int) -> None:
-        """New streams; those of the last round are removed, whoever's it was. (Or those that the setup has kept.)"""
+        """Create new streams, and remove those of the last round, of whichever setup; or use the streams that the
+        setup has kept.
+        """
         setup = self._setup
         config = {
             "streamlets": setup.streamlets,
@@ -63,7 +65,7 @@ class Prepared:
         self._streams = self._site.streams_of(setup, names, config)
 
     def worker(self, role: Role, index: int) -> Command:
-        """The project's own worker."""
+        """The project's own worker process."""
         del role, index
         setup = self._setup
         settings: dict[str, Any] = {
@@ -90,12 +92,14 @@ class Site:
         self.cluster = cluster
         self._folder = folder
         self._streams: list[str] = []
-        """To be deleted before the next round."""
+        """Streams to delete before the next round."""
         self._kept: dict[Setup, list[str]] = {}
         self._numbers = itertools.count()
 
     def measure(self, setup: Setup, *, seconds: float, read_backlog_bytes: int = 0) -> Sample:
-        """One round. `read_backlog_bytes`: so much is written first, and only reading is measured. Raises `Failed`."""
+        """Run one round. `read_backlog_bytes`: this much is written first, and only reading is measured. Raises
+        `Failed`.
+        """
         workload = workload_of(setup, seconds, read_backlog_bytes)
         played = Stage(Prepared(self, setup), self._folder).play(workload, next(self._numbers), others=())
         if played["errors"]:
@@ -103,7 +107,9 @@ class Site:
         return sample_of(played)
 
     def streams_of(self, setup: Setup, names: list[str], config: dict[str, Any]) -> list[str]:
-        """Those that the setup has kept, or new ones; others that are not kept are deleted. Raises `Failed`."""
+        """The streams that the setup has kept, or new ones; other streams are deleted unless they are kept. Raises
+        `Failed`.
+        """
         made = self._kept.get(setup)
         self._replace(names if made is None else [], config)
         if made is None and setup.streams > REPLACED_STREAMS_MAX:
@@ -115,7 +121,7 @@ class Site:
             async with await Client.connect(self.cluster.bootstrap) as client:
 
                 async def delete(name: str) -> None:
-                    with contextlib.suppress(UnknownStream):  # not all were made, if that has failed
+                    with contextlib.suppress(UnknownStream):  # not all were made, if that failed
                         await client.admin.delete_stream(name)
 
                 await _for_each(self._streams, delete)
@@ -159,7 +165,7 @@ def site(place: Place, folder: Path) -> Iterator[Site]:
 
 
 def processes_of(setup: Setup) -> int:
-    """How many processes its producers are in."""
+    """The number of processes of its producers."""
     return min(setup.producers, PRODUCER_PROCESSES_MAX)
 
 
@@ -175,7 +181,7 @@ def buffer_bytes_of(setup: Setup) -> int:
 
 
 def workload_of(setup: Setup, seconds: float, read_backlog_bytes: int = 0) -> Workload:
-    """The setup as `bench.compare` wants it."""
+    """The setup as a workload of `bench.compare`."""
     processes = processes_of(setup)
     if setup.producers % processes:
         raise ValueError(f"{setup.producers} producers cannot share {processes} processes evenly")
@@ -203,7 +209,7 @@ def workload_of(setup: Setup, seconds: float, read_backlog_bytes: int = 0) -> Wo
 
 
 def sample_of(played: dict[str, Any]) -> Sample:
-    """The figures of a round that was played."""
+    """The figures of a round."""
     produced, consumed = played["produced"], played["consumed"]
     written_gb, read_gb = (found["bytes"] / 1e9 if found else 0.0 for found in (produced, consumed))
     cpu_s: dict[str, float] = played["cpu_s"]
@@ -236,7 +242,7 @@ class Measured:
 
 
 def measure(experiment: Experiment, *, rounds: int, seconds: float, folder: Path) -> Measured:
-    """All rounds of all points."""
+    """Run all rounds of all points."""
     found = Measured()
     points = sorted(experiment.points, key=lambda point: repr(point.setup.place))
     for place, group in itertools.groupby(points, key=lambda point: point.setup.place):
@@ -257,7 +263,9 @@ def measure(experiment: Experiment, *, rounds: int, seconds: float, folder: Path
 
 
 def turns(points: Sequence[Point], rounds: int) -> list[Point]:
-    """Each point so often, in turn; those that keep their streams after all others, which are to be alone."""
+    """Each point this often, in turn; points that keep their streams come after all others, as they need to be
+    alone.
+    """
     keeping = [point for point in points if point.setup.streams > REPLACED_STREAMS_MAX]
     others = [point for point in points if point not in keeping]
     return others * rounds + keeping * rounds

@@ -10,7 +10,7 @@ from typing import Any
 
 import matplotlib as mpl
 
-mpl.use("Agg")  # no screen is wanted, nor asked for
+mpl.use("Agg")  # no screen is needed
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -27,7 +27,7 @@ TITLE_COLUMNS = 90
 
 
 def plot(found: Found, path: Path) -> None:
-    """One experiment into a PNG."""
+    """Plot one experiment into a PNG."""
     experiment = found.experiment
     figure, axes = canvas()
     xs = sorted({point.x for point in experiment.points})
@@ -86,7 +86,7 @@ def _line(axes: Axes, number: int, name: str, points: Sequence[tuple[int, Sequen
 
 
 def canvas(rows: int = 1, height: float = 4.6) -> tuple[Figure, Any]:
-    """A figure as all of ours are, with axes."""
+    """A figure and its axes in the common style."""
     figure, axes = plt.subplots(rows, 1, figsize=(8.2, height), squeeze=True, sharex=True)
     for each in [axes] if rows == 1 else axes:
         each.grid(visible=True, alpha=0.25)
@@ -95,7 +95,7 @@ def canvas(rows: int = 1, height: float = 4.6) -> tuple[Figure, Any]:
 
 
 def finish(figure: Figure, path: Path, words: str, machine: Mapping[str, Any]) -> None:
-    """Add the caption, write, and forget it."""
+    """Add the caption, write the figure, and discard it."""
     caption = "\n".join(textwrap.wrap(f"{words} {describe(dict(machine))}", CAPTION_COLUMNS))
     figure.text(0.01, 0.01, caption, fontsize=7.5, color="#555555", va="bottom")
     figure.tight_layout(rect=(0, 0.03 + 0.025 * caption.count("\n"), 1, 1))

@@ -1,6 +1,6 @@
-"""The results of the experiments: a JSON file each, and one page of tables and verdicts made from all that are there.
+"""The results of the experiments: a JSON file each, and one page of tables and verdicts made from all files.
 
-So a run of a few experiments leaves the others as they were, and the page is made anew without measuring.
+So a run of a few experiments leaves the others unchanged, and the page can be made again without measuring.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Found:
     rounds: int
     samples: dict[tuple[str, int], list[Sample]]
     failures: dict[tuple[str, int], str]
-    """Why a point has no samples, or not one of each round."""
+    """The reasons why a point lacks all or some of its samples."""
     age: str = ""
     """The time since the commit that was measured, in words."""
 
@@ -109,9 +109,9 @@ def save(found: Found, folder: Path) -> None:
 
 
 def load(experiment: Experiment, folder: Path) -> Found | None:
-    """Read an experiment's file; None where it was not measured.
+    """Read an experiment's file; None if it was not measured.
 
-    Points that it does not have any more, or that are set up otherwise now, are left out.
+    Points that were removed from the experiment, or whose setup has changed, are left out.
     """
     path = folder / f"{experiment.name}.json"
     if not path.exists():
@@ -129,7 +129,7 @@ def load(experiment: Experiment, folder: Path) -> Found | None:
 
 
 def write_json(path: Path, document: object) -> None:
-    """With a line for each value, so that a new measurement is a readable difference."""
+    """Write JSON with a line for each value, so that a new measurement gives a readable difference."""
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
@@ -137,7 +137,7 @@ def write_json(path: Path, document: object) -> None:
 
 
 def page(all_found: Sequence[Found], checksum: ChecksumCost | None) -> str:
-    """All of it, as Markdown."""
+    """The whole page, as Markdown."""
     lines = [
         "# The thesis's experiments, on one machine",
         "",
@@ -167,14 +167,14 @@ def _heading(experiment: Experiment) -> str:
 
 
 def figures_of(experiment: Experiment) -> str:
-    """In words."""
+    """The figures in words."""
     if not experiment.figures[0].isdigit():
         return experiment.figures[0].upper() + experiment.figures[1:]
     return f"Figure{'s' * (',' in experiment.figures)} {experiment.figures}"
 
 
 def rounds_of(found: Found) -> str:
-    """In words."""
+    """The rounds in words."""
     return f"{found.rounds} round{'s' * (found.rounds != 1)} of {found.seconds:g} s"
 
 
@@ -187,7 +187,7 @@ def _measured(found: Found) -> str:
 
 
 def _anchor(heading: str) -> str:
-    """As GitHub makes it."""
+    """The anchor as GitHub makes it."""
     kept = (character for character in heading.lower() if character.isalnum() or character in " -_")
     return "".join(kept).replace(" ", "-")
 
@@ -263,7 +263,7 @@ def _latency_table(found: Found) -> list[str]:
 
 
 def _missing(found: Found, key: tuple[str, int]) -> str:
-    """Why a point has no figure, or how many of its rounds have none and why; nothing if each round has one."""
+    """Why a point has no figure, or how many of its rounds have none and why; empty if each round has one."""
     why, there = found.failures.get(key), len(found.samples.get(key, ()))
     if there and why:
         return f"; {found.rounds - there} of {found.rounds} rounds have no figure: {why}"
@@ -281,7 +281,7 @@ def _short(value: float) -> str:
 
 
 def _call(point: Point, samples: Sequence[Sample]) -> str:
-    """Processor time of the producer for each batch that it is given."""
+    """The producer's processor time for each batch."""
     records = point.setup.batch_records or records_per_chunk(RECORD_BYTES, point.setup.chunk_bytes, lean=True)
     us = statistics.median(sample.producers_s_per_gb for sample in samples) * records * RECORD_BYTES / 1e3
     return _short(us) if us else ""

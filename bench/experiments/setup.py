@@ -1,8 +1,8 @@
 """The parts of an experiment, as plain values: the setup of a point, its measurements, and the claims.
 
-An experiment is a table of points. A point belongs to a series (a line of the plot), has an x, and says what is set up
-for it. What the thesis saw is written down as ratios between two points (`Claim`), since ratios can be compared with
-those of a machine of another size; absolute figures cannot.
+An experiment is a table of points. A point belongs to a series (a line of the plot), has an x, and a setup. The
+observations of the thesis are ratios between two points (`Claim`), since ratios can be compared between machines of
+different sizes; absolute figures cannot.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Place:
     backups: int = 0
     segment_bytes: int = 8 * MIB
     arena_bytes: int = 6 * GIB
-    """Memory of each broker, and as much of each backup. A round has room in it, and so nothing of it goes to disk."""
+    """Memory of each broker, and of each backup. A round fits into it, so none of its data go to disk."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """All that is set for a point."""
+    """The setup of a point."""
 
     place: Place = Place()
     streams: int = 1
@@ -51,20 +51,20 @@ class Setup:
     producers: int = 1
     """Producers, each with connections of its own; more than a few share processes."""
     consumer: Consumer | None = None
-    """How one consumer follows all of it; None: nobody does."""
+    """How a consumer follows all records; None: without a consumer."""
     verify: bool = True
     """Whether the consumer checks the checksums."""
     batch_records: int = 0
-    """Records that the producer is given at once, and divides; 0: as many as fill a chunk, a call for each."""
+    """Records of each batch that the producer divides; 0: as many as fill a chunk, with a call for each."""
     keys: Literal["none", "random"] = "none"
     send: Literal["batch", "record"] = "batch"
     rate: float = 0.0
-    """Records per second, one by one; 0: as fast as it goes."""
+    """Records per second, one by one; 0: as fast as possible."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """One place on a line of the plot."""
+    """A point on a line of the plot."""
 
     series: str
     x: int
@@ -83,7 +83,7 @@ class Claim:
     most: float = float("inf")
     metric: Metric = "produced"
     parallel: str = ""
-    """The work that has to go on side by side; with fewer cores than `PARALLEL_CORES` the claim cannot be shown."""
+    """The work that has to run in parallel; with fewer cores than `PARALLEL_CORES` the claim cannot be shown."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,9 +102,9 @@ class Experiment:
     claims: Sequence[Claim] = ()
     plotted: Metric = "produced"
     note: str = ""
-    """How ours differs, and what this machine cannot show."""
+    """The difference of our experiment, and the limits of this machine."""
     others: Collection[str] = ()
-    """Series that KerA does not play."""
+    """Series of other contestants than KerA."""
 
 
 @dataclasses.dataclass
@@ -120,20 +120,20 @@ class Sample:
     ack_p50_ms: float | None = None
     ack_p99_ms: float | None = None
     mean_ms: float | None = None
-    """How late records are, where that is measured."""
+    """The delay of records, if it is measured."""
     cpu_us: float | None = None
-    """Processor time of a record, where that is measured."""
+    """Processor time of a record, if it is measured."""
     load: float | None = None
-    """The machine's load average before it."""
+    """The machine's load average before the round."""
 
     @property
     def mb_per_core_s(self) -> float:
-        """MB of values for each second of processor time of all processes together; 0 where that is not measured."""
+        """MB of values for each second of processor time of all processes together; 0 if that is not measured."""
         s_per_gb = self.producers_s_per_gb + self.brokers_s_per_gb + self.backups_s_per_gb + self.consumers_s_per_gb
         return 1e3 / s_per_gb if s_per_gb else 0.0
 
     def figure(self, metric: Metric) -> float:
-        """The figure of a metric: throughput in MB/s, latency in ms, processor time in us; 0 where there is none."""
+        """The figure of a metric: throughput in MB/s, latency in ms, processor time in us; 0 without that figure."""
         figures = {
             "produced": self.produced_mb_per_s,
             "consumed": self.consumed_mb_per_s,
@@ -145,7 +145,7 @@ class Sample:
 
 
 Samples = Mapping[tuple[str, int], Sequence[Sample]]
-"""By series and x."""
+"""Samples by series and x."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,13 +154,13 @@ class Verdict:
 
     claim: Claim
     ratios: Mapping[Metric, float]
-    """The same two points by any metric that both of them have."""
+    """The ratio of the same two points by any metric that both have."""
     cores: int
-    """Those of the machine that measured it."""
+    """The cores of the measuring machine."""
 
     @property
     def ratio(self) -> float | None:
-        """The one that decides; None: one of its points was not measured."""
+        """The ratio that decides; None: one of its points was not measured."""
         return self.ratios.get(self.claim.metric)
 
     @property
@@ -174,14 +174,14 @@ class Verdict:
 
     @property
     def words(self) -> str:
-        """The state, with the reason where the machine is one."""
+        """The state, with the reason if the machine is the reason."""
         if self.state != "cannot be shown here":
             return self.state
         return f"{self.state}: {self.claim.parallel}, which takes {PARALLEL_CORES} cores; here are {self.cores}"
 
     @property
     def bounds(self) -> str:
-        """In words."""
+        """The bounds in words."""
         least, most = self.claim.least, self.claim.most
         if most == float("inf"):
             return f"at least {least:g}"
@@ -196,12 +196,12 @@ def judge(claim: Claim, samples: Samples, cores: int) -> Verdict:
         if over is not None and under:
             ratios[metric] = over / under
         elif over and under is not None and metric == claim.metric:
-            ratios[metric] = float("inf")  # nothing came through at the point that is divided by
+            ratios[metric] = float("inf")  # the denominator is 0
     return Verdict(claim, ratios, cores)
 
 
 def median_of(samples: Sequence[Sample], metric: Metric) -> float | None:
-    """The median over the rounds of a point; None without any."""
+    """The median over the rounds of a point; None without rounds."""
     return statistics.median(sample.figure(metric) for sample in samples) if samples else None
 
 

@@ -1,24 +1,24 @@
 """The cost of each stage of a chunk's way: per request, per chunk and per byte, beside the machine's own speed.
 
 The stages run one after the other in this process, each alone (`bench.stages.part`): the classes are the real ones, the
-connections are not. So no cores have to be quiet, and the figures come out again. Measured is the processor time of
-the thread for each single request; of many, in rounds spread over the whole run, the low quantile counts (`QUANTILE`):
-it is of requests that nobody disturbed. Everything is warm then: a broker that does something else between two
-requests, or sleeps, pays more. What the kernel does is in the rows of the sockets alone, and there the median counts:
-of a thread that sleeps and is woken, virtual machines now and then count too little.
+connections are not. So no cores have to be quiet, and the figures are reproducible. The processor time of the thread is
+measured for each single request; the low quantile (`QUANTILE`) of many requests counts, in rounds spread over the whole
+run: these requests were not disturbed. Everything is warm then: a broker that does something else between two requests,
+or sleeps, pays more. Only the rows of the sockets include the kernel's work, and there the median counts: virtual
+machines sometimes count too little for a thread that sleeps and is woken.
 
 From requests of 1 to 16 chunks of 1 KiB to 1 MiB
 
     cost = per request + chunks x per chunk + bytes x per byte
 
 is fitted by least squares of the relative errors, none of the three below 0; "error" is what remains, the root of the
-mean square. The error of a difference of two stages is relative to the larger one. Where all requests have one chunk,
-what it costs is in what a request costs.
+mean square. The error of a difference of two stages is relative to the larger one. If all requests have one chunk, its
+cost is part of the cost per request.
 
-The limit of a stage is what has to be done to its bytes, however it is programmed: to copy them, to take their
-checksum. Both are measured in the same rounds, for the same sizes. The share is the limit's part of the stage's cost:
-per byte of the fitted costs, else of requests of one chunk as they were measured. 100 % is all that the machine can do;
-somewhat more is possible, for what a stage copies to may be warmer than what the limit copied to.
+The limit of a stage is the work that its bytes need in any implementation: copying them, taking their checksum. Both
+are measured in the same rounds, for the same sizes. The share is the limit's part of the stage's cost: per byte of the
+fitted costs, else of requests of one chunk as they were measured. 100 % is the machine's maximum; somewhat more is
+possible, as the target of a stage's copy may be warmer than that of the limit.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from bench.stages.sockets import Sockets
 
 
 async def measure(root: Path, seconds: float) -> tuple[Samples, int]:
-    """Rounds of all parts in turn, for so long; and how often each had its turn."""
+    """Run rounds of all parts in turn for `seconds`; returns the samples, and the number of rounds."""
     samples, passes = Samples(), -1
     async with contextlib.AsyncExitStack() as stack:
         parts: list[Part] = [Memory(LOADS)]
@@ -61,7 +61,7 @@ async def measure(root: Path, seconds: float) -> tuple[Samples, int]:
                     await part.rounds(load, samples)
             passes += 1
             if not passes:
-                samples = Samples()  # caches, pages and connections were made: that one does not count
+                samples = Samples()  # caches, pages and connections were made: the first round does not count
     return samples, passes
 
 

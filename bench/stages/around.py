@@ -1,7 +1,7 @@
 """The surroundings of the measured parts of KerA: connections that lead nowhere, a cluster of one, and chunks.
 
-`Wire` stands for a connection (it keeps what it is given to send, and `deliver` puts into a protocol's buffer what the
-kernel would), `Cluster` for the coordinator.
+`Wire` stands for a connection (it keeps the bytes to send, and `deliver` fills a protocol's buffer like the kernel),
+`Cluster` for the coordinator.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ BROKER_ID = 1
 
 
 class Wire(asyncio.Transport):
-    """A connection that leads nowhere: it keeps what it is to send."""
+    """A connection that leads nowhere: it keeps the bytes to send."""
 
     def __init__(self) -> None:
         super().__init__()
         self.sent: list[list[Any]] = []
         self.reading = True
-        """Whether the protocol wants what comes."""
+        """Whether the protocol wants to read."""
         self._socket = socket.socket(socket.AF_UNIX)
 
     def write(self, data: Any) -> None:
@@ -87,9 +87,9 @@ class Wire(asyncio.Transport):
 
 
 async def deliver(protocol: asyncio.BufferedProtocol, wire: Wire, data: bytes) -> int:
-    """Have a protocol receive bytes; what that takes, without the copy that the kernel would make.
+    """Let a protocol receive bytes; returns the time without the kernel's copy.
 
-    A daemon that has had its share of a turn reads on in the next one, and what it does in between is part of it.
+    A daemon that has used its share of a turn reads on in the next one, and its work in between counts.
     """
     view, at, spent_ns = memoryview(data), 0, 0
     while at < len(view):
@@ -112,7 +112,7 @@ async def deliver(protocol: asyncio.BufferedProtocol, wire: Wire, data: bytes) -
 
 
 async def until_sent(wire: Wire) -> None:
-    """Let the loop turn until something is sent."""
+    """Let the loop turn until the wire has bytes to send."""
     for _ in range(TURNS_MAX):
         if wire.sent:
             return
@@ -132,12 +132,12 @@ def header_of(pieces: Sequence[Any]) -> FrameHeader:
 
 
 def frame(kind: FrameKind, method: Method[Any, Any], number: int, message: Any, bulk: Sequence[Any] = ()) -> bytes:
-    """A frame in one piece."""
+    """A frame as one piece."""
     return b"".join(memoryview(piece) for piece in encode_frame(kind, method, number, message, bulk, MESSAGE_BYTES_MAX))
 
 
 def stream_info(stream_id: int = STREAM_ID, *, replicas: int = 0, streamlets: int = 1) -> common_pb2.StreamInfo:
-    """A stream, all of whose streamlets are here."""
+    """A stream that has all its streamlets here."""
     durability = common_pb2.DURABILITY_REPLICATED if replicas else common_pb2.DURABILITY_LEADER
     config = common_pb2.StreamConfig(
         streamlets=streamlets, entries=1, group_segments=8, durability=durability, replication=replicas, virtual_logs=1
@@ -153,10 +153,10 @@ def stream_info(stream_id: int = STREAM_ID, *, replicas: int = 0, streamlets: in
 
 
 class Cluster:
-    """The cluster for producers and consumers; also for places where its brokers can be reached."""
+    """The cluster for producers and consumers, and for code that asks whether its brokers can be reached."""
 
     def __init__(self, push: PushChannel | None = None, *, streamlets: int = 1) -> None:
-        """`push`: a broker pushes over this; None: it does not. `streamlets`: of its stream."""
+        """`push`: the channel over which a broker pushes; None: it does not push. `streamlets`: of its stream."""
         self.settings = ClientSettings()
         self.request_timeout_s = 60.0
         self.is_inherited = False
@@ -173,7 +173,7 @@ class Cluster:
         self._stream = StreamDescription.from_message(stream_info(streamlets=streamlets), [broker])
 
     async def stream(self, _name: str) -> StreamDescription:
-        """See `kera.client.cluster.cluster`; likewise all that follows."""
+        """See `kera.client.cluster.cluster`; the same applies to the following methods."""
         return self._stream
 
     async def stream_or_last_seen(self, _name: str) -> StreamDescription:
@@ -181,23 +181,23 @@ class Cluster:
         return self._stream
 
     async def ask(self, _method: Any, _message: Any) -> coordinator_pb2.InitProducerResponse:
-        """An identity."""
+        """A producer's identity."""
         return coordinator_pb2.InitProducerResponse(producer_id=1, producer_epoch=1)
 
     async def channel(self, _stream: Any, _broker_id: int) -> FrameChannel:
-        """To the broker."""
+        """The connection to the broker."""
         return self.channel_made
 
     def reachable(self, _broker: Any, _domain: str, _wish: Any) -> bool:
-        """Whether it pushes."""
+        """Whether the broker pushes."""
         return self._push is not None
 
     async def connection(self, _broker: Any, _domain: str, _wish: Any) -> PushChannel | None:
-        """Over what."""
+        """The push channel."""
         return self._push
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self.channel_made.connection_lost(None)
         self.wire.abort()
 
@@ -214,7 +214,7 @@ def _payload_of(chunk_bytes: int) -> pa.Buffer:
 
 
 def chunk_of(chunk_bytes: int, sequence: int, stream_id: int = STREAM_ID) -> bytearray:
-    """As a producer sends it."""
+    """A chunk as the producer sends it."""
     records = batch_of(chunk_bytes).num_rows
     made = sample_chunk(_payload_of(chunk_bytes), records, stream_id=stream_id, sequence=sequence)
     return bytearray(made.to_bytes())
@@ -222,7 +222,7 @@ def chunk_of(chunk_bytes: int, sequence: int, stream_id: int = STREAM_ID) -> byt
 
 @functools.cache
 def placed_chunks(load: Load) -> bytes:
-    """As they follow each other in a broker's memory."""
+    """Chunks as they follow each other in a broker's memory."""
     chunks, records = [], batch_of(load.chunk_bytes).num_rows
     for number in range(load.chunks):
         chunks.append(chunk_of(load.chunk_bytes, number))

@@ -44,7 +44,7 @@ class Replicas:
         service = BackupService(engine, RequestCounters(), read_bytes_max=MIB)
         service.registered()
         self.connection, self.wire = daemon_connection(service.service(), service.takers())
-        """A broker's."""
+        """A broker's connection."""
         self._virtual_segment_id = 0
 
     async def rounds(self, load: Load, samples: Samples) -> None:
@@ -82,7 +82,7 @@ class Replicas:
 
 
 class _BackupEngine:
-    """Only the store."""
+    """An engine that only has the store."""
 
     def __init__(self, store: ReplicaStore) -> None:
         self.store = store

@@ -46,7 +46,7 @@ from kera.v1 import backup_pb2, broker_pb2, common_pb2
 
 
 class Writes:
-    """A broker without a disk: a stream without replicas, and one with one."""
+    """A broker without a disk, with a stream without replicas and a stream with one."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Writes:
         segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
         self.loads = loads
-        shm = Path("/dev/shm")  # noqa: S108 - where arenas are
+        shm = Path("/dev/shm")  # noqa: S108 - the place of arenas
         self._arena = Arena.create(
             shm, arena_bytes=memory_bytes, slot_bytes=segment_bytes, data_dir=root, ephemeral=True
         )
@@ -77,9 +77,9 @@ class Writes:
         self.writer = service.writer
         service.registered(BROKER_ID, [], 1)
         self.connection, self.wire = daemon_connection(service.service(), service.takers())
-        """A producer's."""
+        """A producer's connection."""
         self.backup, self.backup_wire = FrameChannel("unix", "", MESSAGE_BYTES_MAX), Wire()
-        """To the backup."""
+        """The connection to the backup."""
         self.backup.connection_made(self.backup_wire)
         replication.begin(1, [])
         replicator.begin(BROKER_ID, 1)
@@ -89,7 +89,7 @@ class Writes:
         self._stream_id = 0
 
     async def close(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         self.backup.connection_lost(None)
         self._index.close()
         self._arena.close()
@@ -97,14 +97,14 @@ class Writes:
         self.backup_wire.abort()
 
     def open(self, info: common_pb2.StreamInfo) -> int:
-        """Have a stream like that, until `drop`; returns its id."""
+        """Open such a stream, until `drop`; returns its id."""
         self._stream_id += 1
         info.stream_id = self._stream_id
         self._streams.open(info, BROKER_ID, 1)
         return self._stream_id
 
     async def rounds(self, load: Load, samples: Samples) -> None:
-        """See `Part`. Both streams are in the same memory, one after the other."""
+        """See `Part`. Both streams use the same memory, one after the other."""
         for replicas in (0, 1):
             await self._round(load, replicas, samples)
 
@@ -133,7 +133,7 @@ class Writes:
         await self.drop()
 
     def _steps(self, load: Load, bulk: memoryview, samples: Samples) -> None:
-        """Most steps of a write: each step for all chunks."""
+        """Time most steps of a write, each for all chunks."""
         streamlet = self._streams.get(self._stream_id).streamlet(0)
         begun_ns, at, found = now_ns(), 0, []
         while at < len(bulk):
@@ -148,7 +148,7 @@ class Writes:
         samples.requests["broker: of it append"][load].append(since(begun_ns))
 
     async def _until_answered(self) -> int:
-        """Let slices go on, and answer as backups do, until the producer is answered; what that takes."""
+        """Let slices run, and answer like backups, until the producer has its answer; returns the time."""
         spent_ns = 0
         for _ in range(TURNS_MAX):
             if self.wire.sent:
@@ -172,7 +172,7 @@ class Writes:
         return spent_ns
 
     async def drop(self) -> None:
-        """Free all that the last stream has."""
+        """Free all memory of the last stream."""
         self._streams.drop(self._stream_id)
         while jobs := self._memory.plan():
             for job in jobs:
@@ -185,12 +185,12 @@ class Writes:
 
 
 class _Link:
-    """A backup that is connected."""
+    """A connected backup."""
 
     def __init__(self, channel: FrameChannel) -> None:
         self.channel = channel
         self.answers = AnswerTimes()
 
     def fail(self, reason: str) -> None:
-        """It never does."""
+        """It never fails."""
         raise RuntimeError(reason)

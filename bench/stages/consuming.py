@@ -31,7 +31,7 @@ from kera.v1 import broker_pb2, common_pb2, push_pb2
 
 
 class Pulls:
-    """The bytes of an answer, up to the batches in the loop of a consumer group."""
+    """The work from the bytes of an answer to the batches in the loop of a consumer group."""
 
     def __init__(self, loads: Sequence[Load]) -> None:
         self.loads = loads
@@ -65,7 +65,7 @@ class Pulls:
 
 
 class Pushes:
-    """A message about a run of chunks, up to the batches in the loop of a consumer group; and to records."""
+    """The work from a message about a run of chunks to the batches in the loop of a consumer group; and to records."""
 
     RECORDS_LOAD = Load(1, 256 * KIB)
     _SLOTS_AT = 8 * KIB
@@ -76,7 +76,7 @@ class Pushes:
         self._memory = memoryview(bytearray(self._SLOTS_AT + SEGMENT_BYTES))
 
     async def rounds(self, load: Load, samples: Samples) -> None:
-        """See `Part`. A run is where another has been, so the bytes are warm when they fit into a cache."""
+        """See `Part`. A run reuses the place of another, so the bytes are warm if they fit into a cache."""
         length = len(placed_chunks(load))
         self._memory[self._SLOTS_AT : self._SLOTS_AT + length] = placed_chunks(load)
         what = "push: run to batches" + ("" if self._verify else ", unchecked")

@@ -41,7 +41,7 @@ LIMITS: dict[str, tuple[str, ...]] = {
     "push: run to batches": ("crc32c",),
     "push: run to batches, unchecked": (),
 }
-"""The stages in the order of the table, each with what has to be done to its bytes."""
+"""The stages in the order of the table, each with the necessary work on its bytes."""
 
 
 class Cost(NamedTuple):
@@ -59,21 +59,21 @@ class Cost(NamedTuple):
 
 
 def quantile(values: Sequence[float], part: float = QUANTILE) -> float:
-    """The value below which `part` of them are."""
+    """The value below which `part` of the values are."""
     return sorted(values)[int(part * len(values))]
 
 
 def fit(measured_us: Mapping[Load, float], whole_us: Mapping[Load, float] | None = None) -> Cost:
-    """The cost that explains best what was measured; `whole_us`: what errors are relative to, if it is something else.
+    """The cost that explains the measurements best; `whole_us`: the base of relative errors, if it differs.
 
-    When all requests have as many chunks, none of the cost is said to be theirs.
+    If all requests have equally many chunks, the cost of chunks is not separated.
     """
     loads = list(measured_us)
     scale = np.array([max((whole_us or measured_us)[load], 1e-9) for load in loads])
     terms = np.array([[1.0, load.chunks, load.size_bytes / 1000] for load in loads]) / scale[:, None]
     wanted = np.array([measured_us[load] for load in loads]) / scale
     kept = (0, 1, 2) if len({load.chunks for load in loads}) > 1 else (0, 2)
-    # Of all fits without some of the terms, the best that has no negative one: no other such fit is better.
+    # The best of all fits with some terms left out that has no negative term: no other such fit is better.
     best, least = np.zeros(3), float(np.mean(wanted**2))
     for count in range(1, len(kept) + 1):
         for columns in itertools.combinations(kept, count):
@@ -86,7 +86,7 @@ def fit(measured_us: Mapping[Load, float], whole_us: Mapping[Load, float] | None
 
 
 def reduced(samples: Samples) -> dict[str, dict[Load, float]]:
-    """The time of each stage for each load, in microseconds; a copy is the extra time of a broker that has one made."""
+    """The time of each stage for each load, in microseconds; a copy is the additional time of a broker with one."""
     found = {
         stage: {load: quantile(values, _part(stage)) / 1000 for load, values in of_stage.items()}
         for stage, of_stage in samples.requests.items()
@@ -109,7 +109,7 @@ def costs_of(measured: Mapping[str, Mapping[Load, float]]) -> dict[str, Cost]:
 
 
 def share(stage: str, measured: Mapping[str, Mapping[Load, float]], load: Load) -> float | None:
-    """The limit's part of what a request takes; None without a limit."""
+    """The limit's share of a request's time; None without a limit."""
     taken = measured[stage].get(load)
     if not LIMITS[stage] or not taken:
         return None
@@ -117,14 +117,14 @@ def share(stage: str, measured: Mapping[str, Mapping[Load, float]], load: Load) 
 
 
 def byte_share(stage: str, costs: Mapping[str, Cost]) -> float | None:
-    """The same per byte."""
+    """The same share per byte."""
     if not LIMITS[stage] or not costs[stage].byte_s_per_gb:
         return None
     return sum(costs[limit].byte_s_per_gb for limit in LIMITS[stage]) / costs[stage].byte_s_per_gb
 
 
 def table(measured: Mapping[str, Mapping[Load, float]], costs: Mapping[str, Cost]) -> Iterator[str]:
-    """Lines of Markdown."""
+    """The table as lines of Markdown."""
     shown = [f"{load.chunk_bytes // KIB:,} KiB" for load in SHOWN]
     head = ["stage", "per request, us", "per chunk, us", "per byte, s/GB", "error"]
     head += [f"{size}, us" for size in shown] + ["limit", "share per byte", *(f"share, {size}" for size in shown)]

@@ -1,4 +1,4 @@
-"""The limits of stages: what this machine takes to copy, to take checksums, and to turn an event loop."""
+"""The limits of stages: the time of this machine for copies, checksums, and turns of an event loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Memory:
         self._at = 0
 
     async def rounds(self, load: Load, samples: Samples) -> None:
-        """See `Part`. The source is as warm as what was just received; the target goes on, as a log does."""
+        """See `Part`. The source is as warm as newly received data; the target moves on, as a log does."""
         source = memoryview(bytes(load.chunk_bytes))
         for _ in range(load.requests):
             if self._at + load.size_bytes > MEMORY_BYTES:

@@ -1,7 +1,7 @@
 """The measurement and its clock: a part of KerA has rounds, in which single requests are timed.
 
-Each request of one `Load` is timed for itself, with the processor time of this thread. What is not KerA's, such as
-making the chunks that a broker is to receive, is not timed.
+Each request of a `Load` is timed separately, by the processor time of this thread. Work outside KerA, such as making
+the chunks that a broker receives, is not timed.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from kera.core.base.settings import MIB
 
 RECORD_BYTES = 100
 MEMORY_BYTES = 64 * MIB
-"""Memory of the broker, the backup, and the target of copies: more than caches hold, of which a round uses a part."""
+"""Memory of the broker, the backup, and the target of copies: more than caches hold; a round uses a part of it."""
 ROUND_BYTES = 8 * MIB
 REQUESTS_MAX = 24
-"""In a round. A round is short, so that some of them are disturbed by nobody."""
+"""The maximum in a round. A round is short, so that some rounds are undisturbed."""
 
 now_ns = time.thread_time_ns
 
@@ -37,22 +37,22 @@ class Load(NamedTuple):
 
     @property
     def requests(self) -> int:
-        """In a round."""
+        """The number of requests in a round."""
         return max(2, min(REQUESTS_MAX, ROUND_BYTES // self.size_bytes))
 
 
 class Samples:
-    """Nanoseconds of single requests by stage and load, of single records by what is done with them."""
+    """Nanoseconds of single requests by stage and load, and of single records by the work on them."""
 
     def __init__(self) -> None:
         self.requests: defaultdict[str, defaultdict[Load, list[float]]] = defaultdict(lambda: defaultdict(list))
         self.records: defaultdict[str, list[float]] = defaultdict(list)
         self.turns: list[float] = []
-        """Turns of the event loop, with nothing to do."""
+        """Turns of the event loop without work."""
 
 
 class Part(Protocol):
-    """Something to measure."""
+    """A part that can be measured."""
 
     @property
     def loads(self) -> Sequence[Load]:
@@ -60,11 +60,11 @@ class Part(Protocol):
         ...
 
     async def rounds(self, load: Load, samples: Samples) -> None:
-        """Some requests."""
+        """Time some requests."""
 
 
 def _look_ns() -> int:
-    """The time of two looks at the clock, which is taken off each measurement."""
+    """The time of two readings of the clock, which is subtracted from each measurement."""
     times = [now_ns() for _ in range(10_000)]
     return min(after - before for before, after in itertools.pairwise(times))
 

@@ -19,7 +19,7 @@ from kera.v1 import broker_pb2
 @contextlib.asynccontextmanager
 async def _producer(load: Load) -> AsyncIterator[tuple[Producer, Cluster]]:
     cluster: Any = Cluster()
-    # Nothing closes or leaves before all chunks of a request are there.
+    # Nothing closes or goes before all chunks of a request are there.
     settings = ProducerSettings(chunk_bytes_max=2 * load.chunk_bytes, request_bytes_max=MESSAGE_BYTES_MAX)
     async with Producer(cluster, settings) as producer:
         await producer.prepare("s")
@@ -36,7 +36,7 @@ def stored(pieces: Sequence[Any], chunks: int) -> bytes:
 
 
 class Batches:
-    """`send_batch`, up to the frame that is given to the transport; the answer, up to what was awaited."""
+    """The work of `send_batch` up to the frame for the transport, and from the answer to the awaited result."""
 
     def __init__(self, loads: Sequence[Load]) -> None:
         self.loads = loads
@@ -64,7 +64,7 @@ class Batches:
 
 
 class Records:
-    """`send`, and what comes of a chunk's records: closed, encoded, and in a frame."""
+    """`send`, and the work on a chunk's records: it is closed, encoded, and put into a frame."""
 
     RECORDS_MIN = 1000
 

@@ -18,7 +18,7 @@ _LENGTHS = struct.Struct("<QQ")
 
 
 class Sockets:
-    """A socket to another process, which says when it has what was sent."""
+    """A socket to another process, which replies when it has the bytes."""
 
     def __init__(self, kind: str, loads: Sequence[Load], ours: socket.socket) -> None:
         self.loads = [load for load in loads if load.chunks == 1]
@@ -28,7 +28,7 @@ class Sockets:
     @classmethod
     @contextlib.contextmanager
     def connected(cls, kind: str, loads: Sequence[Load]) -> Iterator[Sockets]:
-        """With the other process; `kind`: unix or tcp."""
+        """Connected to the other process; `kind`: unix or tcp."""
         ours, theirs = _socket_pair(kind)
         with ours:
             with theirs:
@@ -63,7 +63,7 @@ def _socket_pair(kind: str) -> tuple[socket.socket, socket.socket]:
     if kind == "unix":
         pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         for end in pair:
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MIB)  # as frames have it
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MIB)  # as for frames
         return pair
     with socket.create_server(("127.0.0.1", 0)) as server:
         ours = socket.create_connection(server.getsockname())
@@ -74,7 +74,7 @@ def _socket_pair(kind: str) -> tuple[socket.socket, socket.socket]:
 
 
 def _receive(end: socket.socket, into: memoryview) -> bool:
-    """Fill `into`; False when there is no more."""
+    """Fill `into`; False at the end."""
     at = 0
     while at < len(into):
         found = end.recv_into(into[at:])
@@ -85,7 +85,7 @@ def _receive(end: socket.socket, into: memoryview) -> bool:
 
 
 def be_other_end(descriptor: int) -> None:
-    """Be the other end of `Sockets`: receive, and send the processor time of each message after the last."""
+    """Be the other end of `Sockets`: receive, and send the processor time of each message after its last byte."""
     with socket.socket(fileno=descriptor) as end:
         end.sendall(b"\1")
         buffer, lengths = memoryview(bytearray(MEMORY_BYTES)), memoryview(bytearray(_LENGTHS.size))

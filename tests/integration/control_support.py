@@ -191,7 +191,7 @@ class Writer:
         self._more = [asyncio.Event() for _ in range(count)]
 
     async def run(self) -> None:
-        """Write until `stopping`, then wait for what is under way."""
+        """Write until `stopping`, then wait for the records under way."""
         async with asyncio.TaskGroup() as tasks:
             for streamlet in range(self.stream.config.streamlets):
                 tasks.create_task(self._send(streamlet))
@@ -361,7 +361,7 @@ class Reader:
         self._reopen = False
 
     def reopen(self) -> None:
-        """At the next chunk, end this consumer, and go on with another one where it stopped."""
+        """At the next chunk, end this consumer, and continue with another one where it stopped."""
         self._reopen = True
 
     async def run(self) -> None:

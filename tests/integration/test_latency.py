@@ -129,7 +129,7 @@ async def test_a_constraint_on_one_stream_does_not_delay_another_stream(client: 
 
 
 async def test_a_chunk_that_waits_longer_than_advice_is_valid_learns_of_changes(client: Client) -> None:
-    """Meanwhile there is no request for a report to travel with, and no chunk is sent for that."""
+    """Meanwhile no request can carry a report, and no chunk is sent because of the change."""
     await client.admin.create_stream("late-rare", streamlets=1)
     await client.latency.create("hour", ["late-rare"], 3_600_000, window_ms=1_000)
     async with client.producer() as producer:

@@ -51,7 +51,7 @@ def cluster(tmp_path: Path) -> Iterator[RunningCluster]:
             yield running
 
 
-# --- what is planted ---------------------------------------------------------------------------------------
+# --- planted files ---------------------------------------------------------------------------------------
 
 
 BECOME_NOBODY = f"""

@@ -141,7 +141,8 @@ async def test_all_consumers_of_a_client_share_one_push_connection(cluster: Runn
     await until(lambda: metric(cluster, "push_subscriptions") == 0)
 
 
-# --- what is held --------------------------------------------------------------------------------------------
+# --- memory that readers hold
+# --------------------------------------------------------------------------------------------
 
 
 async def test_a_consumer_reads_from_disk_and_then_the_records_written_meanwhile(

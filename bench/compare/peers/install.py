@@ -1,11 +1,11 @@
-"""Programs of the peers, brought once into ``~/.cache/kera-bench``: jars, packages for Python, programs of Go and
+"""Programs of the peers, fetched once into ``~/.cache/kera-bench``: jars, packages for Python, programs of Go and
 Debian.
 
 Nothing is installed: jars come by ``mvn``, clients by ``pip --target``, programs in Go are built by ``go install``, and
-Debian's packages are unpacked, with what they need and the system has not, into a folder of their own. A program on
-``PATH`` is preferred to all of them.
+Debian's packages are unpacked, with their missing dependencies, into a folder of their own. A program on ``PATH`` is
+preferred to all of them.
 
-What is missing and cannot be brought is `Missing`, and its message says what.
+`Missing` names anything that could not be fetched.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SECONDS_MAX = 300.0
 
 
 class Missing(Exception):
-    """Something that a peer needs is not here, and could not be brought."""
+    """A dependency of a peer is missing, and could not be fetched."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class Program:
 
     path: Path
     root: Path | None
-    """Where Debian's packages are unpacked; None: it is the system's."""
+    """The folder of Debian's unpacked packages; None: the program is the system's."""
 
     def environment(self) -> dict[str, str]:
-        """The variables by which it finds the libraries that came with it."""
+        """The environment with which it finds the libraries that came with it."""
         if self.root is None:
             return {}
         triplet = sysconfig.get_config_var("MULTIARCH")
@@ -51,7 +51,7 @@ class Program:
 
 
 def program(command: str, package: str) -> Program:
-    """`command` from ``PATH``, else out of Debian's `package`. Raises `Missing`."""
+    """`command` from ``PATH``, or else from Debian's `package`. Raises `Missing`."""
     found = shutil.which(command)
     if found is not None:
         return Program(Path(found), None)
@@ -63,7 +63,9 @@ def program(command: str, package: str) -> Program:
 
 
 def go_program(command: str, module: str, version: str) -> Program:
-    """`command` from ``PATH``, else built from a module of Go's, whose last name it has. Raises `Missing`."""
+    """`command` from ``PATH``, or else built from the Go module `module`, which ends with the same name. Raises
+    `Missing`.
+    """
     found = shutil.which(command)
     if found is not None:
         return Program(Path(found), None)
@@ -79,7 +81,7 @@ def go_program(command: str, module: str, version: str) -> Program:
 
 
 def debian(package: str) -> Path:
-    """The root below which `package` is unpacked, and all that it needs and the system has not. Raises `Missing`."""
+    """The root of the unpacked `package`, with all its missing dependencies. Raises `Missing`."""
     root = CACHE / f"debian-{package}"
     if root.is_dir():
         return root
@@ -112,7 +114,7 @@ def python_packages(*requirements: str) -> Path:
 
 
 def jars(name: str, artifacts: Sequence[str], *, alone: bool) -> Path:
-    """A folder with the jars of `artifacts` and, unless they are wanted `alone`, of all that they need."""
+    """A folder with the jars of `artifacts` and, unless `alone`, of all their dependencies."""
     folder = CACHE / name
     if folder.is_dir():
         return folder
@@ -152,7 +154,7 @@ def java() -> str:
 
 @contextlib.contextmanager
 def making(folder: Path) -> Iterator[Path]:
-    """A folder beside `folder` that becomes it when the block ends well: there is never half of one."""
+    """A folder beside `folder` that becomes it when the block succeeds: the folder is never incomplete."""
     made = folder.with_name(f"{folder.name}-{uuid.uuid4().hex}")
     made.mkdir(parents=True)
     try:

@@ -1,11 +1,11 @@
-"""Apache Kafka with confluent-kafka, that is librdkafka: its fastest client for Python.
+"""Apache Kafka with confluent-kafka, which is librdkafka: its fastest client for Python.
 
 A stream is a topic. Producers send prepared records with ``produce_batch``; at a rate each has a delivery callback.
 Level leader is acks=1; level replicated as many brokers as copies, all in sync, acks=all; level persisted in addition
 flush.messages=1, so that each append is flushed.
 
-At a rate brokers are warmed up with many more requests than there are in a round: at 1,000 a second a JVM would take
-minutes to compile what handles them, which a server that has been up for a day has long done.
+At a rate brokers are warmed up with many more requests than a round has: at 1,000 a second a JVM would take minutes to
+compile their handlers, which a server that has been up for a day has long done.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from bench.compare.peers.peer import Peer, command, failing
 from bench.compare.workload import Workload
 
 WARM_UP_RECORDS, WARM_UP_S_MAX = 60_000, 90.0
-"""After so many a broker takes a quarter of the time for a record that it takes after 10,000, and then no less."""
+"""After this many, a broker takes a quarter of its time per record after 10,000; more records do not improve it."""
 WARM_UP_WINDOW = 4
-"""Records under way: with more of them there are fewer, larger requests."""
+"""Records under way: more of them give fewer, larger requests."""
 
 
 class Kafka(Peer):
@@ -37,12 +37,12 @@ class Kafka(Peer):
         self._parts: kafka.Server | None = None
 
     def bring(self) -> None:
-        """Broker and client."""
+        """Fetch broker and client."""
         self._parts = kafka.bring_server()
 
     @property
     def title(self) -> str:
-        """With versions."""
+        """The title, with versions."""
         return f"Kafka {kafka.BROKER_VERSION} (confluent-kafka {kafka.CLIENT_VERSION})"
 
     def versions(self) -> dict[str, str]:
@@ -50,12 +50,12 @@ class Kafka(Peer):
         return {"kafka": kafka.BROKER_VERSION, "confluent-kafka": kafka.CLIENT_VERSION}
 
     def supports(self, workload: Workload) -> str | None:
-        """All."""
+        """All workloads."""
         del workload
         return None
 
     def durability(self, workload: Workload) -> str:
-        """In its own words."""
+        """The durability in Kafka's words."""
         return ", ".join(
             [f"acks={acks(workload)}", f"{1 + workload.replicas} brokers"]
             + [f"{name}={value}" for name, value in topic_settings(workload).items()]
@@ -63,8 +63,8 @@ class Kafka(Peer):
 
     @contextlib.contextmanager
     def start(self, workload: Workload, folder: Path) -> Iterator[Running]:
-        """As many brokers as there are copies; the first is the controller too."""
-        assert self._parts is not None  # noqa: S101 - nothing is missing
+        """As many brokers as there are copies; the first is also the controller."""
+        assert self._parts is not None  # noqa: S101 - started only with all parts
         with contextlib.ExitStack() as stack:
             with failing():
                 brokers = stack.enter_context(kafka.running(self._parts, folder / "kafka", 1 + workload.replicas))
@@ -74,7 +74,7 @@ class Kafka(Peer):
 
     def running(self, workload: Workload, brokers: kafka.Kafka) -> Running:
         """The running contestant whose workers use confluent-kafka."""
-        assert self._parts is not None  # noqa: S101 - nothing is missing
+        assert self._parts is not None  # noqa: S101 - started only with all parts
         return Running(workload, brokers, str(self._parts.client))
 
 
@@ -129,7 +129,7 @@ class Running:
         return dict(self._brokers.pids)
 
     def prepare(self, number: int) -> None:
-        """A topic for each stream."""
+        """Create a topic for each stream."""
         with failing():
             for topic in self._topics:
                 self._brokers.delete(topic)
@@ -143,10 +143,10 @@ class Running:
                 )
 
     def settings(self) -> dict[str, Any]:
-        """For workers."""
+        """The settings for workers."""
         return {"bootstrap": self._brokers.bootstrap, "topics": self._topics, "acks": acks(self._workload)}
 
     def worker(self, role: Role, index: int) -> Command:
-        """With the client on its path."""
+        """A worker with the client on its path."""
         del role, index
         return command("kafka_worker", self.settings(), self._client)

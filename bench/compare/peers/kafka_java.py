@@ -1,8 +1,8 @@
 """Apache Kafka with its own client, in Java, by its own tools: kafka-producer-perf-test and kafka-consumer-perf-test.
 
 That is Kafka's best client. The tools give throughput. Their latencies count from the moment when a record is sent,
-late or not (coordinated omission), and their values say nothing of when they were due; so they are not comparable, and
-workloads with a rate are not supported. Levels are those of `bench.compare.peers.kafka`.
+late or not (coordinated omission), and their values do not contain due times; so they are not comparable, and workloads
+with a rate are not supported. Levels are those of `bench.compare.peers.kafka`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class KafkaJava(by_python.Kafka):
     name = "kafka-java"
 
     def bring(self) -> None:
-        """Broker, and tools with the client."""
+        """Fetch the broker, and the tools with the client."""
         super().bring()
         tools()
 
     @property
     def title(self) -> str:
-        """With the version."""
+        """The title, with the version."""
         return f"Kafka {kafka.BROKER_VERSION} (its own client, in Java)"
 
     def versions(self) -> dict[str, str]:
@@ -61,6 +61,6 @@ class _Running(by_python.Running):
 
 
 def tools() -> str:
-    """The folder of their jars."""
+    """The folder of the tools' jars."""
     version = kafka.BROKER_VERSION
     return str(jars(f"kafka-tools-{version}", [f"org.apache.kafka:kafka-tools:{version}"], alone=False))

@@ -1,12 +1,12 @@
 """A producer or consumer of Kafka that is one of its perf tools, see `bench.compare.worker`.
 
-The tool's reports, ten a second, are taken as they come. A producer tool is stopped at the end of the time; what it
-has sent and not reported as acknowledged by then is not counted, neither as sent. With a backlog it is told how many
-records, and ends by itself.
+The tool's reports, ten a second, are taken as they come. A producer tool is stopped at the end of the time; records
+that it has not reported as acknowledged by then do not count, not even as sent. With a backlog the tool gets the number
+of records, and ends itself.
 
-A JVM takes its time to start and to compile, which is nobody's business. The tool reads its properties from a pipe:
-with a backlog it gets them when it is to begin, else before, so that it is as fast as it can be when counting begins.
-A consumer is counted from its first report with records: until then it has loaded classes and joined its group.
+A JVM takes time to start and to compile, which should not count. The tool reads its properties from a pipe: with a
+backlog it gets them when it is to begin, else before, so that it is as fast as it can be when counting begins. A
+consumer is counted from its first report with records: until then it has loaded classes and joined its group.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ REPORT_MS = 100
 MANY = 10**12
 PATIENCE_MS = 600_000
 BUFFER_BYTES = 64 << 20
-"""With four times as many the collector of garbage comes to take a processor, and the tool to half of its speed."""
+"""With four times as many, the garbage collector takes a processor, and halves the tool's speed."""
 VALUES = 1_000
 WARM_UP_S = 10.0
-"""As fast as it goes, of which seven are not enough."""
+"""A warm-up at full speed; seven seconds are not enough."""
 FETCH_BYTES = 8 << 20
 PRODUCED = re.compile(r"(\d+) records sent, [\d.,]+ records/sec \([\d.,]+ MB/sec\), .* max latency\.")
 CONSUMED_COLUMN = 4
@@ -44,19 +44,19 @@ CONSUMED_COLUMN = 4
 
 
 def produced(line: str) -> int | None:
-    """How many records a line of the producer tool reports as acknowledged since the one before."""
+    """The number of records that a line of the producer tool reports as acknowledged since the line before."""
     found = PRODUCED.match(line)
     return int(found[1]) if found else None
 
 
 def produced_in_all(line: str) -> int | None:
-    """How many records the producer tool's last line says; it is the only one with percentiles."""
+    """The number of records in the producer tool's last line, which is the only one with percentiles."""
     found = re.match(r"(\d+) records sent, .* 99\.9th\.", line)
     return int(found[1]) if found else None
 
 
 def consumed(line: str) -> int | None:
-    """How many records a line of the consumer tool reports since its beginning."""
+    """The number of records that a line of the consumer tool reports since its beginning."""
     columns = [column.strip() for column in line.split(",")]
     with contextlib.suppress(IndexError, ValueError):
         return int(columns[CONSUMED_COLUMN])
@@ -64,7 +64,9 @@ def consumed(line: str) -> int | None:
 
 
 def producer_properties(worker: Worker) -> dict[str, object]:
-    """Large batches, which linger at least 5 ms, and a buffer of many; a table ``[settings.kafka-java]`` has others."""
+    """Large batches, which linger at least 5 ms, and a buffer for many; a table ``[settings.kafka-java]`` can change
+    this.
+    """
     workload, settings = worker.workload, worker.task.settings
     return {
         "bootstrap.servers": settings["bootstrap"],
@@ -79,7 +81,7 @@ def producer_properties(worker: Worker) -> dict[str, object]:
 
 
 def producer_arguments(worker: Worker, values: Path) -> list[str]:
-    """As fast as it goes, with values from a file: to make them up takes the tool longer than to send them."""
+    """Full speed, with values from a file: generating them takes the tool longer than sending them."""
     return [
         "org.apache.kafka.tools.ProducerPerformance",
         *("--topic", worker.task.settings["topics"][0]),
@@ -94,7 +96,7 @@ CONSUMER_PROPERTIES = {"fetch.max.bytes": 64 << 20, "max.poll.records": 10_000}
 
 
 def consumer_arguments(worker: Worker) -> list[str]:
-    """A group of its own in each round."""
+    """The consumer's arguments, with another group in each round."""
     settings = worker.task.settings
     topic = settings["topics"][0]
     return [
@@ -111,7 +113,7 @@ def consumer_arguments(worker: Worker) -> list[str]:
 
 
 def produce(worker: Worker) -> None:
-    """The tool's reports are the acknowledgements."""
+    """Count the tool's reports as acknowledgements."""
     with tempfile.TemporaryDirectory(prefix="kera-bench-") as folder:
         values = Path(folder) / "values"
         values.write_bytes(b"\n".join(make_values(worker.workload.record_bytes, VALUES)))
@@ -119,7 +121,7 @@ def produce(worker: Worker) -> None:
             if worker.task.records_max is None:
                 tool.begin(producer_properties(worker))
                 time.sleep(WARM_UP_S)
-                worker.begin_blocking()  # what is reported until then is read, and not counted, before counting begins
+                worker.begin_blocking()  # earlier reports are read, and not counted, before counting begins
             else:
                 worker.begin_blocking()
                 tool.begin(producer_properties(worker))
@@ -143,7 +145,7 @@ def _follow_producer(worker: Worker, tool: subprocess.Popen[str]) -> None:
 
 
 def consume(worker: Worker) -> None:
-    """The tool's reports are what is seen."""
+    """Count the tool's reports as seen records."""
     with (
         tempfile.TemporaryDirectory(prefix="kera-bench-") as folder,
         _Tool(worker, consumer_arguments(worker), Path(folder)) as tool,
@@ -161,18 +163,18 @@ def _follow_consumer(worker: Worker, tool: _Tool) -> None:
     before = 0
     for line in tool.process.stdout:
         if records := consumed(line):
-            tool.peak_bytes = peak_rss_bytes(tool.process.pid) or tool.peak_bytes  # of one that has ended there is none
+            tool.peak_bytes = peak_rss_bytes(tool.process.pid) or tool.peak_bytes  # an ended process has none
             now_ns = time.monotonic_ns()
             if not before:
                 worker.start_ns = now_ns + 1  # these came before it
             worker.seen(records - before, now_ns)
             before = records
-    if tool.ended_well():  # it reports whole intervals, and ends when it has read what it was told
+    if tool.ended_well():  # it reports whole intervals, and ends when it has read all
         worker.seen(worker.workload.backlog_records - before)
 
 
 class _Tool:
-    """A process that is there, and waits for its properties. In the end it stays, to be looked at as its worker is."""
+    """A running process that waits for its properties. At the end it is stopped, to be measured like its worker."""
 
     def __init__(self, worker: Worker, arguments: Sequence[str], folder: Path) -> None:
         pipe, settings = folder / "properties", worker.task.settings
@@ -182,18 +184,18 @@ class _Tool:
             bound(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         self.peak_bytes = 0
-        """Peak of its memory, as far as it was looked at."""
+        """The peak of its memory in the samples so far."""
         self._properties = self._opened(pipe)
 
     def _opened(self, pipe: Path) -> int:
         while self.process.poll() is None:
-            with contextlib.suppress(OSError):  # nobody reads yet
+            with contextlib.suppress(OSError):  # without a reader yet
                 return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
             time.sleep(0.01)
         raise RuntimeError(f"the tool ended with {self.process.returncode}: {self.process.communicate()[0][-500:]}")
 
     def begin(self, properties: Mapping[str, object]) -> None:
-        """Let it do its work."""
+        """Let it begin."""
         with os.fdopen(self._properties, "w") as pipe:
             pipe.writelines(f"{name}={value}\n" for name, value in properties.items())
 

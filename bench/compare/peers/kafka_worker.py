@@ -14,20 +14,22 @@ from bench.compare.worker import Worker, due_of, make_keys, make_values, run, st
 from bench.compare.workload import DUE_BYTES, Workload
 
 QUEUE_BYTES = 256 << 20
-"""At most so much waits in the client."""
+"""The maximum that waits in the client."""
 QUEUE_RECORDS = 1_000_000
 PREPARED, PREPARED_BYTES = 10_000, 16 << 20
 KEYS = 1 << 16
 IN_FLIGHT_AT_A_RATE = 1
-"""Requests. A broker handles one of a connection at a time, with acks=all until all have it, so that more of them only
-wait in its socket, and once it was late it would stay late. What waits in the client becomes one batch."""
+"""Requests. A broker handles one request of a connection at a time, with acks=all until all replicas have it, so
+more requests only wait in its socket, and after one delay would stay late. Records that wait in the client become
+one batch.
+"""
 POLL_S = 0.1
 READ_RECORDS = 10_000
 FLUSH_S = 60.0
 
 
 def producer_settings(worker: Worker) -> dict[str, Any]:
-    """Batches as the workload wants them. No compression, no idempotence: the defaults.
+    """Batches by the workload. No compression, no idempotence: the defaults.
 
     A workload's table ``[settings.kafka]`` has others.
     """
@@ -49,7 +51,9 @@ def producer_settings(worker: Worker) -> dict[str, Any]:
 
 
 def produce(worker: Worker) -> None:
-    """At a rate with a callback for each record; else by the length of the client's queue, which costs nothing."""
+    """At a rate, with a callback for each record; otherwise by the length of the client's queue, which costs
+    nothing.
+    """
     library = importlib.import_module("confluent_kafka")
     producers = [library.Producer(producer_settings(worker)) for _ in range(worker.workload.clients)]
     topics = [worker.task.settings["topics"][stream] for stream in worker.task.streams]
@@ -101,7 +105,7 @@ def messages(workload: Workload, seed: int) -> list[dict[str, Any]]:
 
 
 def _flood(worker: Worker, floods: list[_Flood]) -> None:
-    """Until there is no more to send; then until all is acknowledged. Clients take turns."""
+    """Send until there is nothing more to send; then wait until all is acknowledged. Clients take turns."""
     worker.begin_blocking()
     while worker.more:
         if not sum(flood.send() for flood in floods):
@@ -112,7 +116,7 @@ def _flood(worker: Worker, floods: list[_Flood]) -> None:
 
 
 class _Flood:
-    """As fast as it goes: what is sent, less what is in the client's queue, is acknowledged."""
+    """A producer at full speed: sent records that have left the client's queue are acknowledged."""
 
     def __init__(self, worker: Worker, producer: Any, topics: list[str]) -> None:
         self._worker = worker
@@ -124,7 +128,7 @@ class _Flood:
         self._messages = messages(worker.workload, worker.task.index)
 
     def send(self) -> bool:
-        """Send once, unless the client's queue is full; whether it was not."""
+        """Send once, unless the client's queue is full; returns whether it was not."""
         self._account()
         if len(self._producer) > self._room and not self._worker.errors:
             return False
@@ -137,7 +141,7 @@ class _Flood:
         return True
 
     def wait(self) -> bool:
-        """Give the client a little time; whether anything is left in its queue."""
+        """Give the client a little time; returns whether its queue is not empty."""
         self._producer.poll(0.001)
         self._account()
         return bool(len(self._producer))
@@ -181,7 +185,7 @@ def consumer_settings(worker: Worker) -> dict[str, Any]:
 
 
 def consume(worker: Worker) -> None:
-    """With the partitions assigned, from the beginning."""
+    """Read the assigned partitions from the beginning."""
     kafka = importlib.import_module("confluent_kafka")
     consumer = kafka.Consumer(consumer_settings(worker))
     topics = worker.task.settings["topics"]
@@ -191,7 +195,7 @@ def consume(worker: Worker) -> None:
     consumer.assign(assigned)
     timed = bool(worker.workload.rate)
     while not worker.stopped.is_set():
-        # At a rate each is wanted when it is there; else consume returns when it has so many, or no more for the while.
+        # At a rate, each message is taken on arrival; otherwise consume returns many messages, or those of its time.
         messages = consumer.consume(1 if timed else READ_RECORDS, POLL_S)
         now_ns = time.monotonic_ns()
         for message in messages:

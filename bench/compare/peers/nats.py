@@ -1,10 +1,10 @@
 """NATS JetStream: each partition is a stream in files with one subject; the client is the raw protocol on a socket.
 
 Level leader is one server with the default sync interval. Level replicated is a cluster of as many servers as there are
-copies, with as many replicas, all of which have to agree where there are two. Level persisted is ``sync_interval:
+copies, with as many replicas, all of which have to agree if there are two. Level persisted is ``sync_interval:
 always``, which flushes each message before the next; so it is used with atomic batches, which are flushed as a whole.
-They came with 2.12: an older server says so in `Nats.supports`. Where there is no Go to build the server
-that is wanted, it is Debian's.
+They came with 2.12: an older server says so in `Nats.supports`. Without Go to build the wanted server, Debian's is
+used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bench.compare.workload import Workload
 MODULE, VERSION = "github.com/nats-io/nats-server/v2", "v2.15.2"
 ATOMIC_SINCE = (2, 12)
 PATIENCE_S = 1.0
-"""With a cluster that has no leader yet, and so does not answer."""
+"""The time-out for a cluster without a leader, which does not answer."""
 
 
 class Nats(Peer):
@@ -37,7 +37,7 @@ class Nats(Peer):
         self._program: Program | None = None
 
     def bring(self) -> None:
-        """The server, from ``PATH``, Go or Debian."""
+        """Fetch the server, from ``PATH``, Go or Debian."""
         try:
             self._program = go_program("nats-server", MODULE, VERSION)
         except Missing:
@@ -45,7 +45,7 @@ class Nats(Peer):
 
     @property
     def title(self) -> str:
-        """With the version, once it was brought."""
+        """The title; with the version, once it was fetched."""
         return f"NATS JetStream {self._version()} (raw protocol)".replace("  ", " ")
 
     def versions(self) -> dict[str, str]:
@@ -56,14 +56,14 @@ class Nats(Peer):
         return self._program.version().rsplit(" ", 1)[-1].removeprefix("v") if self._program else ""
 
     def supports(self, workload: Workload) -> str | None:
-        """Not level persisted, before version 2.12."""
+        """All workloads; level persisted only since version 2.12."""
         version = tuple(int(number) for number in self._version().split(".")[:2])
         if workload.durability == "persisted" and version < ATOMIC_SINCE:
             return f"nats-server {self._version()} has no atomic batches: it would flush each message alone"
         return None
 
     def durability(self, workload: Workload) -> str:
-        """In its own words."""
+        """The durability in NATS's words."""
         copies = f"R={1 + workload.replicas} in a cluster of {1 + workload.replicas}" if workload.replicas else "R=1"
         persisted = workload.durability == "persisted"
         interval = "always, atomic batches" if persisted else "2 min (the default)"
@@ -72,7 +72,7 @@ class Nats(Peer):
     @contextlib.contextmanager
     def start(self, workload: Workload, folder: Path) -> Iterator[Running]:
         """As many servers as there are copies."""
-        assert self._program is not None  # noqa: S101 - nothing is missing
+        assert self._program is not None  # noqa: S101 - started only with the program
         servers = 1 + workload.replicas
         free = free_ports(2 * servers)
         ports, routes = free[:servers], free[servers:]
@@ -120,7 +120,7 @@ class Running:
         return dict(self._pids)
 
     def until_it_is_elected(self) -> None:
-        """Wait until the servers are a cluster that makes streams."""
+        """Wait until the servers are a cluster that can create streams."""
         deadline = time.monotonic() + START_S
         while True:
             try:
@@ -134,7 +134,7 @@ class Running:
                 time.sleep(0.2)
 
     def prepare(self, number: int) -> None:
-        """A stream for each partition."""
+        """Create a stream for each partition."""
         with failing(), self._connected() as nats:
             for name in self._streams:
                 nats.request(f"STREAM.DELETE.{name}")
@@ -146,7 +146,7 @@ class Running:
         self._leader_port = self._ports[list(self._pids).index(leader)]
 
     def worker(self, role: Role, index: int) -> Command:
-        """Connected to the server that leads the first stream."""
+        """A worker connected to the server that leads the first stream."""
         del role, index
         return command("nats_worker", {"port": self._leader_port, "streams": self._streams})
 

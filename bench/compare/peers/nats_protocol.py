@@ -1,4 +1,4 @@
-"""As much of the protocol of NATS, and of JetStream's interface in it, as a benchmark needs."""
+"""The parts of the protocol of NATS, and of JetStream's interface in it, that a benchmark needs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CONNECT = b'CONNECT {"verbose":false,"pedantic":false,"lang":"bench","version":
 
 
 class Nats:
-    """A connection, used with blocking calls: to set things up, and to be handed on."""
+    """A connection for blocking calls: it is set up with them, and then handed on."""
 
     def __init__(self, port: int, timeout_s: float = START_S) -> None:
         self.socket = socket.create_connection((HOST, port), timeout=timeout_s)
@@ -32,18 +32,18 @@ class Nats:
         self.ping()
 
     def ping(self) -> None:
-        """Return when the server has seen all that came before."""
+        """Return when the server has seen all earlier input."""
         self.socket.sendall(b"PING\r\n")
         while (line := self._line()) != b"PONG":
             if line.startswith(b"-ERR"):
                 raise ValueError(line.decode())
 
     def request(self, subject: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Call JetStream. Raises ValueError with what it says."""
+        """Call JetStream. Raises ValueError with its error."""
         payload = json.dumps(body).encode() if body else b""
         self.socket.sendall(b"PUB $JS.API.%b %b %d\r\n%b\r\n" % (subject.encode(), self._inbox, len(payload), payload))
         while not (line := self._line()).startswith(b"MSG _R"):
-            if line.startswith((b"-ERR", b"HMSG _R")):  # the latter: nobody answers yet
+            if line.startswith((b"-ERR", b"HMSG _R")):  # the latter: no server answers yet
                 raise ValueError(line.decode())
             if line == b"PING":
                 self.socket.sendall(b"PONG\r\n")
@@ -53,7 +53,7 @@ class Nats:
         return answer
 
     def close(self) -> None:
-        """End it."""
+        """Close the connection."""
         self.socket.close()
 
     def _line(self) -> bytes:
@@ -76,7 +76,7 @@ class Nats:
 
 
 def publish(subject: bytes, batch: Batch, inbox: bytes) -> bytes:
-    """The records of a batch, with acknowledgements wanted in an `inbox` (``_A…``) under the partition's number."""
+    """The records of a batch; acknowledgements go to an `inbox` (``_A…``) under the partition's number."""
     reply = b"%b.%d" % (inbox, batch.partition)
     if batch.keys is None:
         head = b"PUB %b %b %d\r\n" % (subject, reply, len(batch.values[0]))
@@ -92,7 +92,7 @@ def publish(subject: bytes, batch: Batch, inbox: bytes) -> bytes:
 def publish_atomically(subject: bytes, batch: Batch, inbox: bytes) -> bytes:
     """The same as atomic batches, with one acknowledgement each: they are stored, and flushed, as a whole.
 
-    An identity is free again when its batch is stored, which is before the next message is looked at.
+    The id of a batch is free again when the batch is stored, which is before the server looks at the next message.
     """
     identity = b"Nats-Batch-Id:%b-%d\r\nNats-Batch-Sequence:" % (inbox, batch.partition)
     requests, count = [], len(batch.values)
@@ -110,13 +110,13 @@ def publish_atomically(subject: bytes, batch: Batch, inbox: bytes) -> bytes:
 
 
 class Acknowledgements:
-    """Counts what is acknowledged of `publish`, either way, in what comes over a connection, cut anywhere."""
+    """Counts the acknowledgements of `publish` or `publish_atomically` in the input of a connection, cut anywhere."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> Counter[int]:
-        """By partition. Raises ValueError for a refusal."""
+        """The acknowledged records by partition. Raises ValueError for a refusal."""
         data = self._rest + data
         end = data.rfind(b"}\r\n") + 3
         if end < 3:
@@ -133,12 +133,12 @@ class Acknowledgements:
 
 
 class Messages:
-    """Those in what comes over a connection, cut anywhere."""
+    """The messages in the input of a connection, cut anywhere."""
 
     def __init__(self) -> None:
         self._rest = b""
         self.answers: list[bytes] = []
-        """Answers for the server: that we are alive, and how far we are. The caller of `feed` takes them out."""
+        """Answers for the server: that we are alive, and how far we are. The caller of `feed` takes them."""
 
     def feed(self, data: bytes) -> list[bytes]:
         """The values. Raises ValueError for an error."""

@@ -15,7 +15,7 @@ from bench.compare.worker import Worker, due_of, run_async
 
 RECEIVE_BYTES = 1 << 18
 INBOX = b"_A%d" % os.getpid()
-"""Inbox of this process: a process that subscribes to another's gets its acknowledgements too."""
+"""The inbox of this process: if processes shared one, each would get the acknowledgements of the other."""
 CONSUMER = {
     "deliver_policy": "all",
     "ack_policy": "none",
@@ -28,10 +28,10 @@ CONSUMER = {
 
 
 class Producer(raw.Pipeline):
-    """Publishes with an inbox for each partition, and counts what comes there.
+    """Publishes with an inbox for each partition, and counts the acknowledgements there.
 
-    At level persisted in atomic batches: then there is a flush for each of them, and not for each message. At the other
-    levels they are slower than messages alone.
+    At level persisted it uses atomic batches: these are flushed as a whole, and not message by message. At the other
+    levels they are slower than single messages.
     """
 
     def __init__(self, worker: Worker, subjects: Sequence[bytes]) -> None:
@@ -43,12 +43,12 @@ class Producer(raw.Pipeline):
             self.batch_records_min = BATCH_MAX
 
     def encode(self, batch: raw.Batch) -> bytes:
-        """One publication for each record: the protocol has none for several."""
+        """One publication for each record: the protocol has no publication of several records."""
         atomic = self._atomic and len(batch.values) > 1
         return (publish_atomically if atomic else publish)(self._subjects[batch.partition], batch, INBOX)
 
     def data_received(self, data: bytes) -> None:
-        """Count acknowledgements, and say that we are alive, which we may be asked."""
+        """Count acknowledgements, and answer the server's question whether we are alive."""
         try:
             found = self._acknowledgements.feed(data)
         except ValueError as error:
@@ -66,7 +66,7 @@ def _subjects(worker: Worker) -> list[str]:
 
 
 async def produce(worker: Worker) -> None:
-    """As `bench.compare.peers.raw` does it."""
+    """Produce as `bench.compare.peers.raw` does."""
     subjects = [name.encode() for name in _subjects(worker)]
     nats = Nats(worker.task.settings["port"])
     nats.socket.sendall(b"SUB %b.* 1\r\n" % INBOX)
@@ -75,7 +75,7 @@ async def produce(worker: Worker) -> None:
 
 
 async def consume(worker: Worker) -> None:
-    """By a push consumer for each partition, without acknowledgements, with flow control."""
+    """Read with a push consumer for each partition, without acknowledgements, with flow control."""
     control, nats = Nats(worker.task.settings["port"]), Nats(worker.task.settings["port"])
     inbox = f"_D.{worker.task.index}"
     nats.socket.sendall(f"SUB {inbox} 1\r\n".encode())

@@ -14,15 +14,15 @@ from bench.compare.workload import Workload
 
 
 class Peer:
-    """One server system, of which this process knows how to bring and start it."""
+    """A server system that this process can fetch and start."""
 
     @property
     def title(self) -> str:
-        """Name and version of the server, and by which client it is used."""
+        """Name and version of the server, and the name of the client."""
         raise NotImplementedError
 
     def bring(self) -> None:
-        """All that it needs. Raises `Missing`."""
+        """Fetch all dependencies. Raises `Missing`."""
         raise NotImplementedError
 
     def missing(self) -> str | None:
@@ -44,17 +44,17 @@ def command(module: str, settings: dict[str, Any], python_path: str | None = Non
 
 @contextlib.contextmanager
 def failing() -> Iterator[None]:
-    """Turn what can go wrong at a server into `Failed`."""
+    """Turn errors of a server into `Failed`."""
     try:
         yield
     except Failed:
         raise
     except Exception as error:
-        raise Failed(f"{type(error).__name__}: {error}") from error  # whatever a client raises is for the report
+        raise Failed(f"{type(error).__name__}: {error}") from error  # any error of a client is for the report
 
 
 def names(workload: Workload, number: int) -> list[str]:
-    """Names of all partitions in round `number`, stream by stream, where each partition is a stream of its own."""
+    """Names of all partitions in round `number`, stream by stream, if each partition is a stream."""
     return [
         f"round-{number}-{stream}-{streamlet}"
         for stream in range(workload.streams)

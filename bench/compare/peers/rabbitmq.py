@@ -1,8 +1,8 @@
 """RabbitMQ streams: each partition is a stream; the client is the raw protocol on a socket.
 
-Messages are published in sub-batch entries, as its Java client can, which is by far the fastest; at a rate each is
-alone. Streams never flush to disk before they confirm, and replicas need a cluster of RabbitMQ: there is level leader
-only.
+Messages are published in sub-batch entries, as its Java client can, which is by far the fastest; at a rate each message
+is alone. Streams never flush to disk before they confirm, and replicas need a cluster of RabbitMQ: only level leader is
+supported.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bench.compare.peers.servers import HOST, free_ports, serving
 from bench.compare.workload import Workload
 
 PUBLISHERS_MAX = 255
-"""Maximum of a connection's publishers, and so of subscriptions."""
+"""Maximum of a connection's publishers, and so also of its subscriptions."""
 SYSTEM = Path("/")
 
 
@@ -36,7 +36,9 @@ class RabbitMq(Peer):
         self._root = SYSTEM
 
     def bring(self) -> None:
-        """The server and Erlang: the system's, or Debian's below a folder, where Erlang has to be told where it is."""
+        """Fetch the server and Erlang: the system's, or Debian's below a folder; then Erlang's script needs the
+        folder's path.
+        """
         if not (shutil.which("erl") and any(SYSTEM.glob("usr/lib/rabbitmq/lib/rabbitmq_server-*"))):
             self._root = debian("rabbitmq-server")
             launcher = self._root / "usr/lib/erlang/bin/erl"
@@ -55,7 +57,7 @@ class RabbitMq(Peer):
 
     @property
     def title(self) -> str:
-        """With the version, once it was brought."""
+        """The title; with the version, once it was fetched."""
         return f"RabbitMQ streams {self.versions()['rabbitmq-server']} (raw protocol, entries of {TOGETHER} messages)"
 
     def versions(self) -> dict[str, str]:
@@ -66,7 +68,7 @@ class RabbitMq(Peer):
             return {"rabbitmq-server": ""}
 
     def supports(self, workload: Workload) -> str | None:
-        """Level leader, and not more streams than a connection can have."""
+        """Workloads of level leader, with no more streams than a connection can have."""
         if workload.durability == "persisted":
             return "RabbitMQ's streams confirm before they flush: there is no such setting"
         if workload.replicas:
@@ -76,13 +78,13 @@ class RabbitMq(Peer):
         return None
 
     def durability(self, workload: Workload) -> str:
-        """In its own words."""
+        """The durability in RabbitMQ's words."""
         del workload
         return "one node, confirmed when it is in the page cache"
 
     @contextlib.contextmanager
     def start(self, workload: Workload, folder: Path) -> Iterator[Running]:
-        """A node, and the name server that it cannot do without."""
+        """A node, and the name server that it needs."""
         port, names_port, distribution_port = free_ports(3)
         erlang = self._root / "usr/lib/erlang/bin"
         environment = {
@@ -96,7 +98,7 @@ class RabbitMq(Peer):
             "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq.conf"),
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "plugins"),
             "RABBITMQ_PID_FILE": str(folder / "pid"),
-            "RUNNING_UNDER_SYSTEMD": "true",  # then the script becomes the server, and is not its parent
+            "RUNNING_UNDER_SYSTEMD": "true",  # then the script becomes the server instead of its parent
         }
         (folder / "rabbitmq.conf").write_text(settings(port))
         (folder / "plugins").write_text("[rabbitmq_stream].\n")
@@ -111,7 +113,7 @@ class RabbitMq(Peer):
 
 
 def relocated(script: str, root: Path) -> str:
-    """Erlang's launcher for where it is unpacked."""
+    """Erlang's launcher, for the folder where Erlang is unpacked."""
     return script.replace("ROOTDIR=/usr/lib/erlang\n", f"ROOTDIR={root}/usr/lib/erlang\n")
 
 
@@ -145,7 +147,7 @@ class Running:
         return dict(self._pids)
 
     def prepare(self, number: int) -> None:
-        """A stream for each partition."""
+        """Create a stream for each partition."""
         with failing():
             connection = protocol.Stream(self._port)
             for name in self._streams:
@@ -156,6 +158,6 @@ class Running:
             connection.close()
 
     def worker(self, role: Role, index: int) -> Command:
-        """Connected to the node."""
+        """A worker connected to the node."""
         del role, index
         return command("rabbitmq_worker", {"port": self._port, "streams": self._streams})

@@ -1,4 +1,4 @@
-"""As much of RabbitMQ's stream protocol as a benchmark needs.
+"""The parts of RabbitMQ's stream protocol that a benchmark needs.
 
 A frame is a length (4), a key (2), a version (2), and what the key says; numbers are big endian::
 
@@ -34,12 +34,12 @@ _ENTRY = struct.Struct(">QBHII")
 
 
 def frame(key: int, body: bytes) -> bytes:
-    """One, of version 1."""
+    """A frame of version 1."""
     return struct.pack(">IHH", 4 + len(body), key, 1) + body
 
 
 def text(words: str) -> bytes:
-    """With its length before it."""
+    """A string with its length before it."""
     encoded = words.encode()
     return struct.pack(">H", len(encoded)) + encoded
 
@@ -60,18 +60,18 @@ def _entry(values: Sequence[bytes]) -> bytes:
 
 
 def confirmed(body: bytes) -> int:
-    """How many messages of `publish` a confirmation is of."""
+    """The number of messages of `publish` that a confirmation confirms."""
     return int(np.frombuffer(body, ">u8", offset=5).sum())
 
 
 def chunk_messages(body: memoryview) -> int:
-    """How many are in the chunk of a delivery."""
+    """The number of messages in the chunk of a delivery."""
     count: int = struct.unpack_from(">I", body, 1 + 4)[0]
     return count
 
 
 def chunk_values(body: memoryview) -> Iterator[memoryview]:
-    """Those of the chunk of a delivery."""
+    """The values in the chunk of a delivery."""
     entries: int = struct.unpack_from(">H", body, 1 + 2)[0]
     at = 1 + CHUNK_HEADER_BYTES + body[1 + 44]  # the bloom filter's length is in the header's last four bytes
     for _ in range(entries):
@@ -86,13 +86,13 @@ def chunk_values(body: memoryview) -> Iterator[memoryview]:
 
 
 class Frames:
-    """Whole ones in what comes over a connection, cut anywhere."""
+    """The complete frames in the input of a connection, cut anywhere."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
-        """Key and body of each."""
+        """Key and body of each frame."""
         self._rest += data
         found, at = [], 0
         while len(self._rest) - at >= 4:
@@ -106,7 +106,7 @@ class Frames:
 
 
 class Stream:
-    """A connection, used with blocking calls: to set things up, and to be handed on."""
+    """A connection for blocking calls: it is set up with them, and then handed on."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection((HOST, port), timeout=START_S)
@@ -130,7 +130,7 @@ class Stream:
             raise ValueError(f"RabbitMQ answers {code} to request {key}")
 
     def close(self) -> None:
-        """End it."""
+        """Close the connection."""
         self.socket.close()
 
     def _next(self, key: int) -> bytes:

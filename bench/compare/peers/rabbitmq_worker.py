@@ -15,11 +15,11 @@ from bench.compare.worker import Worker, due_of, run_async
 
 RECEIVE_BYTES = 1 << 18
 CREDITS = 50
-"""So many chunks may be under way to a consumer."""
+"""This many chunks may be under way to a consumer."""
 FIRST = 1
-"""Where a subscription starts."""
+"""The kind of a subscription's start: the first message."""
 TOGETHER = 100
-"""Messages in a sub-batch entry, as its Java client's documentation has it; at a rate each is alone."""
+"""Messages in a sub-batch entry, as in the Java client's documentation; at a rate each message is alone."""
 
 
 class Producer(raw.Pipeline):
@@ -34,7 +34,7 @@ class Producer(raw.Pipeline):
         self._frames = protocol.Frames()
 
     def encode(self, batch: raw.Batch) -> bytes:
-        """Keys have chosen the partition, and are not stored."""
+        """Encode a batch; keys have chosen the partition, and are not stored."""
         return protocol.publish(batch.partition, batch.values, TOGETHER)
 
     def data_received(self, data: bytes) -> None:
@@ -52,7 +52,7 @@ def _streams(worker: Worker) -> Sequence[str]:
 
 
 async def produce(worker: Worker) -> None:
-    """As `bench.compare.peers.raw` does it."""
+    """Produce as `bench.compare.peers.raw` does."""
     connection = protocol.Stream(worker.task.settings["port"])
     for number, stream in enumerate(_streams(worker)):
         declaration = struct.pack(">B", number) + protocol.text("") + protocol.text(stream)
@@ -61,7 +61,7 @@ async def produce(worker: Worker) -> None:
 
 
 async def consume(worker: Worker) -> None:
-    """A subscription for each partition; credit is given back for each chunk."""
+    """Read with a subscription for each partition; credit is given back for each chunk."""
     connection = protocol.Stream(worker.task.settings["port"])
     await worker.begin()
     connection.socket.settimeout(0)

@@ -1,8 +1,8 @@
-"""Producers that speak a server's protocol themselves, on one socket: the fastest that a client of it can be.
+"""Producers that speak a server's protocol directly, on one socket: the fastest possible clients.
 
-What goes over the wire is encoded before the clock runs, as far as the workload says that records are prepared; so the
-client costs next to nothing, and the figures are those of the server. Requests are written without waiting, up to a
-window of records that are not acknowledged; answers are counted as they come.
+Requests are encoded before the clock runs, if the workload has prepared records; so the client costs next to nothing,
+and the figures are those of the server. Requests are written without waiting, up to a window of records that are not
+acknowledged; answers are counted as they come.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from bench.compare.worker import Worker, make_keys, make_values, stamped
 from bench.compare.workload import DUE_BYTES
 
 BATCHES_BYTES_MAX = 64 << 20
-"""All prepared batches of a process together."""
+"""The size of all prepared batches of a process."""
 KEYS = 1 << 16
-"""Different records that are prepared when records have keys."""
+"""The number of different prepared records, if records have keys."""
 
 
 @dataclass(frozen=True)
@@ -35,24 +35,24 @@ class Batch:
     keys: Sequence[bytes] | None
 
     def head(self, count: int) -> Self:
-        """The first ones."""
+        """The first records."""
         return type(self)(self.partition, self.values[:count], None if self.keys is None else self.keys[:count])
 
 
 class Pipeline(asyncio.Protocol):
-    """A connection of a producer's. Answers come in order for each partition."""
+    """A producer's connection. Answers come in order for each partition."""
 
     window = 10_000
-    """So many records, at most and a batch, are not acknowledged yet."""
+    """At most this many records, and a batch, are unacknowledged."""
     batch_bytes_max = 1 << 20
     batch_records_min = 1
-    """Where larger batches than those of the workload are faster, up to `batch_bytes_max`."""
+    """For servers that are faster with larger batches than the workload's, up to `batch_bytes_max`."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._loop = asyncio.get_running_loop()
         self._waiting: defaultdict[int, deque[list[int]]] = defaultdict(deque)
-        """By partition: [records not acknowledged, when they were due] of each batch."""
+        """By partition: [unacknowledged records, due time] of each batch."""
         self._unacknowledged = 0
         self._room: asyncio.Future[None] | None = None
         self._failure: Exception | None = None
@@ -62,11 +62,11 @@ class Pipeline(asyncio.Protocol):
     # -- for those who know the protocol
 
     def encode(self, batch: Batch) -> bytes:
-        """The request, or requests, that store it."""
+        """The request, or requests, that store a batch."""
         raise NotImplementedError
 
     def data_received(self, data: bytes) -> None:
-        """Understand answers: `acknowledge` them, or `fail`."""
+        """Parse answers, and call `acknowledge` or `fail`."""
         raise NotImplementedError
 
     def acknowledge(self, partition: int, count: int) -> None:
@@ -87,27 +87,27 @@ class Pipeline(asyncio.Protocol):
         self._wake()
 
     def fail(self, error: Exception) -> None:
-        """Have the producer end with that."""
+        """End the producer with this error."""
         self._failure = self._failure or error
         self._wake()
 
     # -- of asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It begins."""
+        """Begin on a new connection."""
         self.transport = cast("asyncio.Transport", transport)
         self.transport.set_write_buffer_limits(4 << 20)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It ends, which nobody has asked for while records wait."""
+        """End the producer: the server closed the connection."""
         self.fail(exc or ConnectionError("the server has closed the connection"))
 
     def pause_writing(self) -> None:
-        """The server does not read as fast as it is written to."""
+        """Pause: the server does not read as fast as we write."""
         self._writable = False
 
     def resume_writing(self) -> None:
-        """It does again."""
+        """Continue: the server reads again."""
         self._writable = True
         self._wake()
 
@@ -122,7 +122,7 @@ class Pipeline(asyncio.Protocol):
 
     @property
     def full(self) -> bool:
-        """The window is closed, or the server does not read."""
+        """Whether the window is closed, or the server does not read."""
         return self._unacknowledged >= self.window or not self._writable
 
     async def room(self) -> None:
@@ -130,7 +130,7 @@ class Pipeline(asyncio.Protocol):
         await self._until(lambda: not self.full)
 
     async def finished(self) -> None:
-        """Wait until all is acknowledged."""
+        """Wait until everything is acknowledged."""
         await self._until(lambda: not self._unacknowledged)
         self.transport.abort()
 
@@ -149,7 +149,7 @@ class Pipeline(asyncio.Protocol):
 
 
 async def produce(worker: Worker, connected: socket.socket, protocol: Callable[[], Pipeline]) -> None:
-    """Be a producer on a connection that is open."""
+    """Be a producer on an open connection."""
     connected.settimeout(0)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     _, pipeline = await asyncio.get_running_loop().create_connection(protocol, sock=connected)
@@ -163,7 +163,7 @@ async def produce(worker: Worker, connected: socket.socket, protocol: Callable[[
 
 
 async def _at_rate(worker: Worker, pipeline: Pipeline) -> None:
-    """Each record is a request of its own, written when it is due."""
+    """Send each record as a request, when it is due."""
     rest = make_values(worker.workload.record_bytes - DUE_BYTES, 1)[0]
     places = itertools.cycle(_places(worker))
     await worker.begin()
@@ -176,7 +176,7 @@ async def _at_rate(worker: Worker, pipeline: Pipeline) -> None:
 
 
 async def _by_record(worker: Worker, pipeline: Pipeline) -> None:
-    """One call encodes one record; what is encoded is written when there is enough of it."""
+    """Encode one record with each call; write when there is enough."""
     size = batch_records(worker, pipeline)
     values = itertools.cycle(make_values(worker.workload.record_bytes, 1_000))
     places = itertools.cycle(_places(worker))
@@ -192,7 +192,7 @@ async def _by_record(worker: Worker, pipeline: Pipeline) -> None:
 
 
 async def _by_batch(worker: Worker, pipeline: Pipeline) -> None:
-    """Requests that were encoded before."""
+    """Send requests that were encoded before."""
     batches = prepared(worker, batch_records(worker, pipeline))
     requests = itertools.cycle([(batch, pipeline.encode(batch)) for batch in batches])
     await worker.begin()
@@ -206,7 +206,7 @@ async def _by_batch(worker: Worker, pipeline: Pipeline) -> None:
 
 
 def batch_records(worker: Worker, pipeline: Pipeline) -> int:
-    """How many make a full batch."""
+    """The number of records in a full batch."""
     workload = worker.workload
     share = BATCHES_BYTES_MAX // len(worker.task.partitions)
     wanted = max(int(workload.batch_bytes), pipeline.batch_records_min * workload.record_bytes)
@@ -214,7 +214,7 @@ def batch_records(worker: Worker, pipeline: Pipeline) -> int:
 
 
 def prepared(worker: Worker, size: int) -> list[Batch]:
-    """Batches of `size` for the partitions in turn, or with keys as they come."""
+    """Batches of `size` for the partitions in turn, or, with keys, in the order of the keys."""
     values = make_values(worker.workload.record_bytes, size)
     if worker.workload.keys == "none":
         return [Batch(partition, values, None) for partition in range(len(worker.task.partitions))]
@@ -229,7 +229,7 @@ def prepared(worker: Worker, size: int) -> list[Batch]:
 
 
 def _places(worker: Worker) -> Iterator[tuple[int, bytes | None]]:
-    """Partition, as an index to the task's, and key of some records, to go round in."""
+    """The partition, as an index of the task's partitions, and the key of some records, to cycle through."""
     streams, streamlets = worker.task.streams, worker.workload.streamlets
     keys = make_keys(worker.workload, KEYS, seed=worker.task.index)
     if keys is None:

@@ -1,10 +1,8 @@
-"""Redis streams: each partition is a stream; the client is the raw protocol on a socket, and hiredis for what is read.
+"""Redis streams: each partition is a stream; the client is the raw protocol on a socket, and hiredis for reading.
 
-The log (AOF) is on at all levels, since all others of the comparison write to files too: level leader syncs it once a
-second, level persisted before each answer. Level replicated has as many replicas, and waits for them (WAIT) behind each
-batch.
+The log (AOF) is on at all levels, since the other contestants write to files too: level leader syncs it once a second,
+level persisted before each answer. Level replicated has as many replicas, and waits for them (WAIT) behind each batch.
 """
-
 from __future__ import annotations
 
 import contextlib
@@ -33,13 +31,13 @@ class Redis(Peer):
         self._client = Path()
 
     def bring(self) -> None:
-        """The server, from ``PATH`` or Debian, and hiredis."""
+        """Fetch the server, from ``PATH`` or Debian, and hiredis."""
         self._program = program("redis-server", "redis-server")
         self._client = python_packages(f"hiredis=={HIREDIS_VERSION}")
 
     @property
     def title(self) -> str:
-        """With the version, once it was brought."""
+        """The title; with the version, once it was fetched."""
         return f"Redis streams {self.versions()['redis-server']} (raw protocol)"
 
     def versions(self) -> dict[str, str]:
@@ -49,19 +47,19 @@ class Redis(Peer):
         return {"redis-server": version, "hiredis": HIREDIS_VERSION}
 
     def supports(self, workload: Workload) -> str | None:
-        """All."""
+        """All workloads."""
         del workload
         return None
 
     def durability(self, workload: Workload) -> str:
-        """In its own words."""
+        """The durability in Redis's words."""
         sync = "always" if workload.durability == "persisted" else "everysec"
         return f"appendonly yes, appendfsync {sync}" + (f", WAIT {workload.replicas}" if workload.replicas else "")
 
     @contextlib.contextmanager
     def start(self, workload: Workload, folder: Path) -> Iterator[Running]:
         """A leader, and its replicas."""
-        assert self._program is not None  # noqa: S101 - nothing is missing
+        assert self._program is not None  # noqa: S101 - started only with the program
         ports = free_ports(1 + workload.replicas)
         with contextlib.ExitStack() as stack:
             with failing():
@@ -84,7 +82,7 @@ class Redis(Peer):
 
 
 def settings(port: int, folder: Path, *, sync_always: bool, leader: int | None) -> str:
-    """The configuration of the server at `port`, a replica of the one at port `leader` if there is one."""
+    """The configuration of the server at `port`: a replica of the server at port `leader`, if given."""
     lines = [
         f"bind {HOST}",
         f"port {port}",
@@ -119,7 +117,7 @@ class Running:
         return dict(self._pids)
 
     def prepare(self, number: int) -> None:
-        """Empty it, and its log: streams come when they are written to."""
+        """Empty the server and its log: the first write to a stream creates it."""
         with failing():
             self._ask(b"FLUSHALL")
             self._ask(b"BGREWRITEAOF")
@@ -127,7 +125,7 @@ class Running:
         self._streams = names(self._workload, number)
 
     def worker(self, role: Role, index: int) -> Command:
-        """Connected to the leader."""
+        """A worker connected to the leader."""
         del role, index
         return command("redis_worker", {"port": self._port, "streams": self._streams}, self._client)
 
@@ -140,7 +138,7 @@ class Running:
             time.sleep(0.1)
 
     def _ask(self, *words: bytes) -> str:
-        """One command's answer; simple or a string of some kilobytes."""
+        """The answer to one command; a simple one, or a string of some kilobytes."""
         with socket.create_connection((HOST, self._port), timeout=START_S) as connected:
             connected.sendall(resp(*words) + resp(b"QUIT"))
             answer = b"".join(iter(lambda: connected.recv(1 << 16), b"")).decode()

@@ -1,4 +1,4 @@
-"""As much of RESP, the protocol of Redis, as a benchmark of its streams needs."""
+"""The parts of RESP, the protocol of Redis, that a benchmark of its streams needs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bench.compare.peers.raw import Batch
 
 
 def command(*words: bytes) -> bytes:
-    """One, as an array of strings."""
+    """A command, as an array of strings."""
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
 
 
@@ -26,13 +26,13 @@ def adds(stream: bytes, batch: Batch) -> bytes:
 
 
 class Replies:
-    """Counts the answers to `adds`, and to WAIT, in what comes over a connection, cut anywhere."""
+    """Counts the answers to `adds` and to WAIT in the input of a connection, cut anywhere."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> tuple[int, Sequence[int]]:
-        """How many records have got their ids, and how many replicas each WAIT has seen. Raises ValueError."""
+        """The number of records with ids, and the number of replicas for each WAIT. Raises ValueError for a refusal."""
         data = self._rest + data
         end = data.rfind(b"\r\n") + 2
         if end < 2:
@@ -40,7 +40,7 @@ class Replies:
             return 0, ()
         before = data.rfind(b"\r\n", 0, end - 2)
         last = before + 2 if before >= 0 else 0
-        if data.startswith(b"$", last):  # the length of an id, and not the id yet
+        if data.startswith(b"$", last):  # the length of an id, without the id yet
             end = last
         whole, self._rest = data[:end], data[end:]
         if whole.startswith(b"-") or b"\r\n-" in whole:

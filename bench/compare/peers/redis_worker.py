@@ -17,7 +17,7 @@ from bench.compare.worker import Worker, due_of, run_async
 
 RECEIVE_BYTES = 1 << 18
 READ_RECORDS = 5_000
-"""At most, of each stream, per command."""
+"""The maximum of each stream for each command."""
 WAIT_MS = 10_000
 
 
@@ -30,17 +30,17 @@ class Producer(raw.Pipeline):
         self._replies = Replies()
         self._replicas = worker.workload.replicas
         self._order: deque[list[int]] = deque()
-        """[partition, records] of what is not answered: answers come in the order of commands."""
+        """[partition, records] of unanswered commands: answers come in the order of commands."""
         if self._replicas:
             self.batch_bytes_max = 128 << 10
 
     def encode(self, batch: raw.Batch) -> bytes:
-        """One command for each record: there is none for several."""
+        """One command for each record: no command adds several."""
         wait = command(b"WAIT", b"%d" % self._replicas, b"%d" % WAIT_MS) if self._replicas else b""
         return adds(self._streams[batch.partition], batch) + wait
 
     def send(self, partition: int, request: bytes, count: int, due_ns: int) -> None:
-        """Remember whose answers will come."""
+        """Write, and remember the partition of the answers."""
         self._order.append([partition, count])
         super().send(partition, request, count, due_ns)
 
@@ -80,13 +80,13 @@ def _streams(worker: Worker) -> list[bytes]:
 
 
 async def produce(worker: Worker) -> None:
-    """As `bench.compare.peers.raw` does it."""
+    """Produce as `bench.compare.peers.raw` does."""
     connected = socket.create_connection((HOST, worker.task.settings["port"]))
     await raw.produce(worker, connected, lambda: Producer(worker, _streams(worker)))
 
 
 async def consume(worker: Worker) -> None:
-    """By XREAD of all its streams, which waits when there is nothing; hiredis, written in C, reads the answers."""
+    """Read with XREAD of all streams, which waits for records; hiredis, written in C, parses the answers."""
     connected = socket.create_connection((HOST, worker.task.settings["port"]))
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connected.settimeout(0)

@@ -20,14 +20,14 @@ STOP_S = 20.0
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
+    """Free ports."""
     with contextlib.ExitStack() as stack:
         found = [stack.enter_context(socket.create_server((HOST, 0))) for _ in range(count)]
         return [each.getsockname()[1] for each in found]
 
 
 def bound(argv: Sequence[str]) -> list[str]:
-    """The command, which the kernel kills when this process dies."""
+    """The command, wrapped so that the kernel kills it when this process dies."""
     setpriv = shutil.which("setpriv")
     return [*([setpriv, "--pdeathsig", "KILL"] if setpriv else []), *argv]
 
