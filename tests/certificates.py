@@ -55,10 +55,6 @@ class Issuing:
         """Tomorrow."""
         return self._issue("not_yet_valid", begin=DAY)
 
-    def valid_in_a_moment(self) -> Pair:
-        """Within three seconds."""
-        return self._issue("valid_in_a_moment", begin=datetime.timedelta(seconds=2))
-
     def self_signed(self) -> Pair:
         """By no authority."""
         key = ec.generate_private_key(ec.SECP256R1())
