@@ -129,16 +129,15 @@ def test_budgets_settle_within_four_windows(streams: dict[str, Stream], limit_us
         assert abs(useful[0] - useful[1]) <= max(0.15 * useful[0], 2_000), (before, loop.budgets)
 
 
-@given(st.tuples(*[st.integers(1, 1024)] * 3), st.integers(100_000, 2_000_000))
-def test_hardly_any_other_split_makes_fewer_chunks(buffers: tuple[int, ...], limit_us: int) -> None:
+@given(st.integers(1, 100), st.tuples(*[st.integers(1, 9)] * 3), st.integers(420_000, 800_000))
+def test_hardly_any_other_split_makes_fewer_chunks(scale: int, buffers: tuple[int, ...], limit_us: int) -> None:
     """For streams whose chunks do not get full: three windows are enough to find the split."""
-    busy = {name: Stream(count, 400.0) for name, count in zip("abc", buffers, strict=True)}
+    busy = {name: Stream(scale * count, 400.0) for name, count in zip("abc", buffers, strict=True)}
     loop = Loop(busy, [constraint("all", "abc", limit_us)])
     for _ in range(4):
         loop.window()
     grants = {name: budget.gather_us for name, budget in loop.budgets.items()}
-    if any(grant_us < 50_000 or grant_us > 500_000 for grant_us in grants.values()):
-        return  # chunks with a record or two, or full ones
+    assert all(50_000 <= grant_us <= 500_000 for grant_us in grants.values())  # chunks have many records, and room
     made = sum(stream.chunks_per_s(grants[name]) for name, stream in busy.items())
     rest_us = sum(grants.values())
     for first in range(1, 20):

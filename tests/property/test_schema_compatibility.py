@@ -98,10 +98,15 @@ JUNK = st.recursive(
 
 
 @SLOW
-@pytest.mark.parametrize("kind", [SchemaType.AVRO, SchemaType.JSON])
-@given(old=JUNK, new=JUNK)
-def test_any_json_is_a_schema_or_refused(kind: SchemaType, old: Any, new: Any) -> None:
-    for mode in (Compatibility.FULL, Compatibility.NONE):
-        with contextlib.suppress(InvalidSchema):
-            versions = [Version(1, Definition(kind, json.dumps(old)))]
-            incompatibilities(Definition(kind, json.dumps(new)), versions, mode)
+@pytest.mark.parametrize(
+    ("kind", "valid"),
+    [(SchemaType.AVRO, schemas()), (SchemaType.JSON, json_schema_world.schemas())],
+    ids=["avro", "json"],
+)
+@given(data=st.data())
+def test_any_json_is_compared_or_refused(kind: SchemaType, valid: st.SearchStrategy[Any], data: st.DataObject) -> None:
+    one, other = (Definition(kind, json.dumps(data.draw(valid | JUNK))) for _ in range(2))
+    with contextlib.suppress(InvalidSchema):
+        assert incompatibilities(one, [Version(1, other)], Compatibility.NONE) == []
+        assert incompatibilities(one, [Version(1, one)], Compatibility.FULL) == []
+        incompatibilities(one, [Version(1, other)], Compatibility.FULL)

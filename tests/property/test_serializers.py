@@ -218,15 +218,15 @@ def test_any_bytes_are_a_value_or_refused(name: str, data: bytes) -> None:
 @given(
     st.recursive(
         st.none() | st.integers() | st.floats() | st.text() | st.binary() | st.dates() | st.builds(object),
-        lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.integers(), inner) | st.tuples(inner),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.integers(), inner),
         max_leaves=10,
     )
 )
-def test_any_value_is_serialized_or_refused(name: str, value: Any) -> None:
+def test_any_value_is_read_back_equal_or_refused(name: str, value: Any) -> None:
     serializer, deserializer, _ = PAIRS[name]
     try:
         data = serializer(value, CONTEXT)
     except CannotEncode as error:
         assert error.attributes["stream"] == "s"  # noqa: PT017 - it may be written as well
     else:
-        deserializer(data, CONTEXT)
+        assert repr(deserializer(data, CONTEXT)) == repr(value)  # NaN is not equal to itself, and true is equal to 1

@@ -5,73 +5,40 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from kera.core.base.process import DIE_WITH_PARENT_VARIABLE, OTHERS_WRITE, node_id, own_files
 
-# The child prints its process id and then waits to be killed; the parent waits for the child to be ready.
+# The child shares the pipes of its parent with the test: it answers the test after the parent has died.
 CHILD = """
-import os, signal
+import sys
 from kera.core.base.process import die_with_parent
 die_with_parent()
-print(os.getpid(), flush=True)
-signal.pause()
+print("ready", flush=True)
+print(sys.stdin.read(), end="")
 """
 PARENT = f"""
 import subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", {CHILD!r}], stdout=subprocess.PIPE)
-print(child.stdout.readline().decode(), flush=True)
-sys.stdin.readline()
+subprocess.run([sys.executable, "-c", {CHILD!r}])
 """
 
 
-def start_parent(die_with_parent: str | None) -> tuple["subprocess.Popen[str]", psutil.Process]:
-    environment = {name: value for name, value in os.environ.items() if name != DIE_WITH_PARENT_VARIABLE}
-    if die_with_parent is not None:
-        environment[DIE_WITH_PARENT_VARIABLE] = die_with_parent
+@pytest.mark.parametrize(("value", "answer"), [("1", ""), (None, "alive"), ("0", "alive"), ("", "alive")])
+def test_a_child_dies_with_its_parent_only_with_the_variable(value: str | None, answer: str) -> None:
+    environment = dict(os.environ)
+    environment.pop(DIE_WITH_PARENT_VARIABLE, None)
+    if value is not None:
+        environment[DIE_WITH_PARENT_VARIABLE] = value
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert parent.stdout is not None
-    return parent, psutil.Process(int(parent.stdout.readline()))
-
-
-def end(parent: "subprocess.Popen[str]") -> None:
+    assert parent.stdout.readline() == "ready\n"
     parent.kill()
-    parent.communicate()
-
-
-def gone(child: psutil.Process) -> bool:
-    return not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
-
-
-def test_a_child_with_the_variable_dies_with_its_parent() -> None:
-    parent, child = start_parent("1")
-    assert not gone(child)
-
-    end(parent)
-
-    deadline = time.monotonic() + 10
-    while not gone(child) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert gone(child)
-
-
-@pytest.mark.parametrize("value", [None, "0", ""])
-def test_a_child_without_the_variable_outlives_its_parent(value: str | None) -> None:
-    parent, child = start_parent(value)
-    try:
-        end(parent)
-
-        with pytest.raises(psutil.TimeoutExpired):
-            child.wait(timeout=0.2)
-        assert not gone(child)
-    finally:
-        child.send_signal(signal.SIGKILL)
+    parent.wait()
+    assert parent.communicate("alive", timeout=60)[0] == answer
 
 
 def test_a_child_ends_if_its_parent_died_before_the_request() -> None:

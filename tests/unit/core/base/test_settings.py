@@ -169,9 +169,11 @@ def test_a_misspelt_name_in_a_file_is_refused_with_a_suggestion(tmp_path: Path, 
         ExampleSettings.load(path)
 
 
-def test_a_misspelt_variable_is_refused_with_a_suggestion(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KERA_EXAMPLE_LINGERMS", "1")
-    with pytest.raises(InvalidSettings, match=r"KERA_EXAMPLE_LINGERMS: .*did you mean 'KERA_EXAMPLE_LINGER_MS'"):
+@pytest.mark.parametrize("variable", ["KERA_EXAMPLE_LINGERMS", "kera_example_linger_s"])
+def test_a_misspelt_variable_is_refused_with_a_suggestion(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, "1")
+    said = f"{variable}: there is no such setting; did you mean 'KERA_EXAMPLE_LINGER_MS'"
+    with pytest.raises(InvalidSettings, match=said):
         ExampleSettings.load()
 
 
@@ -266,26 +268,6 @@ def test_the_error_about_an_invalid_size_names_its_source_and_valid_forms(
     with pytest.raises(InvalidSettings, match="memory_bytes is 'much': ") as refused:
         SizedSettings.load(path, memory_bytes="much")
     assert SizedSettings.load(memory_bytes="256MiB").memory_bytes == 256 << 20
-
-
-def test_the_error_names_an_unknown_flag() -> None:
-    with pytest.raises(InvalidSettings, match="linger_s: "):
-        ExampleSettings.load(linger_s=1)
-
-
-def test_the_error_names_an_unknown_key_of_the_file(file: Path) -> None:
-    file.write_text("[example]\nlinger_s = 1\n")
-
-    with pytest.raises(InvalidSettings, match="linger_s: "):
-        ExampleSettings.load(file)
-
-
-@pytest.mark.parametrize("variable", ["KERA_EXAMPLE_LINGER_S", "kera_example_linger_s"])
-def test_the_error_names_an_unknown_variable(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(variable, "1")
-
-    with pytest.raises(InvalidSettings, match=f"{variable}: there is no such setting"):
-        ExampleSettings.load()
 
 
 def test_the_error_names_a_setting_with_invalid_json(monkeypatch: pytest.MonkeyPatch) -> None:

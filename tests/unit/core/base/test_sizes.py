@@ -3,7 +3,6 @@
 import pytest
 
 from kera.core.base.sizes import exact_size, size_bytes
-from kera.core.base.spans import exact_span, span_ms
 
 
 @pytest.mark.parametrize(
@@ -31,8 +30,3 @@ def test_an_invalid_size_gives_none(text: str) -> None:
 @pytest.mark.parametrize("number", [0, 1, 1023, 1024, 1536, 512 << 20, (1 << 40) + 1])
 def test_an_exact_size_is_read_as_the_same_number(number: int) -> None:
     assert size_bytes(exact_size(number)) == number
-
-
-@pytest.mark.parametrize("number", [0, 1, 999, 1000, 90_000, 604_800_000, 604_800_001])
-def test_an_exact_span_is_read_as_the_same_number(number: int) -> None:
-    assert span_ms(exact_span(number)) == number

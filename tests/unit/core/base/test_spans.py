@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kera.cli._durations import parse_duration_ms
-from kera.core.base.spans import span_ms
+from kera.core.base.spans import exact_span, span_ms
 from kera.spark_connector.options.values import duration_ms
 
 WORDS = [
@@ -26,3 +26,8 @@ def test_the_command_line_and_spark_take_the_same_spans(text: str, milliseconds:
 @pytest.mark.parametrize("text", ["", "5", "s", "-5s", "5y", "1h30m", "5 months", "1.h", ".5h", "9" * 13 + "s", "٣s"])
 def test_an_invalid_span_gives_none(text: str) -> None:
     assert span_ms(text) is None
+
+
+@pytest.mark.parametrize("number", [0, 1, 999, 1000, 90_000, 604_800_000, 604_800_001])
+def test_an_exact_span_is_read_as_the_same_number(number: int) -> None:
+    assert span_ms(exact_span(number)) == number

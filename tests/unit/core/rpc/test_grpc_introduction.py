@@ -27,6 +27,7 @@ from tests.unit.core.rpc.transports import (
     EchoResponse,
     UnaryRequest,
     echo,
+    eventually,
     numbered,
     unary_echo,
 )
@@ -124,7 +125,8 @@ async def test_a_request_on_an_ending_stream_is_uncertain_and_not_refused(runnin
     await channel.submit(ECHO, numbered(1), timeout_s=10)
     await channel.submit(ECHO, numbered(2), timeout_s=10)
     lost = channel.submit(ECHO, numbered(3), timeout_s=10)
-    asyncio.get_running_loop().call_later(0.1, ends.pop())  # gRPC is slow, and a refusal would arrive before
+    await channel.submit(UNARY, UnaryRequest(), timeout_s=10)  # a refusal would arrive before this answer
+    ends.pop()()
     with pytest.raises(Uncertain, match="was lost"):
         await lost
     running.gate.good = running.token = "two"
@@ -137,29 +139,26 @@ async def test_a_waiting_request_on_an_ending_stream_is_uncertain_and_not_answer
     running: Running, found: Exception | None
 ) -> None:
     """A late answer, also one with errors of ranges, would be for a peer without a known identity."""
-    waiting: list[asyncio.Future[Reply[EchoResponse]]] = []
+    calls: list[Call[EchoRequest]] = []
+    answer: asyncio.Future[Reply[EchoResponse]] = asyncio.get_running_loop().create_future()
 
     def handle(call: Call[EchoRequest]) -> Reply[EchoResponse] | asyncio.Future[Reply[EchoResponse]]:
-        if running.gate.good == "two":
-            return echo(call)
-        loop = asyncio.get_running_loop()
-        waiting.append(loop.create_future())
-        aborting, call.peer.end = call.peer.end, lambda: None  # gRPC is slow
-
-        def dismiss() -> None:
-            call.peer.dismiss("the token expired")
-            if found is None:
-                waiting[0].set_result(echo(call))
-            else:
-                waiting[0].set_exception(found)
-            loop.call_later(0.1, aborting)
-
-        loop.call_soon(dismiss)
-        return waiting[0]
+        calls.append(call)
+        return answer if len(calls) == 1 else echo(call)
 
     channel = await running.start(handle)
+    lost = channel.submit(ECHO, numbered(1), timeout_s=10)
+    await eventually(lambda: calls, "the server has the request")
+    end, calls[0].peer.end = calls[0].peer.end, lambda: None
+    calls[0].peer.dismiss("the token expired")
+    if found is None:
+        answer.set_result(echo(calls[0]))
+    else:
+        answer.set_exception(found)
+    await channel.submit(UNARY, UnaryRequest(), timeout_s=10)  # the answer to the other would arrive before
+    end()
     with pytest.raises(Uncertain, match="was lost"):
-        await channel.submit(ECHO, numbered(1), timeout_s=10)
+        await lost
     running.gate.good = running.token = "two"
     await answered(channel)
 

@@ -1,4 +1,4 @@
-"""Alerts to refused TLS clients, where sending is impossible."""
+"""Alerts to refused TLS clients, where the loop refuses to wait for the client."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import socket
 from kera.core.security.alerts import send_alert
 
 
-async def test_sending_an_alert_on_a_transports_descriptor_raises_no_error() -> None:
+async def test_an_alert_is_sent_on_a_transports_descriptor_without_an_error() -> None:
     one, other = socket.socketpair()
     with other:
         transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=one)
         await send_alert(one, b"some")
         transport.abort()
+        other.setblocking(False)
+        assert other.recv(64) == b"some"

@@ -230,15 +230,8 @@ async def test_a_user_that_is_deleted_loses_its_connections(door: Guard) -> None
     assert connection.ended == 1
 
 
-async def test_the_connection_that_makes_a_change_gets_its_answer(door: Guard) -> None:
-    connection = Connection()
-    await authenticate(door, connection)
-    CALLER.set(connection.peer)
-    changed(door, *RULES, users=False)
-    assert not connection.ended
-
-
-async def test_the_next_change_ends_the_connection_that_made_one(door: Guard) -> None:
+async def test_only_the_next_change_ends_the_connection_that_made_one(door: Guard) -> None:
+    """It still gets the answer to its own change."""
     connection = Connection()
     await authenticate(door, connection)
     CALLER.set(connection.peer)
