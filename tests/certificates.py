@@ -55,13 +55,6 @@ class Issuing:
         """A certificate that becomes valid tomorrow."""
         return self._issue("not_yet_valid", begin=DAY)
 
-<<<<<<< HEAD
-    def valid_in_a_moment(self) -> Pair:
-        """A certificate that becomes valid within three seconds."""
-        return self._issue("valid_in_a_moment", begin=datetime.timedelta(seconds=2))
-
-=======
->>>>>>> origin/mend-core
     def self_signed(self) -> Pair:
         """A certificate without an authority."""
         key = ec.generate_private_key(ec.SECP256R1())
