@@ -184,3 +184,10 @@ async def test_each_stage_can_run_once(tmp_path: Path) -> None:
         await broker.close()
         backup.wire.abort()
     assert {stage for stage in LIMITS if stage != COPY_ALONE and "socket" not in stage} <= seen.requests.keys()
+
+
+@pytest.mark.parametrize("load", LOADS[:5], ids=str)
+async def test_each_batch_of_a_request_becomes_a_chunk(load: Load) -> None:
+    seen = Samples()
+    await Batches([load]).rounds(load, seen)
+    assert len(seen.requests["producer: answer to delivery"][load]) == load.requests
