@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from kera.broker.__main__ import main
 from kera.broker.application import serve
 from kera.broker.log.arena_head import HEAD_BYTES
 from kera.broker.registration import BrokerDirectory
@@ -20,13 +19,12 @@ from kera.broker.settings import BrokerSettings
 from kera.core.base.ids import EARLIEST
 from kera.core.base.process import node_id
 from kera.core.base.settings import KIB
-from kera.core.errors import PathNotWritable, StaleEpoch, StartError
+from kera.core.errors import PathNotWritable
 from kera.core.push import Decoder, PushKind
 from kera.core.rpc import api
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.grpc_client import GrpcChannel
 from kera.core.rpc.method import call
-from kera.server.daemon import ExitCode
 from kera.server.registration import CoordinatorUnreachable
 from kera.v1 import push_pb2
 from tests.unit.broker.fake_coordinator import BROKER_ID, EPOCH, FakeCoordinator, serving
@@ -202,41 +200,11 @@ async def test_a_failed_start_leaves_neither_memory_nor_an_identity(settings: Br
     BrokerDirectory(settings.data_dir).close()
 
 
-async def test_two_brokers_cannot_share_an_identity(settings: BrokerSettings) -> None:
-    async with serve(settings):
-        with pytest.raises(StartError, match=r"another broker \(process \d+\) uses"):
-            async with serve(settings):
-                pass
-        assert len(list(settings.shm_dir.iterdir())) == 1, "the arena of the first is left alone"
-
-
 @pytest.mark.parametrize("name", ["nowhere", "x" * 300], ids=["missing", "too long"])
 async def test_the_error_names_an_impossible_directory_for_the_arena(settings: BrokerSettings, name: str) -> None:
     with pytest.raises(PathNotWritable, match=f"in shm_dir .*/{name}: .*; choose another --shm-dir$"):
         async with serve(settings.model_copy(update={"shm_dir": settings.shm_dir / name})):
             pass
-
-
-@pytest.mark.timeout(20)
-async def test_a_broker_that_gets_stale_epoch_ends(settings: BrokerSettings, coordinator: FakeCoordinator) -> None:
-    coordinator.fence()
-    with pytest.raises(ExceptionGroup) as raised:
-        async with serve(settings):
-            await asyncio.Event().wait()
-
-    assert [type(error) for error in raised.value.exceptions] == [StaleEpoch]
-    assert list(settings.shm_dir.iterdir()) == []
-
-
-def test_a_wrong_setting_ends_the_start_with_an_error_that_names_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("KERA_BROKER_PORT", "none")
-
-    assert main() == ExitCode.NOT_STARTED
-    line = capsys.readouterr().err
-    assert line.startswith("kera: error: ")
-    assert "port" in line
 
 
 async def test_a_stopping_broker_announces_its_restart_and_takes_nothing_once_it_announces_its_stop(
