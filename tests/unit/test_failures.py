@@ -17,7 +17,7 @@ def breaks():
 def test_in_a_group(text):
     assert text == "fine"
 
-def test_whose_fixture_fails(breaks):
+def test_with_a_broken_fixture(breaks):
     pass
 
 def test_that_is_fine():

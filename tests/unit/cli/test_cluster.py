@@ -75,7 +75,7 @@ def test_a_cluster_without_backups_has_no_table_of_backups(
     assert "BACKUP" not in output(capsys)
 
 
-def test_the_description_begins_with_what_restored_metadata_wait_for(
+def test_the_description_begins_with_the_reason_why_restored_metadata_wait(
     client: FakeClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     has(client, catching_up="the metadata are older than the cluster")
