@@ -131,7 +131,7 @@ def test_a_missing_cluster_secret_file_is_reported(kera: CommandLine, tmp_path: 
 @pytest.fixture(
     params=[
         "password",
-        "token",
+        pytest.param("token", marks=pytest.mark.slow),
         pytest.param("password of the environment", marks=pytest.mark.slow),
         pytest.param("settings file", marks=pytest.mark.slow),
     ]
@@ -191,6 +191,7 @@ def test_every_command_works_with_each_way_to_authenticate(
     run("token", "list")
 
 
+@pytest.mark.slow
 def test_check_and_bench_work_for_an_authenticated_user(kera: CommandLine) -> None:
     said = json.loads(kera.as_user("admin", "check", "--json", "--seconds", "1", "--rate", "100"))
     assert said["verdict"] == "kept"
@@ -288,6 +289,7 @@ def test_a_user_that_deletes_itself_is_refused_at_once(kera: CommandLine) -> Non
 # -- outages --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_change_warns_about_a_broker_that_cannot_be_notified(kera: CommandLine, user: str) -> None:
     kera.secured.cluster.kill("broker-2")
     try:
@@ -313,6 +315,7 @@ def test_a_change_fails_with_a_clear_error_while_the_coordinator_is_down(kera: C
     kera.as_user("admin", *create)
 
 
+@pytest.mark.slow
 def test_a_change_fails_with_an_error_while_the_metadata_store_is_down(zookeeper: ZooKeeper, tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         secured = Secured(
@@ -334,6 +337,7 @@ def test_a_change_fails_with_an_error_while_the_metadata_store_is_down(zookeeper
         assert alice["roles"] == ["etl"]
 
 
+@pytest.mark.slow
 def test_creating_a_user_warns_while_security_is_off() -> None:
     with LocalCluster.running(arena_bytes=64 << 20, segment_bytes=1 << 20) as cluster:
         bootstrap = {"KERA_BOOTSTRAP": cluster.bootstrap}
