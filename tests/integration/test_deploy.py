@@ -614,7 +614,7 @@ def test_all_settings_in_deploy_exist() -> None:
         assert settings.keys() <= daemons[daemon.upper()].model_fields.keys()
 
 
-def test_the_default_replication_is_two() -> None:
+def test_the_default_replication_on_hosts_and_in_the_chart_is_two() -> None:
     hosts = tomllib.loads((DEPLOY / "systemd" / "kera.toml").read_text())
     assert hosts["coordinator"]["default_replication"] == 2
     assert "settings: {default_replication: 2}" in (CHART / "values.yaml").read_text()
