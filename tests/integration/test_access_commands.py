@@ -213,7 +213,7 @@ def test_commands_without_credentials_say_how_to_authenticate(kera: CommandLine,
         ("acl", "list"),
         ("token", "list"),
     ):
-        done = kera.run(*command, retry_timeout_ms=300)
+        done = kera.run(*command, retry_timeout_ms=100)
         assert done.returncode == 1, command
         assert done.stderr.startswith(b"kera: error: nobody has authenticated over this connection: show a certificate")
     for command in (("cluster", "health"), ("doctor", "--bootstrap", kera.secured.cluster.bootstrap)):
@@ -252,6 +252,7 @@ def test_granted_rights_work_until_they_are_revoked(kera: CommandLine, user: str
     assert "has no such rule" in kera.refused("admin", "acl", "revoke", *rule)
 
 
+@pytest.mark.slow
 def test_a_user_has_the_rights_of_its_role(kera: CommandLine, user: str, stream: str) -> None:
     role = new_name("role")
     kera.as_user("admin", "acl", "grant", f"role:{role}", "describe", f"stream:{stream}")
@@ -279,6 +280,7 @@ def test_a_token_replaces_the_password_for_the_stream_it_is_narrowed_to(
     assert b"the token is not known" in kera.run("stream", "list", token_file=file).stderr
 
 
+@pytest.mark.slow
 def test_a_user_that_deletes_itself_is_refused_at_once(kera: CommandLine) -> None:
     name = new_name("user")
     kera.as_user("admin", "user", "create", name, "--role", "boss", "--password-file", str(kera.password))
@@ -303,6 +305,7 @@ def test_a_change_warns_about_a_broker_that_cannot_be_notified(kera: CommandLine
     )
 
 
+@pytest.mark.slow
 def test_a_change_fails_with_a_clear_error_while_the_coordinator_is_down(kera: CommandLine) -> None:
     name = new_name("user")
     create = "user", "create", name, "--password-file", str(kera.password)
@@ -376,6 +379,7 @@ def test_a_context_provides_all_the_settings_that_commands_need(kera: CommandLin
     output(run_kera("stream", "delete", stream, "--yes", env={**said, "KERA_CONTEXT": "prod"}))
 
 
+@pytest.mark.slow
 def test_a_copy_needs_the_right_to_write_to_the_stream_and_to_its_journal(kera: CommandLine, tmp_path: Path) -> None:
     user, stream = new_name("copier"), new_name("copied")
     kera.as_user("admin", "user", "create", user, "--password-file", str(kera.password))

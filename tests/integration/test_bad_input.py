@@ -103,7 +103,7 @@ async def test_a_streamlet_out_of_range_is_rejected(cluster: RunningCluster) -> 
         assert await values(client, "range") == [*FIRST, b"kept"]
 
 
-@pytest.mark.parametrize("transport", ["unix", "grpc"])
+@pytest.mark.parametrize("transport", ["unix", pytest.param("grpc", marks=pytest.mark.slow)])
 async def test_chunk_with_a_bad_checksum_is_refused_and_its_neighbours_are_stored(
     cluster: RunningCluster, transport: str
 ) -> None:

@@ -465,11 +465,16 @@ def test_the_install_script_reports_wrong_arguments_and_changes_nothing(
 @pytest.mark.parametrize(
     ("address", "coordinators", "port"),
     [
-        ("10.0.0.1", "10.0.0.1:7500", 7500),
-        ("10.0.0.1", "10.0.0.1:7400,10.0.0.2:7500", 7400),
         ("10.0.0.2", "10.0.0.1:7400,10.0.0.2:7500", 7500),
-        ("10.0.0.1", "kera:7500", 7500),
-        ("10.0.0.1", "kera-a:7500, kera-b:7500", 7500),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                ("10.0.0.1", "10.0.0.1:7500", 7500),
+                ("10.0.0.1", "10.0.0.1:7400,10.0.0.2:7500", 7400),
+                ("10.0.0.1", "kera:7500", 7500),
+                ("10.0.0.1", "kera-a:7500, kera-b:7500", 7500),
+            )
+        ),
     ],
 )
 def test_the_coordinators_port_is_that_of_this_hosts_address(

@@ -67,6 +67,7 @@ async def test_a_killed_broker_under_load_loses_nothing(tmp_path: Path, transpor
                 assert each.record == record or (each.duplicate and not each.position.group_id)
 
 
+@pytest.mark.slow
 async def test_a_broker_that_loses_its_memory_keeps_the_order_and_reports_the_gap(tmp_path: Path) -> None:
     """The stream has the records on disk, then those of the new launch, each part in order and without duplicates."""
     with keeping_cluster(tmp_path) as cluster:
