@@ -30,7 +30,7 @@ pytestmark = pytest.mark.timeout(180)
 
 Transport = Literal["tcp", "grpc"]
 EACH_TRANSPORT = pytest.mark.parametrize("transport", ["tcp", pytest.param("grpc", marks=pytest.mark.slow)])
-HEARTBEATS = {"heartbeat_interval_ms": 200, "heartbeats_missed_max": 40}
+HEARTBEATS = {"heartbeat_interval_ms": 200, "heartbeats_missed_max": 40, "report_grace_ms": 3_000}
 """Settings of a coordinator: brokers learn with heartbeats who has stored too much."""
 QUOTA = 1 << 20
 """Bytes per second; without it, a client writes and reads a hundred times as much."""
