@@ -86,6 +86,7 @@ async def test_registered_schemas_survive_a_kill_of_the_coordinator(kept: Runnin
         assert (await other.schemas.register("later-value", "avro", WIDER)).schema_id == first.schema_id + 2
 
 
+@pytest.mark.slow
 async def test_registered_schemas_survive_the_loss_of_the_leader(zookeeper: ZooKeeper) -> None:
     async with (
         LocalCluster(
