@@ -194,7 +194,7 @@ async def store(zookeeper: ZooKeeper) -> AsyncIterator[MetadataStore]:
 
 
 def test_zookeeper_does_what_the_fake_store_does(zookeeper: ZooKeeper) -> None:
-    @settings(max_examples=examples(25, quick=10), deadline=None)
+    @settings(max_examples=examples(25, quick=5), deadline=None)
     @given(st.lists(WRITES, max_size=20))
     def check(history: list[list[Write | Check]]) -> None:
         async def run() -> None:

@@ -34,6 +34,7 @@ from kera.core.rpc.grpc_client import GrpcChannel
 from kera.core.rpc.method import call
 from kera.local.cluster import LocalCluster, RunningCluster
 from kera.v1 import schema_pb2 as messages
+from tests.examples import first_quick
 from tests.integration.command_line import run_kera
 from tests.integration.secured_cluster import Secured
 from tests.integration.test_restored_metadata import kera
@@ -233,7 +234,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", first_quick(HOSTILE, 4))
 async def test_a_hostile_schema_does_not_end_or_block_the_coordinator(
     kept: RunningCluster, client: Client, name: str
 ) -> None:

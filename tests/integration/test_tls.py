@@ -250,7 +250,7 @@ async def test_probes_need_no_certificate_and_see_only_the_state(secured: Secure
 
 def _get(url: str, context: ssl.SSLContext) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(url, timeout=10, context=context) as answer:
+        with urllib.request.urlopen(url, timeout=30, context=context) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
