@@ -1,7 +1,8 @@
-"""A real OpenTelemetry Collector for tests of traces: tests read the received spans in the file that it writes.
+"""Where tests of traces send spans: a receiver in the test's process, and a real OpenTelemetry Collector.
 
-It is built from ``tests/otel_collector`` with Go, once for each state of its sources, and kept below ``build``. Without
-Go, or if its modules cannot be fetched, tests that need it are skipped with the reason.
+Tests read the spans that the Collector received in the file that it writes. It is built from ``tests/otel_collector``
+with Go, once for each state of its sources, and kept below ``build``; the first time, this takes minutes. Without Go,
+or if its modules cannot be fetched, tests that need it are skipped with the reason.
 """
 
 from __future__ import annotations
@@ -14,12 +15,17 @@ import os
 import shutil
 import socket
 import subprocess
+import threading
 import time
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 
 ROOT = Path(__file__).parent.parent
 SOURCES = ROOT / "tests" / "otel_collector"
@@ -66,7 +72,33 @@ def built() -> Path:
     return program
 
 
-class Collector:
+class Received(ABC):
+    """The spans that were sent to `url`."""
+
+    url: str
+
+    @abstractmethod
+    def spans(self) -> list[Span]:
+        """All received spans."""
+
+    @abstractmethod
+    def text(self) -> str:
+        """Everything that was received, as text."""
+
+    def wait_for(self, *names: str, count: int = 1) -> list[Span]:
+        """All received spans, once there are `count` with each of these names."""
+        deadline_s = time.monotonic() + WAIT_S
+        while True:
+            found = self.spans()
+            there = [each.name for each in found]
+            missing = {name for name in names if there.count(name) < count}
+            if not missing:
+                return found
+            assert time.monotonic() < deadline_s, f"no span {', '.join(sorted(missing))} among {found}"
+            time.sleep(0.02)
+
+
+class Collector(Received):
     """A running collector. Its traces go to a file of JSON lines."""
 
     def __init__(self, directory: Path, port: int) -> None:
@@ -74,7 +106,7 @@ class Collector:
         self.path = directory / "spans.json"
 
     def spans(self) -> list[Span]:
-        """All received spans."""
+        """See `Received`."""
         if not self.path.exists():
             return []
         *lines, unfinished = self.path.read_text().split("\n")
@@ -87,15 +119,51 @@ class Collector:
             for each in scope["spans"]
         ]
 
-    def wait_for(self, *names: str) -> list[Span]:
-        """All received spans, once there is one with each of these names."""
-        deadline_s = time.monotonic() + WAIT_S
-        while True:
-            found = self.spans()
-            missing = set(names) - {each.name for each in found}
-            if not missing:
-                return found
-            assert time.monotonic() < deadline_s, f"no span {', '.join(sorted(missing))} among {found}"
+    def text(self) -> str:
+        """See `Received`."""
+        return self.path.read_text()
+
+
+class Receiver(Received):
+    """Keeps what is posted to it."""
+
+    def __init__(self, port: int, posted: list[bytes]) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self._posted = posted
+
+    def spans(self) -> list[Span]:
+        """See `Received`."""
+        return [span for body in list(self._posted) for span in _spans_in(body)]
+
+    def text(self) -> str:
+        """See `Received`."""
+        return b"".join(self._posted).decode("latin-1")
+
+
+def _spans_in(body: bytes) -> Iterator[Span]:
+    for of in ExportTraceServiceRequest.FromString(body).resource_spans:
+        service = _values(of.resource.attributes)["service.name"]
+        for scope in of.scope_spans:
+            for each in scope.spans:
+                yield Span(
+                    service=service,
+                    name=each.name,
+                    kind=each.kind,
+                    trace_id=each.trace_id.hex(),
+                    span_id=each.span_id.hex(),
+                    parent_id=each.parent_span_id.hex(),
+                    links=frozenset((link.trace_id.hex(), link.span_id.hex()) for link in each.links),
+                    attributes=_values(each.attributes),
+                )
+
+
+def _values(attributes: Iterable[KeyValue]) -> dict[str, Any]:
+    """The values by name; numbers are text, as the Collector writes them."""
+    found: dict[str, Any] = {}
+    for each in attributes:
+        value = getattr(each.value, each.value.WhichOneof("value") or "string_value")
+        found[each.key] = str(value) if type(value) is int else value
+    return found
 
 
 def _span(told: dict[str, Any], resource: dict[str, Any]) -> Span:
@@ -113,6 +181,33 @@ def _span(told: dict[str, Any], resource: dict[str, Any]) -> Span:
 
 def _attributes(of: dict[str, Any]) -> dict[str, Any]:
     return {each["key"]: next(iter(each["value"].values())) for each in of.get("attributes", [])}
+
+
+@contextlib.contextmanager
+def receiving(_directory: Path) -> Iterator[Receiver]:
+    """A receiver of spans over OTLP/HTTP in this process."""
+    posted: list[bytes] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            posted.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(200)
+            self.send_header("Content-Type", "application/x-protobuf")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        try:
+            yield Receiver(server.server_address[1], posted)
+        finally:
+            server.shutdown()
 
 
 @contextlib.contextmanager

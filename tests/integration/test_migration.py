@@ -52,7 +52,7 @@ async def check(client: Client, stream: str, writers: list[Writer], followers: l
     assert await check_log(client, stream, writers) == sum(each.acknowledged for each in writers)
 
 
-@pytest.mark.parametrize("replication", [0, 1])
+@pytest.mark.parametrize("replication", [pytest.param(0, marks=pytest.mark.slow), 1])
 async def test_a_streamlet_moves_back_and_forth_under_producers_and_consumers(client: Client, replication: int) -> None:
     await client.admin.create_stream("s", streamlets=2, brokers=2, entries=2, group_segments=2, replication=replication)
     ids = sorted((await owners(client, "s")).values())
@@ -77,6 +77,7 @@ async def test_a_streamlet_moves_back_and_forth_under_producers_and_consumers(cl
         assert set(assignment.broker_ids) == set(ids)
 
 
+@pytest.mark.slow
 async def test_each_interval_of_a_moved_streamlet_stays_on_its_broker(members: SharedCluster, client: Client) -> None:
     await client.admin.create_stream("s", group_segments=1, replication=1)
     ids = [broker_id_of(members, name) for name in broker_names(members)]
@@ -93,6 +94,7 @@ async def test_each_interval_of_a_moved_streamlet_stays_on_its_broker(members: S
         assert (bounds.first_record, bounds.next_record) == (0, load.acknowledged)
 
 
+@pytest.mark.slow
 async def test_old_intervals_of_a_broker_that_dies_are_recovered(members: SharedCluster, client: Client) -> None:
     await client.admin.create_stream("s", group_segments=1, replication=1)
     async with writer(client, "s", pause_s=0.002) as load, reader(client, "s") as follower:

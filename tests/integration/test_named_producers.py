@@ -1,13 +1,13 @@
 """Named producers: a successor continues after its predecessor, and fences it."""
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
 from kera.client import Client, Producer
 from kera.core.errors import InvalidArgument, ProducerFenced
-from tests.integration.control_support import broker_id_of, broker_name, broker_names, connect, control_cluster
+from tests.integration.control_support import broker_id_of, broker_name, broker_names, connect
+from tests.integration.shared_cluster import SharedCluster
 
 TIMEOUT_S = 60.0
 
@@ -31,13 +31,12 @@ async def until_refused(producer: Producer, streamlet: int) -> None:
 
 @pytest.mark.parametrize("streamlet", [0, pytest.param(1, marks=pytest.mark.slow)])
 async def test_a_successor_fences_its_predecessor_before_it_has_written_anything(
-    tmp_path: Path, streamlet: int
+    members: SharedCluster, streamlet: int
 ) -> None:
     async with (
         asyncio.timeout(TIMEOUT_S),
-        control_cluster(tmp_path, brokers=2, backups=1) as cluster,
-        await connect(cluster) as client,
-        await connect(cluster) as other,
+        await connect(members) as client,
+        await connect(members) as other,
     ):
         await client.admin.create_stream("s", streamlets=2, replication=1)
         owners = (await client.describe("s")).assignments
@@ -46,22 +45,21 @@ async def test_a_successor_fences_its_predecessor_before_it_has_written_anything
         for each in (0, 1):
             await first.send("s", b"%d" % each, streamlet=each)
         # One of its brokers is away while the successor starts, and has lost all its state when it is back.
-        away = broker_name(cluster, owners[streamlet].broker_id)
+        away = broker_name(members, owners[streamlet].broker_id)
         async with other.producer(name="loader") as second:
-            await cluster.kill(away)
+            await members.kill(away)
             await second.prepare("s")
-            await cluster.restart(away)
+            await members.restart(away)
             await until_refused(first, streamlet)
             await first.close(flush=False)
         assert sorted(map(bytes, await values(client, "s"))) == [b"0", b"1"]  # type: ignore[arg-type]
 
 
-async def test_a_successor_fences_its_predecessor_after_a_move_of_the_streamlet(tmp_path: Path) -> None:
+async def test_a_successor_fences_its_predecessor_after_a_move_of_the_streamlet(members: SharedCluster) -> None:
     async with (
         asyncio.timeout(TIMEOUT_S),
-        control_cluster(tmp_path, brokers=2, backups=1) as cluster,
-        await connect(cluster) as client,
-        await connect(cluster) as other,
+        await connect(members) as client,
+        await connect(members) as other,
     ):
         await client.admin.create_stream("s", entries=3, replication=1)
         first = client.producer(name="loader")
@@ -69,7 +67,7 @@ async def test_a_successor_fences_its_predecessor_after_a_move_of_the_streamlet(
         async with other.producer(name="loader") as second, client.producer() as nameless:
             await put(nameless, b"of somebody else")
             await put(second, b"3")
-            ids = [broker_id_of(cluster, name) for name in broker_names(cluster)]
+            ids = [broker_id_of(members, name) for name in broker_names(members)]
             owner = (await client.describe("s")).assignments[0].broker_id
             await client.admin.move_streamlet("s", 0, next(each for each in ids if each != owner))
             with pytest.raises(ProducerFenced, match="a newer producer with the name 'loader' has taken over"):

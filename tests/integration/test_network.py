@@ -38,8 +38,8 @@ CUT_S = 7.0
 """Left alone, TCP would next try 12.6 s after the beginning of the cut."""
 BREAK_S = 2.0
 PIECE_BYTES = 1 << 16
-REQUEST_TIMEOUT_MS = 3_000
-GOES_ON_S = 15.0
+REQUEST_TIMEOUT_MS = 1_500
+GOES_ON_S = 30.0
 
 
 @pytest.mark.slow
@@ -51,15 +51,15 @@ async def test_clients_continue_after_their_host_was_cut_off(tmp_path: Path) -> 
     assert run.seen["acknowledged"] > 0
 
 
-@pytest.mark.parametrize("count", [3, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [2, pytest.param(5, marks=pytest.mark.slow)])
 async def test_clients_continue_when_broken_links_between_roles_are_healed(tmp_path: Path, count: int) -> None:
     if (reason := why_not()) is not None:
         pytest.skip(reason)
     work, brokers, backups = "clients", ("broker-1", "broker-2"), ("backup-1", "backup-2")
     rounds = [
         Break((CLIENT, BROKER), FROM, (work,), brokers[:1], BREAK_S),
-        Break((BROKER, BACKUP), CUT, brokers, backups[:1], BREAK_S),
         Break((BROKER, COORDINATOR), HALF_OPEN, brokers, ("coordinator",), BREAK_S),
+        Break((BROKER, BACKUP), CUT, brokers, backups[:1], BREAK_S),
         Break((CLIENT, BROKER), LOSS, (work,), brokers, BREAK_S, loss=0.1),
         Break((BROKER, BACKUP), DELAY, brokers, backups, BREAK_S),
     ]
@@ -67,7 +67,7 @@ async def test_clients_continue_when_broken_links_between_roles_are_healed(tmp_p
     done = await some_rounds(run, rounds[:count], 1)
     assert len(done) == count
     assert run.seen["acknowledged"] > 0
-    assert done[2].restarted == ("coordinator",)
+    assert done[1].restarted == ("coordinator",)
 
 
 class Proxy:

@@ -70,9 +70,9 @@ def cluster() -> Iterator[RunningCluster]:
         yield running
 
 
-@pytest.fixture
-def node(cluster: RunningCluster, tmp_path: Path) -> Iterator[Node]:
-    running = Node(tmp_path, cluster.bootstrap)
+@pytest.fixture(scope="module")
+def node(cluster: RunningCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    running = Node(tmp_path_factory.mktemp("node"), cluster.bootstrap)
     yield running
     running.process.send_signal(signal.SIGTERM)
     assert running.process.wait(BOUND_S) == 0, running.said

@@ -152,6 +152,7 @@ async def test_switching_from_records_to_batches_repeats_the_current_epoch(clien
             await taken(consumer, 1)
 
 
+@pytest.mark.slow
 async def test_a_stream_that_is_written_to_has_the_same_order_live_and_later(client: Client) -> None:
     await client.admin.create_stream("ordered-live", streamlets=2, entries=2, epoch_ms=100, epoch_grace_ms=100)
     first = time.time_ns() // 100_000_000

@@ -153,7 +153,9 @@ if child:
 """
 
 
-@pytest.mark.parametrize("chosen", [False, True], ids=["given", "chosen"])
+@pytest.mark.parametrize(
+    "chosen", [pytest.param(False, id="given"), pytest.param(True, id="chosen", marks=pytest.mark.slow)]
+)
 async def test_acknowledged_records_of_two_processes_with_one_id_are_stored(
     cluster: LocalCluster, chosen: bool
 ) -> None:

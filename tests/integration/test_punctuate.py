@@ -34,8 +34,22 @@ async def client(cluster: RunningCluster) -> AsyncIterator[Client]:
         yield connected
 
 
-@pytest.mark.parametrize("transport", ["tcp", "grpc", "unix"])
-@pytest.mark.parametrize("durability", ["leader", "persisted"])
+@pytest.mark.parametrize(
+    ("transport", "durability"),
+    [
+        ("tcp", "persisted"),
+        *(
+            pytest.param(transport, durability, marks=pytest.mark.slow)
+            for transport, durability in [
+                ("tcp", "leader"),
+                ("grpc", "leader"),
+                ("grpc", "persisted"),
+                ("unix", "leader"),
+                ("unix", "persisted"),
+            ]
+        ),
+    ],
+)
 async def test_a_punctuation_closes_the_epochs_before_it(
     cluster: RunningCluster, transport: Transport, durability: str
 ) -> None:
@@ -74,7 +88,7 @@ async def test_records_older_than_a_punctuation_are_late(client: Client) -> None
     assert [(epoch.number, epoch.records, epoch.late_records) for epoch in found] == [(0, 1, 0), (2, 1, 1)]
 
 
-@pytest.mark.parametrize("cut", ["latest", "there"])
+@pytest.mark.parametrize("cut", [pytest.param("latest", marks=pytest.mark.slow), "there"])
 async def test_records_after_a_removed_history_are_given_to_every_reader(client: Client, cut: str) -> None:
     stream = f"punctuated-removed-{cut}"
     settings: dict[str, Any] = {"consumer_group": "history", "start": "committed"}
@@ -220,7 +234,7 @@ async def test_a_producer_with_a_failed_delivery_does_not_punctuate(client: Clie
     assert entry.watermark_us == 1
 
 
-@pytest.mark.parametrize("transport", ["tcp", "grpc"])
+@pytest.mark.parametrize("transport", ["tcp", pytest.param("grpc", marks=pytest.mark.slow)])
 async def test_a_broker_refuses_punctuation_chunks_and_invalid_requests_from_clients(
     client: Client, transport: str
 ) -> None:
@@ -286,6 +300,7 @@ async def test_consumers_skip_groups_that_have_only_punctuations(client: Client)
     assert rows == expected
 
 
+@pytest.mark.slow
 async def test_live_epochs_during_moves_and_promises_equal_later_ones(client: Client) -> None:
     await client.admin.create_stream("promised-moves", streamlets=2, entries=2, epoch_ms=100, epoch_grace_ms=50)
     brokers = sorted(broker.broker_id for broker in (await client.admin.describe_cluster()).brokers)
@@ -348,6 +363,7 @@ async def test_punctuations_at_the_end_survive_the_loss_of_a_broker(members: Sha
         assert found == [(0, 1, 0), (1, 1, 0), (4, 1, 1)]
 
 
+@pytest.mark.slow
 async def test_the_next_owner_keeps_promises_by_the_clock_after_punctuation_changed(
     members: SharedCluster,
 ) -> None:
@@ -376,6 +392,7 @@ async def test_the_next_owner_keeps_promises_by_the_clock_after_punctuation_chan
         assert [epoch.late_records for epoch in again] == [0, 0, 1]
 
 
+@pytest.mark.slow
 async def test_epochs_continue_unchanged_while_brokers_are_drained(members: SharedCluster) -> None:
     async with await connect(members) as client:
         await client.admin.create_stream("epochs-drained", streamlets=4, epoch_ms=200, epoch_grace_ms=200)

@@ -96,7 +96,10 @@ async def said(process: asyncio.subprocess.Process) -> bytes:
 # --- push or pull -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("shared_memory", "pushed"), [("auto", True), ("always", True), ("never", False)])
+@pytest.mark.parametrize(
+    ("shared_memory", "pushed"),
+    [("auto", True), pytest.param("always", True, marks=pytest.mark.slow), ("never", False)],
+)
 async def test_a_consumer_on_the_brokers_node_uses_push_unless_it_is_switched_off(
     cluster: RunningCluster, client: Client, shared_memory: str, pushed: bool
 ) -> None:
@@ -145,6 +148,7 @@ async def test_all_consumers_of_a_client_share_one_push_connection(cluster: Runn
 # --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_a_consumer_reads_from_disk_and_then_the_records_written_meanwhile(
     cluster: RunningCluster, client: Client
 ) -> None:
@@ -201,6 +205,7 @@ async def test_a_reader_that_keeps_all_batches_gets_copies_and_blocks_no_writer(
     await until(lambda: metric(cluster, "arena_slots_leased") == 0)
 
 
+@pytest.mark.slow
 async def test_idle_consumers_block_no_producer_or_consumer_of_the_same_client(
     cluster: RunningCluster, client: Client
 ) -> None:
@@ -348,6 +353,7 @@ async def test_the_launch_after_a_crash_does_not_overwrite_memory_that_readers_h
     assert all(chunk.intact for chunk in kept)
 
 
+@pytest.mark.slow
 async def test_memory_held_over_a_crash_is_reused_after_the_grace_and_batches_notice(tmp_path: Path) -> None:
     with keeping_cluster(
         tmp_path, arena_bytes=ARENA_BYTES, segment_bytes=SEGMENT_BYTES, reader_grace_ms=1_000

@@ -39,6 +39,7 @@ def test_both_fixtures_work_for_a_user(pytester: pytest.Pytester) -> None:
     result.assert_outcomes(passed=3)
 
 
+@pytest.mark.slow
 def test_the_real_cluster_fixture_without_daemons_says_what_to_install(pytester: pytest.Pytester) -> None:
     pytester.makeconftest("import sys\nsys.modules['kera.local.cluster'] = None\n")
     pytester.makepyfile("def test_real(kera_dev): pass\n")

@@ -123,6 +123,7 @@ async def numbers(client: Client) -> list[bytes | None]:
         return [record.value async for record in consumer]
 
 
+@pytest.mark.slow
 async def test_the_new_owner_recognises_repeated_chunks_of_a_producer(members: SharedCluster) -> None:
     async with owned(members) as (client, owner):
         stream = await client.describe("s")
@@ -147,6 +148,7 @@ async def test_the_new_owner_recognises_repeated_chunks_of_a_producer(members: S
         assert await numbers(client) == [value_of(number) for number in range(6)]
 
 
+@pytest.mark.slow
 async def test_a_consumer_continues_after_a_recovery_where_another_one_stopped(members: SharedCluster) -> None:
     async with owned(members, streamlets=2) as (client, owner), writer(client, "s") as load:
         await load.go_on(count=100)
@@ -200,6 +202,7 @@ async def test_a_broker_that_returns_late_owns_nothing_and_can_take_streamlets_a
             assert await check_log(client, "s", [load]) == load.acknowledged
 
 
+@pytest.mark.slow
 async def test_a_recovery_names_the_missing_replicas_and_ends_when_they_return(members: SharedCluster) -> None:
     async with owned(members, durability="persisted") as (client, owner):
         owner_id = broker_id_of(members, owner)
@@ -273,6 +276,7 @@ async def test_a_broker_that_restarts_in_time_gets_its_streamlets_back(tmp_path:
             assert await check_log(client, "s", [load]) == load.acknowledged
 
 
+@pytest.mark.slow
 async def test_streams_without_replication_wait_for_their_broker(members: SharedCluster) -> None:
     async with owned(members) as (client, owner):
         owner_id = broker_id_of(members, owner)

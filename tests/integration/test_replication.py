@@ -96,6 +96,7 @@ async def test_writers_continue_when_a_backup_is_killed_and_its_replicas_are_rep
                 await check_log(client, load)
 
 
+@pytest.mark.slow
 async def test_the_replicas_of_a_restarted_backup_are_not_copied_again(tmp_path: Path) -> None:
     with replicated_cluster(tmp_path, 3, repair_delay_ms=60_000) as cluster:
         async with await Client.connect(cluster.bootstrap) as client:
@@ -207,7 +208,7 @@ async def test_virtual_logs_can_be_changed_under_load_without_changing_the_order
         async with await Client.connect(cluster.bootstrap) as client:
             await client.admin.create_stream("s", streamlets=4, replication=2, durability="replicated")
             async with writing(client, "s", pause_s=0.002) as load:
-                for virtual_logs in (3, 2, 4, 1, 4):
+                for virtual_logs in (3, 1, 4):
                     await written(load, 100)
                     await client.admin.alter_stream("s", virtual_logs=virtual_logs)
                 await written(load)

@@ -169,6 +169,7 @@ async def test_clients_continue_without_the_coordinator_and_streams_survive_its_
                 assert (await anext(records)).value == b"after"
 
 
+@pytest.mark.slow
 async def test_deleting_a_stream_ends_its_reader_with_an_error_and_frees_memory(own_cluster: RunningCluster) -> None:
     async with await Client.connect(own_cluster.bootstrap) as client:
         settings = ConsumerSettings.load(shared_memory="never")

@@ -34,6 +34,7 @@ from kera.core.rpc.grpc_client import GrpcChannel
 from kera.core.rpc.method import call
 from kera.local.cluster import LocalCluster, RunningCluster
 from kera.v1 import schema_pb2 as messages
+from tests.examples import first_quick
 from tests.integration.command_line import run_kera
 from tests.integration.secured_cluster import Secured
 from tests.integration.test_restored_metadata import kera
@@ -86,6 +87,7 @@ async def test_registered_schemas_survive_a_kill_of_the_coordinator(kept: Runnin
         assert (await other.schemas.register("later-value", "avro", WIDER)).schema_id == first.schema_id + 2
 
 
+@pytest.mark.slow
 async def test_registered_schemas_survive_the_loss_of_the_leader(zookeeper: ZooKeeper) -> None:
     async with (
         LocalCluster(
@@ -232,7 +234,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", first_quick(HOSTILE, 4))
 async def test_a_hostile_schema_does_not_end_or_block_the_coordinator(
     kept: RunningCluster, client: Client, name: str
 ) -> None:

@@ -115,7 +115,7 @@ async def test_secrets_appear_in_no_file_log_metric_or_error(
                 for path in ("/metrics", "/metrics/all", "/readyz"):
                     request = urllib.request.Request(f"http://{ready['metrics_address']}{path}")
                     request.add_header("Authorization", f"Bearer {token.secret}")
-                    with await asyncio.to_thread(urllib.request.urlopen, request, timeout=10) as answer:
+                    with await asyncio.to_thread(urllib.request.urlopen, request, timeout=30) as answer:
                         said.append(f"{name} {answer.read().decode()}")
             await alice.access.set_password("alice", NEW)
         async with await Client.connect(bootstrap, ClientSettings(user="alice", password=NEW)) as alice:

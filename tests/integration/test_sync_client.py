@@ -190,7 +190,9 @@ def test_positions_advance_with_the_last_record_of_each_chunk(client: Client, cl
     assert found == expected
 
 
-@pytest.mark.parametrize("taken", range(13))
+@pytest.mark.parametrize(
+    "taken", [4, 6, *(pytest.param(taken, marks=pytest.mark.slow) for taken in range(13) if taken not in {4, 6})]
+)
 def test_a_consumer_group_skips_exactly_the_committed_chunks(client: Client, taken: int) -> None:
     stream, group = f"sync-group-{taken}", f"sync-group-{taken}"
     values = fill(client, stream, chunks=4, records=3)
@@ -262,7 +264,7 @@ def test_an_incomplete_table_does_not_move_the_position(client: Client, monkeypa
         assert consumer.positions() == before
 
 
-@pytest.mark.parametrize("shared_memory", ["always", "never"])
+@pytest.mark.parametrize("shared_memory", ["always", pytest.param("never", marks=pytest.mark.slow)])
 def test_loops_over_batches_and_records_and_tables_continue_each_other(client: Client, shared_memory: Any) -> None:
     stream = f"sync-by-turns-{shared_memory}"
     values = fill(client, stream, chunks=40, records=3)

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import socket
 import ssl
 import subprocess
@@ -79,7 +78,9 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         yield Secured(tmp_path_factory.mktemp("certificates"), stack)
 
 
-@pytest.mark.parametrize("transport", ["tcp", "grpc", "auto"])
+@pytest.mark.parametrize(
+    "transport", ["tcp", pytest.param("grpc", marks=pytest.mark.slow), pytest.param("auto", marks=pytest.mark.slow)]
+)
 async def test_records_are_written_and_read_over_tls(secured: Secured, transport: Transport) -> None:
     stream = f"tls-{transport}"
     async with await secured.connect(transport=transport) as client:
@@ -138,14 +139,9 @@ async def test_clients_without_an_accepted_certificate_are_refused(secured: Secu
             assert isinstance(caught.value, Unavailable)
 
 
-@pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
 @pytest.mark.parametrize("name", ["coordinator", "broker-1", "backup-1"])
-async def test_old_tls_versions_and_plain_text_are_refused(secured: Secured, name: str) -> None:
+async def test_plain_text_is_refused(secured: Secured, name: str) -> None:
     for address in secured.addresses(name):
-        assert await asyncio.to_thread(_version, secured, address, None) in {"TLSv1.2", "TLSv1.3"}
-        for old in (ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1):
-            with pytest.raises((OSError, ValueError)):
-                await asyncio.to_thread(_version, secured, address, old)
         with socket.create_connection(split_address(address), 10) as plain:
             plain.sendall(b"GET /metrics HTTP/1.1\r\n\r\n" * 4)
             answer = await asyncio.to_thread(_all_of, plain)
@@ -161,30 +157,6 @@ def _all_of(sock: socket.socket) -> bytes:
     except ConnectionResetError:
         pass
     return found
-
-
-def _version(secured: Secured, address: str, version: ssl.TLSVersion | None) -> str | None:
-    """The TLS version of a handshake."""
-    context = ssl.create_default_context(cafile=str(secured.authority.path))
-    context.load_cert_chain(secured.alice.cert, secured.alice.key)
-    if version is not None:
-        context.set_ciphers("ALL:@SECLEVEL=0")
-        context.minimum_version = context.maximum_version = version
-    with (
-        socket.create_connection(split_address(address), 10) as sock,
-        context.wrap_socket(sock, server_hostname=HOST) as wrapped,
-    ):
-        return wrapped.version()
-
-
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
-async def test_openssl_verifies_the_certificates_of_a_broker(secured: Secured) -> None:
-    files = {"-CAfile": secured.authority.path, "-cert": secured.alice.cert, "-key": secured.alice.key}
-    options = [str(each) for pair in files.items() for each in pair]
-    for address in secured.addresses("broker-1"):
-        command = ["openssl", "s_client", "-connect", address, "-verify_return_error", "-verify_ip", HOST]
-        output, _ = await run([*command, "-alpn", "h2", *options], {})
-        assert "Verify return code: 0 (ok)" in output
 
 
 async def test_the_command_line_takes_its_certificates_from_the_environment(secured: Secured) -> None:
@@ -278,7 +250,7 @@ async def test_probes_need_no_certificate_and_see_only_the_state(secured: Secure
 
 def _get(url: str, context: ssl.SSLContext) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(url, timeout=10, context=context) as answer:
+        with urllib.request.urlopen(url, timeout=30, context=context) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -288,7 +260,7 @@ async def test_idle_connections_do_not_block_new_ones(secured: Secured) -> None:
     for address in secured.addresses("broker-1"):
         idle = [socket.create_connection(split_address(address), 10) for _ in range(150)]
         try:
-            assert await asyncio.to_thread(_version, secured, address, None)
+            assert await asyncio.to_thread(_certificate, secured, address)
         finally:
             for each in idle:
                 each.close()
@@ -302,7 +274,6 @@ async def test_a_coordinator_reaches_zookeeper_over_tls(tmp_path: Path) -> None:
         cluster = LocalCluster(
             arena_bytes=64 << 20,
             segment_bytes=1 << 20,
-            coordinators=2,
             zookeeper=server.secure_address,
             coordinator_settings={**files, "zookeeper_tls": True},
             broker_settings=files,

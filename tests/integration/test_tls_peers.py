@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(120)
 
 OPENSSL = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 GRPCURL = pytest.mark.skipif(shutil.which("grpcurl") is None, reason="grpcurl is not on the path")
-WAIT_S = 20.0
+WAIT_S = 30.0
 DAEMONS = {
     "coordinator": ("grpc", "metrics"),
     "broker-1": ("grpc", "frames", "metrics"),

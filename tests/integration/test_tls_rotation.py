@@ -115,6 +115,7 @@ class Load:
                 self.read.add(record.value or b"")
 
 
+@pytest.mark.slow
 async def test_changing_the_authority_loses_no_record_and_drops_no_connection(tmp_path: Path) -> None:
     old, _ = Authority.open_or_make(tmp_path / "old")
     new, _ = Authority.open_or_make(tmp_path / "new")

@@ -24,7 +24,7 @@ from kera.core.access.rights import Operation
 from kera.core.base.settings import MIB
 from kera.local.cluster import LocalCluster
 from tests.integration.command_line import run_kera
-from tests.integration.control_support import control_cluster
+from tests.integration.control_support import HEARTBEAT_MS, HEARTBEATS_MISSED_MAX, control_cluster
 from tests.integration.secured_cluster import PASSWORD, Secured
 from tests.integration.support import troubles
 
@@ -46,7 +46,8 @@ def kera(*arguments: str, bootstrap: str, stdin: bytes = b"") -> bytes:
 
 
 def test_the_figures_match_the_produced_records_and_a_lost_broker_is_shown() -> None:
-    with LocalCluster.running(brokers=2, backups=1) as cluster:
+    beats = {"heartbeat_interval_ms": HEARTBEAT_MS, "heartbeats_missed_max": HEARTBEATS_MISSED_MAX}
+    with LocalCluster.running(brokers=2, backups=1, coordinator_settings=beats) as cluster:
         at = cluster.bootstrap
         kera("stream", "create", "orders", "--streamlets", "4", "--replication", "0", bootstrap=at)
         kera("stream", "create", "safe", "--replication", "1", bootstrap=at)
@@ -150,7 +151,7 @@ def test_with_security_a_user_sees_its_streams_and_learns_what_is_hidden(tmp_pat
         assert not any("latency" in note for note in none["notes"])
 
 
-@pytest.mark.parametrize("told", ["by the terminal", "by nobody"])
+@pytest.mark.parametrize("told", ["by the terminal", pytest.param("by nobody", marks=pytest.mark.slow)])
 async def test_top_ends_with_its_terminal(told: str) -> None:
     """As when an ssh connection breaks; also if no signal is sent."""
     async with LocalCluster(brokers=1, arena_bytes=32 * MIB) as cluster:

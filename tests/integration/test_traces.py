@@ -1,7 +1,9 @@
-"""Traces from a producer over a broker and its backup to a consumer, at a real OpenTelemetry Collector."""
+"""Traces from a producer over a broker and its backup to a consumer, at a receiver and an OpenTelemetry Collector."""
 
 import asyncio
 import socket
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,7 +11,7 @@ import pytest
 
 from kera.client import Client, ClientSettings
 from kera.local.cluster import LocalCluster
-from tests.collector import collecting
+from tests.collector import Received, collecting, receiving
 
 pytestmark = pytest.mark.timeout(1700)  # the first time, the collector is built
 CREATE, SEND, RECEIVE, PROCESS = 4, 3, 3, 5
@@ -28,17 +30,20 @@ async def through(bootstrap: str, traces: str, records: int = 3) -> list[dict[st
             return [dict(record.headers) async for record in consumer]
 
 
-def test_a_trace_follows_a_record_from_producer_over_broker_and_backup_to_consumer(tmp_path: Path) -> None:
-    with collecting(tmp_path) as collector:
+@pytest.mark.parametrize(
+    "received",
+    [pytest.param(receiving, id="receiver"), pytest.param(collecting, id="collector", marks=pytest.mark.slow)],
+)
+def test_a_trace_follows_a_record_from_producer_over_broker_and_backup_to_consumer(
+    tmp_path: Path, received: Callable[[Path], AbstractContextManager[Received]]
+) -> None:
+    with received(tmp_path) as collector:
         traces = f"otlp {collector.url} 1"
         with LocalCluster.running(brokers=1, backups=1, env={"KERA_BROKER_TRACES": traces}) as cluster:
             headers = asyncio.run(through(cluster.bootstrap, traces))
-            found = collector.wait_for(
-                *(f"{what} orders" for what in ("create", "send", "append", "replicate", "receive", "process"))
-            )
-            while len([each for each in found if each.name == "process orders"]) < len(headers):
-                found = collector.spans()
-        text = collector.path.read_text()
+            collector.wait_for(*(f"{what} orders" for what in ("create", "send", "append", "replicate", "receive")))
+            found = collector.wait_for("process orders", count=len(headers))
+        text = collector.text()
 
     by_id = {each.span_id: each for each in found}
     creates = {(each.trace_id, each.span_id) for each in found if each.name == "create orders"}
@@ -84,7 +89,7 @@ async def batches(bootstrap: str, traces: str) -> list[int]:
 
 
 def test_traces_follow_batches_as_far_as_their_stream_allows(tmp_path: Path) -> None:
-    with collecting(tmp_path) as collector:
+    with receiving(tmp_path) as collector:
         traces = f"otlp {collector.url} 1"
         with LocalCluster.running(brokers=1, backups=1, env={"KERA_BROKER_TRACES": traces}) as cluster:
             assert asyncio.run(batches(cluster.bootstrap, traces)) == [2]
@@ -115,7 +120,7 @@ def test_a_hanging_collector_does_not_slow_clients() -> None:
 
 
 def test_without_traces_records_have_no_headers_and_nothing_is_sent(tmp_path: Path) -> None:
-    with collecting(tmp_path) as collector, LocalCluster.running(brokers=1, backups=1) as cluster:
+    with receiving(tmp_path) as collector, LocalCluster.running(brokers=1, backups=1) as cluster:
         headers = asyncio.run(through(cluster.bootstrap, ""))
         assert headers == [{}, {}, {}]
         assert collector.spans() == []

@@ -133,16 +133,16 @@ async def run(program: str, cluster: RunningCluster, stream: str) -> str:
     ("name", "program"),
     [
         ("run", ENDS_WITH_ITS_LOOP),
-        ("uvloop", ENDS_WITH_UVLOOP),
-        ("early", ENDS_BEFORE_IT_HAS_CONNECTED),
-        ("tcp", ENDS_OVER_TCP),
         ("exit", EXITS_WITHIN_THE_BLOCK),
-        ("child", RUNS_IN_A_FORKED_CHILD),
-        ("celery", ENDS_AS_A_WORKER_OF_CELERY),
-        ("client", CLOSES_THE_CLIENT),
-        ("left", LEAVES_THE_CLIENT),
         ("stopped", STOPS_ITS_LOOP),
-        ("thread", HAS_ITS_LOOP_ON_A_THREAD),
+        pytest.param("uvloop", ENDS_WITH_UVLOOP, marks=pytest.mark.slow),
+        pytest.param("early", ENDS_BEFORE_IT_HAS_CONNECTED, marks=pytest.mark.slow),
+        pytest.param("tcp", ENDS_OVER_TCP, marks=pytest.mark.slow),
+        pytest.param("child", RUNS_IN_A_FORKED_CHILD, marks=pytest.mark.slow),
+        pytest.param("celery", ENDS_AS_A_WORKER_OF_CELERY, marks=pytest.mark.slow),
+        pytest.param("client", CLOSES_THE_CLIENT, marks=pytest.mark.slow),
+        pytest.param("left", LEAVES_THE_CLIENT, marks=pytest.mark.slow),
+        pytest.param("thread", HAS_ITS_LOOP_ON_A_THREAD, marks=pytest.mark.slow),
     ],
 )
 async def test_records_of_an_unclosed_producer_are_delivered_at_the_end(
@@ -153,7 +153,10 @@ async def test_records_of_an_unclosed_producer_are_delivered_at_the_end(
     assert "Traceback" not in errors
 
 
-@pytest.mark.parametrize(("name", "program"), [("kept", CLOSES_ITS_LOOP), ("dropped", DROPS_IT_AND_CLOSES_ITS_LOOP)])
+@pytest.mark.parametrize(
+    ("name", "program"),
+    [("kept", CLOSES_ITS_LOOP), pytest.param("dropped", DROPS_IT_AND_CLOSES_ITS_LOOP, marks=pytest.mark.slow)],
+)
 async def test_undeliverable_records_are_counted_in_a_warning_and_in_the_log(
     cluster: RunningCluster, name: str, program: str
 ) -> None:

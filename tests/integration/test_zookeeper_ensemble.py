@@ -15,8 +15,9 @@ SESSION_TIMEOUT_MS = 2000
 WAIT_S = 60.0
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ensemble]:
+    """Servers that tests share, each with a root of its own; only the last test stops one of them."""
     with Ensemble(tmp_path_factory.mktemp("ensemble")) as started:
         yield started
 
@@ -62,7 +63,7 @@ async def _proves(election: ZooKeeperElection) -> bool:
 
 
 async def test_a_session_continues_at_another_server_when_its_own_is_lost(ensemble: Ensemble) -> None:
-    address = ZooKeeperAddress.parse(f"{ensemble.address}/test")
+    address = ZooKeeperAddress.parse(f"{ensemble.address}/lost")
     session = await ZooKeeperSession.connect(address, session_timeout_ms=30_000)
     try:
         store, election = await ZooKeeperStore.open(session), ZooKeeperElection(session, "here:1")
