@@ -30,6 +30,8 @@ from kera.v1 import push_pb2
 from tests.unit.broker.fake_coordinator import BROKER_ID, EPOCH, FakeCoordinator, serving
 from tests.unit.broker.support import STREAM_ID, batch_chunk, next_of, read_range, sequences_of, stream_info
 
+TIMEOUT_S = 30.0
+
 
 @pytest.fixture
 async def coordinator() -> AsyncIterator[FakeCoordinator]:
@@ -54,7 +56,7 @@ async def describe(channel: Any) -> int:
     """The number of entries in the broker's description of its streamlet."""
     request = api.DESCRIBE_STREAMLETS.request(stream_id=STREAM_ID)
     try:
-        answer = await call(channel, api.DESCRIBE_STREAMLETS, request, timeout_s=5)
+        answer = await call(channel, api.DESCRIBE_STREAMLETS, request, timeout_s=TIMEOUT_S)
     finally:
         await channel.close()
     return len(answer.streamlets[0].entries)
@@ -67,8 +69,8 @@ async def test_a_broker_serves_its_streams_at_its_announced_addresses(
         assert Path(ready["arena_path"]).parent == settings.shm_dir
         assert ready["broker_id"] == BROKER_ID
         assert await describe(GrpcChannel(ready["grpc_address"])) == 1
-        assert await describe(await FrameChannel.connect_tcp(ready["frames_address"], timeout_s=5)) == 1
-        assert await describe(await FrameChannel.connect_unix(ready["frames_unix_path"], timeout_s=5)) == 1
+        assert await describe(await FrameChannel.connect_tcp(ready["frames_address"], timeout_s=TIMEOUT_S)) == 1
+        assert await describe(await FrameChannel.connect_unix(ready["frames_unix_path"], timeout_s=TIMEOUT_S)) == 1
         broker = coordinator.registered[0].broker
         places = ("grpc_address", "frames_address", "frames_unix_path", "push_unix_path")
         assert {name: getattr(broker, name) for name in places} == {name: ready[name] for name in places}
@@ -86,14 +88,14 @@ async def test_the_head_of_the_arena_names_its_data_directory(settings: BrokerSe
 
 async def test_a_read_without_a_limit_gets_what_the_transport_can_send(settings: BrokerSettings) -> None:
     async with serve(settings.model_copy(update={"message_bytes_max": 65 * KIB})) as ready:
-        channel = await FrameChannel.connect_tcp(ready["frames_address"], timeout_s=5)
+        channel = await FrameChannel.connect_tcp(ready["frames_address"], timeout_s=TIMEOUT_S)
         for sequence in range(2):
             request = api.MULTI_WRITE_CHUNKS.request(chunk_count=1)
             await channel.submit(
-                api.MULTI_WRITE_CHUNKS, request, [batch_chunk(1, sequence, size=40 * KIB)], timeout_s=5
+                api.MULTI_WRITE_CHUNKS, request, [batch_chunk(1, sequence, size=40 * KIB)], timeout_s=TIMEOUT_S
             )
         everything = api.MULTI_READ_CHUNKS.request(ranges=[read_range()])
-        reply = await channel.submit(api.MULTI_READ_CHUNKS, everything, timeout_s=5)
+        reply = await channel.submit(api.MULTI_READ_CHUNKS, everything, timeout_s=TIMEOUT_S)
         await channel.close()
 
     assert sequences_of(reply) == [0]
@@ -128,10 +130,10 @@ async def test_a_stopped_broker_leaves_only_its_identity_and_its_log(settings: B
 
 async def write(address: str, *chunks: bytes) -> list[str]:
     """Write chunks, and return the error codes of their statuses."""
-    channel = await FrameChannel.connect_tcp(address, timeout_s=5)
+    channel = await FrameChannel.connect_tcp(address, timeout_s=TIMEOUT_S)
     request = api.MULTI_WRITE_CHUNKS.request(chunk_count=len(chunks))
     try:
-        reply = await channel.submit(api.MULTI_WRITE_CHUNKS, request, list(chunks), timeout_s=5)
+        reply = await channel.submit(api.MULTI_WRITE_CHUNKS, request, list(chunks), timeout_s=TIMEOUT_S)
     finally:
         await channel.close()
     return [status.error.code for status in reply.message.statuses]
@@ -139,12 +141,12 @@ async def write(address: str, *chunks: bytes) -> list[str]:
 
 async def read(address: str) -> list[int]:
     """The sequences of all chunks."""
-    channel = await FrameChannel.connect_tcp(address, timeout_s=5)
+    channel = await FrameChannel.connect_tcp(address, timeout_s=TIMEOUT_S)
     following, found = EARLIEST, list[int]()
     try:
         while True:
             request = api.MULTI_READ_CHUNKS.request(ranges=[read_range(following)])
-            reply = await channel.submit(api.MULTI_READ_CHUNKS, request, timeout_s=5)
+            reply = await channel.submit(api.MULTI_READ_CHUNKS, request, timeout_s=TIMEOUT_S)
             if not reply.bulk:
                 return found
             found += sequences_of(reply)
@@ -186,7 +188,7 @@ async def test_clients_can_connect_to_announced_ipv6_addresses(settings: BrokerS
     async with serve(settings.model_copy(update={"host": "::1"})) as ready:
         assert ready["grpc_address"].startswith("[::1]:")
         assert await describe(GrpcChannel(ready["grpc_address"])) == 1
-        assert await describe(await FrameChannel.connect_tcp(ready["frames_address"], timeout_s=5)) == 1
+        assert await describe(await FrameChannel.connect_tcp(ready["frames_address"], timeout_s=TIMEOUT_S)) == 1
 
 
 async def test_a_failed_start_leaves_neither_memory_nor_an_identity(settings: BrokerSettings) -> None:

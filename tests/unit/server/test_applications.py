@@ -50,6 +50,12 @@ STAGES = {
     ),
     coordinator: ("check_addresses", "open_place", "build_leadership", "run_for_leader"),
 }
+QUICK = {
+    *((broker, stage) for stage in ("open_place", "start_engine", "bind_push", "register", "stay_registered")),
+    *((backup, stage) for stage in ("open_interfaces", "stay_registered")),
+    *((coordinator, stage) for stage in ("open_place", "run_for_leader")),
+}
+"""Stages that open a kind of thing: files, memory, sockets, a registration, or tasks."""
 
 
 def name_of(module: ModuleType) -> str:
@@ -58,7 +64,12 @@ def name_of(module: ModuleType) -> str:
 
 
 CASES = [
-    pytest.param(module, stage, id=f"{name_of(module)}-{stage}")
+    pytest.param(
+        module,
+        stage,
+        id=f"{name_of(module)}-{stage}",
+        marks=[] if (module, stage) in QUICK else [pytest.mark.slow],
+    )
     for module, stages in STAGES.items()
     for stage in stages
 ]
