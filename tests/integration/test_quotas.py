@@ -342,6 +342,7 @@ async def test_streams_of_a_user_over_its_quota_of_stored_bytes_refuse_records(
             await each.close(flush=False)
 
 
+@pytest.mark.slow
 async def test_refused_records_are_not_stored_and_acknowledged_ones_are_stored_once(
     secured: Secured, admin: Client, user: str
 ) -> None:
