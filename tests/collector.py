@@ -1,4 +1,4 @@
-"""Where tests of traces send spans: a receiver in the test's process, and a real OpenTelemetry Collector.
+"""Destinations of spans in tests: a receiver in the test's process, and a real OpenTelemetry Collector.
 
 Tests read the spans that the Collector received in the file that it writes. It is built from ``tests/otel_collector``
 with Go, once for each state of its sources, and kept below ``build``; the first time, this takes minutes. Without Go,

@@ -37,6 +37,8 @@ class Secured:
     ) -> None:
         """`arguments`: of `LocalCluster`, to change the cluster; `daemon_settings`: of all daemons."""
         settings_of = {kind: arguments.pop(f"{kind}_settings", {}) for kind in ("coordinator", "broker", "backup")}
+        often = {"heartbeat_interval_ms": 200, "heartbeats_missed_max": 40}  # tests wait for what heartbeats report
+        settings_of["coordinator"] = {**often, **settings_of["coordinator"]}
         authority, _ = Authority.open_or_make(directory)
         self.ca = authority.path
         one = authority.issue(HOST)

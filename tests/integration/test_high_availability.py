@@ -288,6 +288,7 @@ async def test_a_broker_continues_with_the_next_leader_and_streams_stay_usable(w
     assert set(world.cluster.processes) == {"broker-1", *world.names} - {leader}
 
 
+@pytest.mark.slow
 async def test_a_leader_that_was_paused_too_long_changes_nothing_and_follows(world: World) -> None:
     await world.settled()
     leader = await world.leader()

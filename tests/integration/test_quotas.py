@@ -30,8 +30,6 @@ pytestmark = pytest.mark.timeout(180)
 
 Transport = Literal["tcp", "grpc"]
 EACH_TRANSPORT = pytest.mark.parametrize("transport", ["tcp", pytest.param("grpc", marks=pytest.mark.slow)])
-HEARTBEATS = {"heartbeat_interval_ms": 200, "heartbeats_missed_max": 40, "report_grace_ms": 3_000}
-"""Settings of a coordinator: brokers learn with heartbeats who has stored too much."""
 QUOTA = 1 << 20
 """Bytes per second; without it, a client writes and reads a hundred times as much."""
 MEASURED_S = 2.5
@@ -43,14 +41,7 @@ RECORDS = 200
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     with contextlib.ExitStack() as stack:
-        secured = Secured(
-            tmp_path_factory.mktemp("quotas"),
-            stack,
-            brokers=1,
-            backups=0,
-            replication=0,
-            coordinator_settings=HEARTBEATS,
-        )
+        secured = Secured(tmp_path_factory.mktemp("quotas"), stack, brokers=1, backups=0, replication=0)
         asyncio.run(secured.make_user("admin"))
         yield secured
 
@@ -342,6 +333,7 @@ async def test_streams_of_a_user_over_its_quota_of_stored_bytes_refuse_records(
             await each.close(flush=False)
 
 
+@pytest.mark.slow
 async def test_refused_records_are_not_stored_and_acknowledged_ones_are_stored_once(
     secured: Secured, admin: Client, user: str
 ) -> None:
