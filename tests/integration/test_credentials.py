@@ -22,7 +22,7 @@ NEW = "another password of the same"
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     with contextlib.ExitStack() as stack:
-        yield Secured(tmp_path_factory.mktemp("credentials"), stack)
+        yield Secured(tmp_path_factory.mktemp("credentials"), stack, brokers=1, backups=0, replication=0)
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,7 @@ async def test_a_start_error_is_printed_as_one_line(tmp_path: Path) -> None:
     assert (code, lines) == (ExitCode.NOT_STARTED, ["kera: error: no room in memory"])
 
 
+@pytest.mark.slow
 async def test_imported_modules_are_frozen_for_the_garbage_collector_before_serving(tmp_path: Path) -> None:
     _, lines = await end(await start(tmp_path, "looks for cycles"))
 
@@ -108,6 +109,7 @@ async def test_imported_modules_are_frozen_for_the_garbage_collector_before_serv
     assert int(spared[1]) > 10_000
 
 
+@pytest.mark.slow
 async def test_an_error_while_serving_ends_the_daemon_and_is_printed(tmp_path: Path) -> None:
     code, lines = await end(await start(tmp_path, "fenced"))
 

@@ -51,6 +51,7 @@ MISBUILT = (*range(1, 300), 332, 335, 526, 721, 909, 1353, 15_815, 17_043)
 """Seeds of chunks. Go once differed from Python for the named seeds, and for a tenth of the others."""
 
 
+@pytest.mark.slow
 def test_the_go_client_reads_and_refuses_the_same_chunks_as_python(
     go: GoClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
