@@ -14,6 +14,7 @@ that a chunk takes to fill. Such figures are marked with ``~``; processor time o
 The cost of a record that does not depend on chunks, for accepting, encoding, storing and reading, is the row ``full
 chunks`` of ``--part cost``: chunks of 64 KiB that go when they are full. A target cannot do better.
 """
+
 from __future__ import annotations
 
 import argparse

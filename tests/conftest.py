@@ -58,9 +58,15 @@ def programs_are_forked() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module", params=["native", "python"])
+@pytest.fixture(
+    scope="module",
+    params=["native", pytest.param("python", marks=[] if native is None else [pytest.mark.slow])],
+)
 def either_core(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Runs the tests of a module twice: with the extension in C, and with its equivalent in Python."""
+    """Runs the tests of a module twice: with the extension in C, and with its equivalent in Python.
+
+    Quick tests use only one of them: ``tests/property/test_native.py`` compares both.
+    """
     if request.param == "native":
         if native is None:
             pytest.skip(f"without native core: {reason}")

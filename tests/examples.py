@@ -39,6 +39,12 @@ def first_quick(values: Iterable[Any], quick: int) -> list[Any]:
     return [*islice(rest, quick), *(pytest.param(value, marks=pytest.mark.slow) for value in rest)]
 
 
+def first_rows_quick(rows: Iterable[tuple[Any, ...]], quick: int) -> list[Any]:
+    """As `first_quick`, for several parameters."""
+    rest = iter(rows)
+    return [*islice(rest, quick), *(pytest.param(*row, marks=pytest.mark.slow) for row in rest)]
+
+
 def run_until(machine: type[RuleBasedStateMachine], missing: Callable[[], set[str]], how: settings) -> None:
     """Run histories of `machine`, and more of them while `missing` names events that have not occurred.
 

@@ -17,6 +17,7 @@ The clock is CLOCK_MONOTONIC, which all processes of a machine share. A contesta
     async def produce(worker: Worker) -> None: ...
     async def consume(worker: Worker) -> None: ...
 
+
     if __name__ == "__main__":
         run_async(produce, consume)  # or `run`, for functions that are not async
 

@@ -74,7 +74,9 @@ async def consume_one(client: Client, group: str, stream: str) -> None:
             return
 
 
-@pytest.mark.parametrize("transport", ["tcp", "grpc", "unix", "auto"])
+@pytest.mark.parametrize(
+    "transport", ["tcp", *(pytest.param(each, marks=pytest.mark.slow) for each in ("grpc", "unix", "auto"))]
+)
 async def test_a_user_can_write_read_and_consume_with_the_rights_for_it(
     secured: Secured, admin: Client, transport: Transport
 ) -> None:
@@ -123,7 +125,7 @@ async def test_a_user_without_a_right_is_refused(secured: Secured, admin: Client
     assert await read_all(admin, "seen") == [b"one"]
 
 
-@pytest.mark.parametrize("transport", ["tcp", "grpc"])
+@pytest.mark.parametrize("transport", ["tcp", pytest.param("grpc", marks=pytest.mark.slow)])
 async def test_clients_that_do_not_authenticate_are_refused(secured: Secured, transport: Transport) -> None:
     for wrong, text in (
         ({}, "nobody has authenticated"),
@@ -205,8 +207,16 @@ class Reading:
             self.error = error
 
 
-@pytest.mark.parametrize("transport", ["tcp", "grpc"])
-@pytest.mark.parametrize("what", ["right", "user"])
+@pytest.mark.parametrize(
+    ("what", "transport"),
+    [
+        ("right", "tcp"),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (("right", "grpc"), ("user", "tcp"), ("user", "grpc"))
+        ),
+    ],
+)
 async def test_revoking_a_right_or_a_user_ends_its_reads_and_writes(
     secured: Secured, admin: Client, transport: Transport, what: str
 ) -> None:
@@ -262,6 +272,7 @@ async def test_a_narrowed_token_works_for_its_stream_only_until_it_is_revoked(se
                 await client.admin.list_streams()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)  # all that the client is made of may have to be compiled
 async def test_the_go_client_authenticates_with_a_token_over_tls(
     go: GoClient, secured: Secured, admin: Client, tmp_path: Path

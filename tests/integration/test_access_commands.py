@@ -131,7 +131,7 @@ def test_a_missing_cluster_secret_file_is_reported(kera: CommandLine, tmp_path: 
 @pytest.fixture(
     params=[
         "password",
-        "token",
+        pytest.param("token", marks=pytest.mark.slow),
         pytest.param("password of the environment", marks=pytest.mark.slow),
         pytest.param("settings file", marks=pytest.mark.slow),
     ]
@@ -191,6 +191,7 @@ def test_every_command_works_with_each_way_to_authenticate(
     run("token", "list")
 
 
+@pytest.mark.slow
 def test_check_and_bench_work_for_an_authenticated_user(kera: CommandLine) -> None:
     said = json.loads(kera.as_user("admin", "check", "--json", "--seconds", "1", "--rate", "100"))
     assert said["verdict"] == "kept"
@@ -212,7 +213,7 @@ def test_commands_without_credentials_say_how_to_authenticate(kera: CommandLine,
         ("acl", "list"),
         ("token", "list"),
     ):
-        done = kera.run(*command, retry_timeout_ms=300)
+        done = kera.run(*command, retry_timeout_ms=100)
         assert done.returncode == 1, command
         assert done.stderr.startswith(b"kera: error: nobody has authenticated over this connection: show a certificate")
     for command in (("cluster", "health"), ("doctor", "--bootstrap", kera.secured.cluster.bootstrap)):
@@ -251,6 +252,7 @@ def test_granted_rights_work_until_they_are_revoked(kera: CommandLine, user: str
     assert "has no such rule" in kera.refused("admin", "acl", "revoke", *rule)
 
 
+@pytest.mark.slow
 def test_a_user_has_the_rights_of_its_role(kera: CommandLine, user: str, stream: str) -> None:
     role = new_name("role")
     kera.as_user("admin", "acl", "grant", f"role:{role}", "describe", f"stream:{stream}")
@@ -278,6 +280,7 @@ def test_a_token_replaces_the_password_for_the_stream_it_is_narrowed_to(
     assert b"the token is not known" in kera.run("stream", "list", token_file=file).stderr
 
 
+@pytest.mark.slow
 def test_a_user_that_deletes_itself_is_refused_at_once(kera: CommandLine) -> None:
     name = new_name("user")
     kera.as_user("admin", "user", "create", name, "--role", "boss", "--password-file", str(kera.password))
@@ -288,6 +291,7 @@ def test_a_user_that_deletes_itself_is_refused_at_once(kera: CommandLine) -> Non
 # -- outages --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_change_warns_about_a_broker_that_cannot_be_notified(kera: CommandLine, user: str) -> None:
     kera.secured.cluster.kill("broker-2")
     try:
@@ -301,6 +305,7 @@ def test_a_change_warns_about_a_broker_that_cannot_be_notified(kera: CommandLine
     )
 
 
+@pytest.mark.slow
 def test_a_change_fails_with_a_clear_error_while_the_coordinator_is_down(kera: CommandLine) -> None:
     name = new_name("user")
     create = "user", "create", name, "--password-file", str(kera.password)
@@ -313,6 +318,7 @@ def test_a_change_fails_with_a_clear_error_while_the_coordinator_is_down(kera: C
     kera.as_user("admin", *create)
 
 
+@pytest.mark.slow
 def test_a_change_fails_with_an_error_while_the_metadata_store_is_down(zookeeper: ZooKeeper, tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         secured = Secured(
@@ -334,6 +340,7 @@ def test_a_change_fails_with_an_error_while_the_metadata_store_is_down(zookeeper
         assert alice["roles"] == ["etl"]
 
 
+@pytest.mark.slow
 def test_creating_a_user_warns_while_security_is_off() -> None:
     with LocalCluster.running(arena_bytes=64 << 20, segment_bytes=1 << 20) as cluster:
         bootstrap = {"KERA_BOOTSTRAP": cluster.bootstrap}
@@ -372,6 +379,7 @@ def test_a_context_provides_all_the_settings_that_commands_need(kera: CommandLin
     output(run_kera("stream", "delete", stream, "--yes", env={**said, "KERA_CONTEXT": "prod"}))
 
 
+@pytest.mark.slow
 def test_a_copy_needs_the_right_to_write_to_the_stream_and_to_its_journal(kera: CommandLine, tmp_path: Path) -> None:
     user, stream = new_name("copier"), new_name("copied")
     kera.as_user("admin", "user", "create", user, "--password-file", str(kera.password))

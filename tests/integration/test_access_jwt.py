@@ -30,7 +30,7 @@ from tests.integration.support import until
 from tests.token_issuer import AUDIENCE, ISSUER, Published, claims_of, jwk, key_set, published, signed
 
 pytestmark = pytest.mark.timeout(180)
-TRANSPORTS = pytest.mark.parametrize("transport", ["tcp", "grpc"])
+TRANSPORTS = pytest.mark.parametrize("transport", ["tcp", pytest.param("grpc", marks=pytest.mark.slow)])
 EXPIRED_S = 3.0
 """An expired token has no effect any more after this time."""
 PAUSE_S = 0.02
@@ -99,8 +99,14 @@ async def write(client: Client, stream: str, values: list[bytes]) -> None:
             await producer.send(stream, value)
 
 
-@TRANSPORTS
-@pytest.mark.parametrize("length", ["short", "long"])
+@pytest.mark.parametrize(
+    ("length", "transport"),
+    [
+        ("short", "tcp"),
+        ("long", "grpc"),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("short", "grpc"), ("long", "tcp"))),
+    ],
+)
 async def test_a_token_has_the_rights_of_the_roles_in_it(
     issuing: Issuing, admin: Client, transport: str, length: str
 ) -> None:
@@ -182,6 +188,7 @@ async def test_a_consumer_ends_when_its_token_expires(issuing: Issuing, admin: C
     assert "the token expired" in reading.error.message
 
 
+@pytest.mark.slow
 @TRANSPORTS
 async def test_a_consumer_continues_with_a_newer_token_from_its_file(
     issuing: Issuing, admin: Client, transport: str

@@ -44,7 +44,7 @@ async def send(client: Client, stream: str, *batches: pa.RecordBatch) -> None:
             await producer.flush()
 
 
-@pytest.mark.parametrize("shared_memory", ["auto", "never"])
+@pytest.mark.parametrize("shared_memory", ["auto", pytest.param("never", marks=pytest.mark.slow)])
 async def test_records_older_than_a_column_read_as_null_in_it(client: Client, shared_memory: str) -> None:
     name = f"older-{shared_memory}"
     await client.admin.create_stream(name, schema=COLUMNS, key_column="user")
@@ -78,7 +78,7 @@ async def test_an_open_producer_learns_an_added_column_when_a_batch_has_it(
     assert first == second == 1 < third
 
 
-@pytest.mark.parametrize("shared_memory", ["auto", "never"])
+@pytest.mark.parametrize("shared_memory", ["auto", pytest.param("never", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("grouped", [False, True])
 async def test_an_open_consumer_gets_added_columns(
     cluster: RunningCluster, client: Client, shared_memory: str, grouped: bool

@@ -113,7 +113,7 @@ async def prometheus(cluster: LocalCluster, folder: Path) -> AsyncIterator[Prome
         await process.wait()
 
 
-async def test_each_fault_fires_its_alerts(tmp_path: Path) -> None:
+async def test_lags_stalls_and_lost_daemons_fire_their_alerts(tmp_path: Path) -> None:
     served = {"metrics_port": 0}
     cluster = LocalCluster(
         brokers=2,

@@ -145,15 +145,13 @@ def test_an_existing_or_invalid_stream_is_not_created(kera: Kera, stream: str) -
 
 
 @pytest.mark.slow
-def test_creating_a_stream_fails_soon_without_enough_backups(kera: Kera) -> None:
-    began = time.monotonic()
+def test_creating_a_stream_without_enough_backups_says_what_is_missing(kera: Kera) -> None:
     error = kera.fails(1, "stream", "create", kera.stream, "--replication", "2")
 
     assert error == (
         f"stream {kera.stream!r} needs 2 live backups (its replication), there is none;"
         " start more, or ask for less replication"
     )
-    assert time.monotonic() - began < BOUND_S / 2, "a program would go on asking, a person wants to know"
     unknown = kera.fails(1, "stream", "create", kera.stream, "--durability", "replicated")
     assert unknown.startswith('durability "replicated" needs replication of at least 1')
 
@@ -193,7 +191,7 @@ def test_describing_the_cluster_shows_its_brokers(kera: Kera) -> None:
     assert re.search(r"^ +1 +yes +\d\S+ +127\.0\.0\.1:\d+ +127\.0\.0\.1:\d+ +64 MiB +1 MiB ", text, re.MULTILINE)
 
 
-@pytest.mark.parametrize("group", [False, True], ids=["alone", "in a group"])
+@pytest.mark.parametrize("group", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["alone", "in a group"])
 def test_a_corrupt_chunk_ends_consume_unless_it_is_skipped_on_demand(kera: Kera, stream: str, group: bool) -> None:
     kera("produce", stream, stdin=b"before\n")
     asyncio.run(write_a_chunk_that_nobody_can_read(kera.bootstrap, stream))
@@ -225,12 +223,12 @@ def test_a_corrupt_chunk_ends_consume_unless_it_is_skipped_on_demand(kera: Kera,
 
 
 def test_produced_lines_are_consumed_in_order(kera: Kera, stream: str) -> None:
-    lines = b"".join(b"%d %d\n" % (number, number * number) for number in range(200_000))
+    lines = b"".join(b"%d %d\n" % (number, number * number) for number in range(50_000))
 
     produced = kera.run("produce", stream, stdin=lines)
 
     assert produced.returncode == 0
-    assert re.fullmatch(rb"200,000 records in [\d.]+ s: [\d,]+ records/s, [\d.]+ MB/s\n", produced.stderr)
+    assert re.fullmatch(rb"50,000 records in [\d.]+ s: [\d,]+ records/s, [\d.]+ MB/s\n", produced.stderr)
     assert kera("consume", stream, "--until-end") == lines
     assert kera("consume", stream, "--count", "3") == b"".join(lines.splitlines(keepends=True)[:3])
 
@@ -250,6 +248,7 @@ def test_produce_takes_a_latency_target(kera: Kera, stream: str) -> None:
     assert kera("consume", stream, "--from", "earliest", "--until-end") == b"a\nb\n"
 
 
+@pytest.mark.slow
 def test_a_kafka_partitioner_places_lines_as_kafkas_clients_do(kera: Kera, stream: str) -> None:
     placed = f"{stream}-placed"
     kera("stream", "create", placed, "--streamlets", "7")
@@ -452,7 +451,7 @@ def test_ctrl_c_ends_produce_after_the_lines_it_has_read(kera: Kera, stream: str
     assert len(errors.splitlines()) == 1
 
 
-@pytest.mark.parametrize("ahead", [True, False])
+@pytest.mark.parametrize("ahead", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_consume_ends_when_the_reader_of_its_output_goes_away(kera: Kera, stream: str, ahead: bool) -> None:
     """`ahead`: more records exist, so that a write fails; otherwise the consumer waits for some."""
     kera("produce", stream, stdin=b"x" * 99 + b"\n" + (b"y" * 99 + b"\n") * (100_000 if ahead else 0))
@@ -484,7 +483,8 @@ def test_the_error_names_a_missing_stream(kera: Kera, arguments: tuple[str, ...]
     assert kera.fails(1, *arguments) == "there is no stream 'absent'"
 
 
-def test_the_error_names_an_unreachable_cluster(kera: Kera) -> None:
+def test_the_error_names_an_unreachable_cluster(kera: Kera, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERA_CLIENT_RETRY_TIMEOUT_MS", "100")
     with socket.create_server(("127.0.0.1", 0)) as unused:
         address = f"127.0.0.1:{unused.getsockname()[1]}"
     message = kera.fails(1, "stream", "list", "--bootstrap", address)
@@ -533,7 +533,7 @@ def test_bench_produce_measures_acknowledgements(kera: Kera, record_bytes: list[
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("read", [pytest.param("batches", marks=pytest.mark.slow), "records"])
+@pytest.mark.parametrize("read", ["batches", "records"])
 def test_bench_consume_reads_all_records_sent(kera: Kera, read: str) -> None:
     (result,), _ = bench(kera, "consume", "--records", "20000", "--rounds", "1", "--read", read)
     assert result["records"]["median"] == 20000
@@ -541,7 +541,8 @@ def test_bench_consume_reads_all_records_sent(kera: Kera, read: str) -> None:
     assert result["latency_us"] is None
 
 
-@pytest.mark.parametrize("mode", ["send", pytest.param("send_batch", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["send", "send_batch"])
 def test_bench_e2e_keeps_its_rate_and_measures_availability(kera: Kera, mode: str) -> None:
     flags = ("--rate", "2000", "--seconds", "0.5", "--rounds", "1", "--mode", mode)
     (result,), _ = bench(kera, "e2e", *flags)
@@ -562,7 +563,6 @@ def test_bench_without_a_cluster_starts_its_own_and_says_so(kera: Kera) -> None:
     assert (result["backups"], result["replication"], result["backups_cpu_s"]) == (0, 0, None)
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 def test_bench_measures_replication_on_a_cluster_of_its_own(kera: Kera) -> None:
     flags = ("--backups", "2", "--replication", "2", "--backup-memory-bytes", "128MiB")

@@ -52,8 +52,14 @@ async def is_known(secured: Secured, name: str, secret: str) -> bool:
         await channel.close()
 
 
-async def test_the_cluster_secret_is_replaced_while_records_are_written(secured: Secured) -> None:
+@pytest.mark.parametrize(
+    "together", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["together", "one after the other"]
+)
+async def test_the_cluster_secret_is_replaced_while_records_are_written(secured: Secured, together: bool) -> None:
+    """`together`: all hosts get the new file at once."""
     cluster = secured.cluster
+    kinds = list(secured.secrets)
+    steps = [kinds] if together else [[kind] for kind in kinds]
     log = [cluster.log_dir / f"{name}.log" for name in ("broker-1", "broker-2")]
     await until(lambda: all(OVER_TCP in path.read_bytes() for path in log))
     await secured.make_user("admin")
@@ -84,9 +90,10 @@ async def test_the_cluster_secret_is_replaced_while_records_are_written(secured:
         await goes_on()
         names = list(cluster.ready)
         for secrets, known, unknown in ((f"{NEW}\n{SECRET}\n", [SECRET, NEW], []), (f"{NEW}\n", [NEW], [SECRET])):
-            for kind, path in secured.secrets.items():  # one host after the other
-                path.write_text(secrets)
-                for name in (each for each in names if each.startswith(kind)):
+            for step in steps:
+                for kind in step:
+                    secured.secrets[kind].write_text(secrets)
+                for name in (each for each in names if each.startswith(tuple(step))):
                     while not all([await is_known(secured, name, secret) for secret in known]):
                         await goes_on()
                     while any([await is_known(secured, name, secret) for secret in unknown]):

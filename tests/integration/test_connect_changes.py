@@ -302,6 +302,7 @@ def test_the_slot_advances_past_copied_changes_and_other_tables(postgres: Postgr
     assert len(values(client, "moves")) == 1
 
 
+@pytest.mark.slow
 def test_errors_of_a_copy_of_changes_say_what_is_wrong(postgres: Postgres, cluster: RunningCluster, copy: Any) -> None:
     postgres.run(
         "CREATE TABLE no_key (a int)",
@@ -338,6 +339,7 @@ def test_errors_of_a_copy_of_changes_say_what_is_wrong(postgres: Postgres, clust
     assert "there is no replication slot" in said
 
 
+@pytest.mark.slow
 def test_a_copy_that_starts_over_in_its_stream_clears_the_earlier_rows(
     postgres: Postgres, client: Client, cluster: RunningCluster, copy: Any
 ) -> None:
@@ -365,6 +367,7 @@ def test_a_copy_that_starts_over_in_its_stream_clears_the_earlier_rows(
     assert table(client, "anew-columns").column("op").to_pylist() == ["r", "r", "r", "t", "r", "r", "r"]
 
 
+@pytest.mark.slow
 def test_a_copy_does_not_take_the_slot_of_another_copy(postgres: Postgres, copy: Any) -> None:
     postgres.run("CREATE TABLE sharing (id int PRIMARY KEY)")
     arguments = (changes_of(postgres, "sharing", slot="kera_shared"), "kera:sharing", "--create")
@@ -379,6 +382,7 @@ def test_a_copy_does_not_take_the_slot_of_another_copy(postgres: Postgres, copy:
     assert copy(*arguments)[0] == 0
 
 
+@pytest.mark.slow
 def test_dropping_a_table_ends_its_copy(postgres: Postgres, cluster: RunningCluster, copy: Any, tmp_path: Path) -> None:
     postgres.run("CREATE TABLE dropped (id int PRIMARY KEY)", "INSERT INTO dropped VALUES (1)")
     arguments = (changes_of(postgres, "dropped"), "kera:dropped", "--create")

@@ -101,6 +101,7 @@ def test_a_copy_with_kills_at_any_moment_has_each_record_once(
     assert assert_same(kafka, topic, client, "killed", 2) > 500
 
 
+@pytest.mark.slow
 def test_a_paused_copy_that_was_replaced_ends_and_duplicates_nothing(
     kafka: Kafka, client: Client, cluster: RunningCluster, copy: Any, tmp_path: Path
 ) -> None:
@@ -286,6 +287,7 @@ def test_a_stream_is_copied_to_a_topic_with_every_part_of_its_records(kafka: Kaf
     assert assert_copied(kafka, "from-kera", client, "to-kafka", 3) == 2500
 
 
+@pytest.mark.slow
 def test_a_copy_to_kafka_with_kills_at_any_moment_has_each_record_once(
     kafka: Kafka, client: Client, cluster: RunningCluster, copy: Any, tmp_path: Path
 ) -> None:
@@ -315,6 +317,7 @@ def test_a_copy_to_kafka_with_kills_at_any_moment_has_each_record_once(
     assert assert_copied(kafka, "killed-in", client, "killed-out", 2) > 500
 
 
+@pytest.mark.slow
 def test_a_paused_copy_to_kafka_that_was_replaced_ends_and_duplicates_nothing(
     kafka: Kafka, client: Client, cluster: RunningCluster, copy: Any, tmp_path: Path
 ) -> None:
@@ -393,6 +396,7 @@ def test_partitions_added_to_a_followed_topic_end_the_copy(kafka: Kafka, monkeyp
         asyncio.run(follow())
 
 
+@pytest.mark.slow
 def test_a_killed_copy_continues_if_all_removed_records_were_stored(
     kafka: Kafka, client: Client, cluster: RunningCluster, copy: Any, tmp_path: Path
 ) -> None:

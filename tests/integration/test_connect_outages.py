@@ -46,6 +46,7 @@ def test_copies_from_and_to_a_table_survive_a_restart_of_postgresql(
     assert postgres.rows("SELECT count(DISTINCT id) FROM outlived") == [(200,)]
 
 
+@pytest.mark.slow
 def test_a_copy_that_waits_for_postgresql_ends_at_sigterm(
     postgres: Postgres, client: Client, cluster: RunningCluster, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ from tests.integration.connect_support import client, cluster, copy, copying, ha
 from tests.integration.postgres import Postgres
 
 ROWS = 200_000
+KILLS = pytest.mark.parametrize("kills", [2, pytest.param(5, marks=pytest.mark.slow)])
 
 
 def test_a_table_is_copied_to_a_stream_and_back_to_a_table(postgres: Postgres, client: Client, copy: Any) -> None:
@@ -85,6 +86,7 @@ def test_a_row_of_an_open_transaction_is_not_skipped(
     assert [row["id"] for row in table(client, "late").to_pylist()] == [1, 2, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["table", "query"])
 def test_a_row_of_an_open_transaction_is_not_skipped_though_an_older_one_ended(
     postgres: Postgres, client: Client, copy: Any, kind: str
@@ -125,24 +127,27 @@ def test_a_copy_does_not_wait_for_transactions_that_did_not_write_the_table(
     assert table(client, "alone").num_rows == 1
 
 
+@KILLS
 def test_a_copy_from_a_table_with_kills_at_any_moment_has_each_row_once(
-    postgres: Postgres, client: Client, cluster: RunningCluster, copy: Any, tmp_path: Path
+    postgres: Postgres, client: Client, cluster: RunningCluster, copy: Any, tmp_path: Path, kills: int
 ) -> None:
+    name, rows = f"killed_{kills}", ROWS if kills > 2 else ROWS // 4
     postgres.run(
-        "CREATE TABLE killed (id int PRIMARY KEY, text text)",
-        f"INSERT INTO killed SELECT n, repeat('x', 50) FROM generate_series(1, {ROWS}) n",
+        f"CREATE TABLE {name} (id int PRIMARY KEY, text text)",
+        f"INSERT INTO {name} SELECT n, repeat('x', 50) FROM generate_series(1, {rows}) n",
     )
-    client.admin.create_stream("killed-table", schema=pa.schema([("id", pa.int32()), ("text", pa.string())]))
-    arguments = (postgres.url("killed"), "kera:killed-table")
-    killed_again_and_again(cluster.bootstrap, *arguments, log=tmp_path / "log", times=5, seed=5)
+    client.admin.create_stream(name, schema=pa.schema([("id", pa.int32()), ("text", pa.string())]))
+    arguments = (postgres.url(name), f"kera:{name}")
+    killed_again_and_again(cluster.bootstrap, *arguments, log=tmp_path / "log", times=kills, seed=5)
 
     code, said = copy(*arguments)
 
     assert code == 0, said
-    assert table(client, "killed-table").column("id").to_pylist() == list(range(1, ROWS + 1))
+    assert table(client, name).column("id").to_pylist() == list(range(1, rows + 1))
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [1, 20])
 def test_a_copy_of_changing_rows_has_the_last_version_of_each_despite_kills(
     postgres: Postgres, client: Client, cluster: RunningCluster, copy: Any, tmp_path: Path, kills: int
 ) -> None:
@@ -173,11 +178,13 @@ def test_a_copy_of_changing_rows_has_the_last_version_of_each_despite_kills(
     assert last == dict(postgres.rows(f"SELECT id, changed FROM {name}"))
 
 
-@pytest.mark.parametrize("cast", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("cast", "kills"), [(False, 2), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((False, 5), (True, 5)))]
+)
 def test_a_copy_into_a_table_with_kills_at_any_moment_has_each_row_once(
-    postgres: Postgres, client: Client, cluster: RunningCluster, copy: Any, tmp_path: Path, cast: bool
+    postgres: Postgres, client: Client, cluster: RunningCluster, copy: Any, tmp_path: Path, cast: bool, kills: int
 ) -> None:
-    name = f"killed_in_{cast}".lower()
+    name = f"killed_in_{cast}_{kills}".lower()
     client.admin.create_stream(name, streamlets=2, schema=pa.schema([("id", pa.int64())]), key_column="id")
     postgres.run(f"CREATE TABLE {name} (id {'int' if cast else 'bigint'})")
     stopping = threading.Event()
@@ -194,7 +201,7 @@ def test_a_copy_into_a_table_with_kills_at_any_moment_has_each_row_once(
     filling.start()
     arguments = (f"kera:{name}", postgres.url(name))
     try:
-        killed_again_and_again(cluster.bootstrap, "--follow", *arguments, log=tmp_path / "log", times=5, seed=6)
+        killed_again_and_again(cluster.bootstrap, "--follow", *arguments, log=tmp_path / "log", times=kills, seed=6)
     finally:
         stopping.set()
         filling.join()
@@ -260,7 +267,9 @@ def test_untyped_records_are_copied_into_a_table_with_columns_for_their_parts(
     assert found[1][:3] == (None, None, None)
 
 
-@pytest.mark.parametrize("kind", ["numeric", "bigint", "text", "timestamptz"])
+@pytest.mark.parametrize(
+    "kind", ["numeric", *(pytest.param(each, marks=pytest.mark.slow) for each in ("bigint", "text", "timestamptz"))]
+)
 def test_rows_are_copied_in_the_order_of_the_key_and_not_of_its_text(
     postgres: Postgres, client: Client, copy: Any, kind: str
 ) -> None:

@@ -67,6 +67,7 @@ def test_a_table_is_copied_as_avro_and_an_added_column_makes_a_new_version(
     )
 
 
+@pytest.mark.slow
 def test_changes_with_columns_are_copied_as_avro(postgres: Postgres, client: Client, kera: Any) -> None:
     postgres.run("CREATE TABLE versions (id bigint PRIMARY KEY, name text)", "INSERT INTO versions VALUES (1, 'a')")
     arguments = (postgres.url("versions", changes="logical", values="columns"), "kera:versions", *AVRO, "--key", "id")
@@ -88,10 +89,8 @@ def test_changes_with_columns_are_copied_as_avro(postgres: Postgres, client: Cli
     assert (truncated["op"], truncated["id"]) == ("t", None)
 
 
-@pytest.mark.parametrize(
-    "encoding",
-    [("--value", "avro"), *(pytest.param(each, marks=pytest.mark.slow) for each in (("--value", "json"), ()))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("encoding", [("--value", "avro"), ("--value", "json"), ()])
 def test_a_column_added_during_a_copy_ends_it_before_rows_lack_the_column(
     postgres: Postgres, client: Client, cluster: RunningCluster, kera: Any, tmp_path: Path, encoding: tuple[str, ...]
 ) -> None:

@@ -120,6 +120,7 @@ async def test_a_stream_is_created_filled_browsed_moved_and_deleted_in_a_browser
         assert "owned" not in await page.title()
 
 
+@pytest.mark.slow
 @needs_chromium
 async def test_records_with_a_schema_are_produced_filtered_and_read_on_a_phone(cluster: RunningCluster) -> None:
     schema = {"type": "record", "name": "Ride", "fields": [{"name": "km", "type": "long"}]}
@@ -158,6 +159,7 @@ async def test_records_with_a_schema_are_produced_filtered_and_read_on_a_phone(c
         assert [each for each in look.complaints if "400" not in each] == []
 
 
+@pytest.mark.slow
 @needs_chromium
 async def test_epochs_are_set_in_a_browser_and_the_next_one_shows_whom_it_waits_for(
     cluster: RunningCluster,
@@ -232,6 +234,7 @@ async def test_lag_updates_without_a_reload_and_a_group_is_reset_after_a_preview
         assert sum(each.lag.records for each in described.entries if each.lag is not None) == 37
 
 
+@pytest.mark.slow
 @needs_chromium
 async def test_no_page_is_wider_than_a_phone_and_numbers_stay_on_one_line(cluster: RunningCluster) -> None:
     async with connected(cluster) as client:
@@ -256,6 +259,7 @@ async def test_no_page_is_wider_than_a_phone_and_numbers_stay_on_one_line(cluste
             assert look.complaints == []
 
 
+@pytest.mark.slow
 @needs_chromium
 async def test_a_moving_streamlet_appears_without_a_reload(cluster: RunningCluster) -> None:
     async with connected(cluster) as client:
@@ -409,6 +413,7 @@ async def expect_only_what_ada_may(look: Look, url: str) -> None:
     await expect(page.locator("main")).to_contain_text("Missing right: create on stream:mine")
 
 
+@pytest.mark.slow
 async def test_visitors_do_not_get_the_credentials_of_the_consoles_environment(secured: Secured) -> None:
     """The environment has the credentials of its starter, but visitors have to authenticate themselves."""
     await secured.make_user("root-like", "boss")
@@ -434,6 +439,7 @@ async def get(port: int, address: str, *, host: str = "127.0.0.1") -> tuple[str,
         writer.close()
 
 
+@pytest.mark.slow
 async def test_paging_shows_each_record_once_in_every_mode(cluster: RunningCluster) -> None:
     """The streamlets have entries, and one streamlet has moved."""
     async with connected(cluster) as client:
@@ -509,6 +515,7 @@ def test_the_console_refuses_unsafe_or_invalid_addresses(cluster: RunningCluster
         assert text in done.stderr.decode()
 
 
+@pytest.mark.slow
 async def test_a_taken_port_and_an_unreachable_cluster_are_reported(cluster: RunningCluster) -> None:
     async with a_console(bootstrap=cluster.bootstrap) as console:
         taken = ("console", "--listen", f"127.0.0.1:{console.port}", "--bootstrap", cluster.bootstrap)
@@ -589,6 +596,7 @@ async def until(port: int, address: str, text: str) -> None:
         pytest.fail(f"{address} has no {text!r}: {head}\n{page}")
 
 
+@pytest.mark.slow
 async def test_pages_report_a_silent_coordinator_and_recover_with_it(tmp_path: Path) -> None:
     with LocalCluster.running(brokers=1, data_dir=tmp_path / "cluster") as cluster:
         async with a_console(bootstrap=cluster.bootstrap) as console:

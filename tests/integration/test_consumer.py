@@ -1,8 +1,6 @@
 """Consumers of real daemons: where they start and stop, how they wait, and which of the brokers' memory they hold."""
 
 import asyncio
-import contextlib
-import sys
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -186,41 +184,6 @@ async def test_batches_lie_in_the_brokers_memory_and_hold_it_until_released(smal
         await client.admin.delete_stream("next")
         # The consumer is closed and nothing else is read: the memory that it held is given back all the same.
         held.clear()
-        await until(slots.all_free)
-
-
-READER = """
-import asyncio, sys
-from kera.client import Client
-
-async def main():
-    client = await Client.connect(sys.argv[1])
-    consumer = client.consumer("reader", start="earliest", end="latest", shared_memory="always")
-    held = [chunk async for chunk in consumer.batches()]
-    print(len(held), flush=True)
-    await asyncio.Event().wait()
-
-asyncio.run(main())
-"""
-
-
-async def test_the_death_of_a_reader_frees_the_memory_that_it_held(small_cluster: RunningCluster) -> None:
-    slots = Slots(small_cluster)
-    async with await Client.connect(small_cluster.bootstrap) as client:
-        await client.admin.create_stream("reader")
-        await fill(client, "reader", *[bytes(10_000)] * 40)
-        argv = (sys.executable, "-c", READER, small_cluster.bootstrap)
-        reader = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
-        try:
-            assert reader.stdout is not None
-            async with asyncio.timeout(TIMEOUT_S):
-                assert int(await reader.stdout.readline()) > 0
-            await client.admin.delete_stream("reader")
-            assert not slots.all_free()
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                reader.kill()
-            await reader.communicate()
         await until(slots.all_free)
 
 

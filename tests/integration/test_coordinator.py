@@ -210,15 +210,6 @@ def assert_not_started(outcome: tuple[int, str, str], *texts: str) -> None:
         assert text in errors[0]
 
 
-async def test_the_start_error_names_a_taken_port(start: Any, tmp_path: Path) -> None:
-    first = await start()
-    port = first.ready["grpc_address"].rpartition(":")[2]
-
-    second = await start(tmp_path / "other", port=port)
-
-    assert_not_started(await second.end(), f"cannot listen on 127.0.0.1:{port}", "choose another port")
-
-
 @pytest.mark.slow
 async def test_the_start_error_names_a_taken_metrics_port(start: Any, tmp_path: Path) -> None:
     first = await start(metrics_port=0)
@@ -227,14 +218,6 @@ async def test_the_start_error_names_a_taken_metrics_port(start: Any, tmp_path: 
     second = await start(tmp_path / "other", metrics_port=port)
 
     assert_not_started(await second.end(), f"metrics: cannot listen on 127.0.0.1:{port}")
-
-
-async def test_the_start_error_names_an_unwritable_data_directory(start: Any, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-
-    process = await start(tmp_path / "file" / "data")
-
-    assert_not_started(await process.end(), f"cannot write data directory {tmp_path}/file/data", "--data-dir")
 
 
 async def test_a_second_coordinator_on_a_data_directory_is_refused(start: Any) -> None:

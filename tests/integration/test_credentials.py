@@ -25,8 +25,16 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         yield Secured(tmp_path_factory.mktemp("credentials"), stack)
 
 
-@pytest.mark.parametrize("transport", ["tcp", "grpc"])
-@pytest.mark.parametrize("what", ["password", "token"])
+@pytest.mark.parametrize(
+    ("what", "transport"),
+    [
+        ("password", "tcp"),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (("password", "grpc"), ("token", "tcp"), ("token", "grpc"))
+        ),
+    ],
+)
 async def test_a_writer_continues_with_the_new_credentials_from_its_file(
     secured: Secured, tmp_path: Path, what: Literal["password", "token"], transport: str
 ) -> None:

@@ -68,7 +68,7 @@ def events(lines: list[str]) -> list[Any]:
     return [json.loads(line)["event"] for line in lines if line.startswith("{")]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 async def test_a_daemon_prints_its_address_and_stops_on_a_signal(tmp_path: Path, number: int) -> None:
     process = await start(tmp_path, "serves")
     ready = json.loads(await first_line(process.stdout))

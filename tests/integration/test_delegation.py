@@ -56,6 +56,7 @@ def keepers(driver: Driver) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.slow
 def test_concurrent_requests_start_only_one_keeper(driver: Child) -> None:
     socks = []
 
@@ -77,9 +78,10 @@ def test_concurrent_requests_start_only_one_keeper(driver: Child) -> None:
         sock.close()
 
 
-def test_the_keeper_ends_with_the_driver(driver: Child) -> None:
+def test_the_keeper_has_a_session_of_its_own_and_ends_with_the_driver(driver: Child) -> None:
     with connected(driver.driver):
         (keeper,) = keepers(driver.driver)
+        assert os.getsid(keeper.pid) == keeper.pid
         driver.end()
         keeper.wait(30)
 
@@ -93,9 +95,3 @@ def test_the_keepers_error_reaches_its_caller_and_a_dead_keeper_is_replaced(driv
         keeper.send_signal(signal.SIGKILL)
         keeper.wait(30)
     lease.close()
-
-
-def test_the_keeper_runs_in_a_session_of_its_own(driver: Child) -> None:
-    with connected(driver.driver):
-        (keeper,) = keepers(driver.driver)
-        assert os.getsid(keeper.pid) == keeper.pid

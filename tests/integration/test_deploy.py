@@ -465,11 +465,16 @@ def test_the_install_script_reports_wrong_arguments_and_changes_nothing(
 @pytest.mark.parametrize(
     ("address", "coordinators", "port"),
     [
-        ("10.0.0.1", "10.0.0.1:7500", 7500),
-        ("10.0.0.1", "10.0.0.1:7400,10.0.0.2:7500", 7400),
         ("10.0.0.2", "10.0.0.1:7400,10.0.0.2:7500", 7500),
-        ("10.0.0.1", "kera:7500", 7500),
-        ("10.0.0.1", "kera-a:7500, kera-b:7500", 7500),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                ("10.0.0.1", "10.0.0.1:7500", 7500),
+                ("10.0.0.1", "10.0.0.1:7400,10.0.0.2:7500", 7400),
+                ("10.0.0.1", "kera:7500", 7500),
+                ("10.0.0.1", "kera-a:7500, kera-b:7500", 7500),
+            )
+        ),
     ],
 )
 def test_the_coordinators_port_is_that_of_this_hosts_address(
@@ -614,7 +619,7 @@ def test_all_settings_in_deploy_exist() -> None:
         assert settings.keys() <= daemons[daemon.upper()].model_fields.keys()
 
 
-def test_the_default_replication_is_two() -> None:
+def test_the_default_replication_on_hosts_and_in_the_chart_is_two() -> None:
     hosts = tomllib.loads((DEPLOY / "systemd" / "kera.toml").read_text())
     assert hosts["coordinator"]["default_replication"] == 2
     assert "settings: {default_replication: 2}" in (CHART / "values.yaml").read_text()

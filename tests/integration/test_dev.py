@@ -191,22 +191,6 @@ def test_the_shown_addresses_are_right_and_the_suggested_commands_work(
 
 
 @pytest.mark.slow
-@pytest.mark.slow
-def test_brokers_stop_before_the_coordinator(start_dev: StartDev, tmp_path: Path) -> None:
-    dev = start_dev("--brokers", "2", "--log-dir", tmp_path / "logs")
-    dev.read_welcome()
-
-    assert dev.end() == (0, "")
-
-    def time_of(event: str, name: str) -> str:
-        records = map(json.loads, (tmp_path / "logs" / f"{name}.log").read_text().splitlines())
-        (time_of_event,) = (record["timestamp"] for record in records if record["event"] == event)
-        return str(time_of_event)
-
-    assert max(time_of("stopped", f"broker-{n}") for n in (1, 2)) < time_of("stopping", "coordinator")
-
-
-@pytest.mark.slow
 def test_a_signal_during_the_start_stops_it(start_dev: StartDev, around: Surroundings) -> None:
     dev = start_dev()
     wait_until(lambda: bool(dev.children()), "the coordinator is being started")
@@ -283,7 +267,6 @@ def test_too_little_memory_is_reported_in_one_line(start_dev: StartDev, around: 
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_a_restarted_cluster_has_its_streams(start_dev: StartDev, tmp_path: Path) -> None:
     first = start_dev("--brokers", "2", "--data-dir", tmp_path / "data")
     kera("stream", "create", "kept", "--streamlets", "2", "--bootstrap", bootstrap_of(first.read_welcome()))
@@ -303,8 +286,10 @@ def test_a_restarted_cluster_has_its_streams(start_dev: StartDev, tmp_path: Path
 BACKUPS = ("--backups", "2", "--backup-memory-bytes", "16MiB")
 
 
-def test_a_cluster_with_backups_takes_replicated_streams(start_dev: StartDev, around: Surroundings) -> None:
-    dev = start_dev(*BACKUPS, "--replication", "2")
+def test_a_cluster_with_backups_takes_replicated_streams_and_stops_in_order(
+    start_dev: StartDev, around: Surroundings, tmp_path: Path
+) -> None:
+    dev = start_dev(*BACKUPS, "--replication", "2", "--log-dir", tmp_path / "logs")
     welcome = dev.read_welcome()
     assert "a cluster of 1 broker and 2 backups on this machine" in welcome
     assert re.search(r"^  replication +2 backups$", welcome, re.MULTILINE)
@@ -332,8 +317,16 @@ def test_a_cluster_with_backups_takes_replicated_streams(start_dev: StartDev, ar
     assert not any(exists(pid) for pid in pids)
     assert around.left() == []
 
+    def time_of(event: str, name: str) -> str:
+        records = map(json.loads, (tmp_path / "logs" / f"{name}.log").read_text().splitlines())
+        (time_of_event,) = (record["timestamp"] for record in records if record["event"] == event)
+        return str(time_of_event)
 
-@pytest.mark.slow
+    names = [f"backup-{n}" for n in (1, 2)]
+    assert time_of("stopped", "broker-1") < min(time_of("stopping", name) for name in names)
+    assert max(time_of("stopped", name) for name in names) < time_of("stopping", "coordinator")
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="the user who runs the tests has no rights anyway")
 def test_an_unprivileged_user_can_run_a_cluster(around: Surroundings) -> None:
@@ -367,22 +360,6 @@ def test_an_unprivileged_user_can_run_a_cluster(around: Surroundings) -> None:
         process.kill()
         process.communicate()
     assert around.left() == []
-
-
-def test_backups_stop_between_brokers_and_the_coordinator(start_dev: StartDev, tmp_path: Path) -> None:
-    dev = start_dev(*BACKUPS, "--log-dir", tmp_path / "logs")
-    dev.read_welcome()
-
-    assert dev.end() == (0, "")
-
-    def time_of(event: str, name: str) -> str:
-        records = map(json.loads, (tmp_path / "logs" / f"{name}.log").read_text().splitlines())
-        (time_of_event,) = (record["timestamp"] for record in records if record["event"] == event)
-        return str(time_of_event)
-
-    backups = [f"backup-{n}" for n in (1, 2)]
-    assert time_of("stopped", "broker-1") < min(time_of("stopping", name) for name in backups)
-    assert max(time_of("stopped", name) for name in backups) < time_of("stopping", "coordinator")
 
 
 def test_a_restarted_replicated_cluster_has_its_records(start_dev: StartDev, tmp_path: Path) -> None:
@@ -427,7 +404,8 @@ def test_starting_children_end_when_the_supervisor_is_killed(start_dev: StartDev
     wait_until(lambda: not any(exists(pid) for pid in pids), "the children are gone")
 
 
-@pytest.mark.parametrize("ephemeral", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.slow
+@pytest.mark.parametrize("ephemeral", [True, False])
 def test_the_start_after_a_crash_takes_over_or_removes_the_remains(
     start_dev: StartDev, around: Surroundings, tmp_path: Path, ephemeral: bool
 ) -> None:
@@ -468,9 +446,12 @@ def in_surroundings(around: Surroundings, monkeypatch: pytest.MonkeyPatch) -> Su
 SMALL: dict[str, Any] = {"arena_bytes": 16 << 20, "segment_bytes": 1 << 20}
 
 
-async def test_a_local_cluster_serves_and_leaves_nothing_behind(in_surroundings: Surroundings) -> None:
-    async with LocalCluster(brokers=2, **SMALL) as cluster:
+async def test_a_local_cluster_serves_and_leaves_nothing_behind(in_surroundings: Surroundings, tmp_path: Path) -> None:
+    logs, env = tmp_path / "logs", {"KERA_BROKER_METRICS_PORT": "0"}
+    async with LocalCluster(brokers=2, env=env, log_dir=logs, **SMALL) as cluster:
         assert list(cluster.processes) == ["coordinator", "broker-1", "broker-2"]
+        served = sorted(name for name, ready in cluster.ready.items() if "metrics_address" in ready)
+        assert served == ["broker-1", "broker-2"]
         assert [cluster.ready[f"broker-{n}"]["broker_id"] for n in (1, 2)] == [1, 2]
         async with await Client.connect(cluster.bootstrap) as client:
             brokers = (await client.admin.describe_cluster()).brokers
@@ -479,6 +460,7 @@ async def test_a_local_cluster_serves_and_leaves_nothing_behind(in_surroundings:
         assert await cluster.stop() == []
         assert cluster.processes == {}
         assert in_surroundings.left() == []
+    assert sorted(path.name for path in logs.iterdir()) == ["broker-1.log", "broker-2.log", "coordinator.log"]
 
 
 async def test_a_child_killed_on_purpose_is_not_reported_and_can_be_restarted(in_surroundings: Surroundings) -> None:
@@ -501,30 +483,6 @@ async def test_a_child_killed_on_purpose_is_not_reported_and_can_be_restarted(in
         assert (await asyncio.wait_for(death, BOUND_S)).name == "broker-1"
         with pytest.raises(InvalidArgument, match="no child is called broker-3; there are: coordinator, broker-1"):
             await cluster.kill("broker-3")
-    assert in_surroundings.left() == []
-
-
-@pytest.mark.slow
-async def test_a_delivery_names_the_backups_of_its_record(in_surroundings: Surroundings) -> None:
-    async with LocalCluster(backups=3, replication=2, backup_memory_bytes=16 << 20, **SMALL) as cluster:
-        assert list(cluster.processes) == ["coordinator", "backup-1", "backup-2", "backup-3", "broker-1"]
-        assert [cluster.ready[f"backup-{n}"]["backup_id"] for n in (1, 2, 3)] == [1, 2, 3]
-        async with await Client.connect(cluster.bootstrap) as client:
-            await client.admin.create_stream("s")
-            async with client.producer() as producer:
-                await producer.prepare("s")
-                delivery = await producer.send("s", b"a")
-                assert (delivery.durability, len(set(delivery.backups))) == ("replicated", 2)
-                assert delivery.virtual_segment
-                # A backup of the record goes: enough are left, and the next record is on those.
-                await cluster.kill(f"backup-{delivery.backups[0]}")
-                after = await producer.send("s", b"b")
-                assert (after.durability, len(set(after.backups))) == ("replicated", 2)
-                assert delivery.backups[0] not in after.backups
-            await cluster.restart(f"backup-{delivery.backups[0]}")
-            async with client.producer(durability="leader") as producer:
-                await producer.prepare("s")
-                assert (await producer.send("s", b"c")).durability in {"leader", "replicated"}
     assert in_surroundings.left() == []
 
 
@@ -552,15 +510,6 @@ async def test_a_record_waits_for_backups_until_its_delivery_timeout() -> None:
             waiting = patient.send("s", b"c")
             await cluster.restart("backup-1")
             assert (await waiting).backups == (1,)
-
-
-@pytest.mark.usefixtures("in_surroundings")
-async def test_a_local_cluster_takes_settings_from_the_environment(tmp_path: Path) -> None:
-    cluster = LocalCluster(env={"KERA_BROKER_METRICS_PORT": "0"}, log_dir=tmp_path / "logs", **SMALL)
-    async with cluster:
-        assert "metrics_address" in cluster.ready["broker-1"]
-        assert "metrics_address" not in cluster.ready["coordinator"]
-    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["broker-1.log", "coordinator.log"]
 
 
 async def test_a_local_cluster_without_a_broker_is_refused() -> None:

@@ -85,6 +85,15 @@ def typed(example: Example) -> list[Command]:
     ]
 
 
+def quick_ones(found: list[Example]) -> list[Any]:
+    """The parameters of a test: the first example of each page is quick."""
+    pages = [each.page for each in found]
+    return [
+        pytest.param(each, id=str(each), marks=() if each.page not in pages[:at] else pytest.mark.slow)
+        for at, each in enumerate(found)
+    ]
+
+
 EXAMPLES = [each for page in PAGES for each in examples(page, "sh", "console") if typed(each)]
 
 
@@ -184,7 +193,7 @@ def test_each_command_excluded_from_typing_is_in_the_documentation() -> None:
     assert NOT_TYPED.keys() <= there
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=str)
+@pytest.mark.parametrize("example", quick_ones(EXAMPLES))
 async def test_the_commands_of_the_documentation_work_as_shown(
     example: Example, client: Client, documented: RunningCluster, tmp_path: Path
 ) -> None:
@@ -208,13 +217,14 @@ def enough(*_: Any) -> None:
 
 @pytest.mark.parametrize(
     "example",
-    [
-        each
-        for name in ("client.md", "consumer-groups.md")
-        for each in examples(ROOT / "docs" / name, "python")
-        if "LocalCluster" not in each.text
-    ],
-    ids=str,
+    quick_ones(
+        [
+            each
+            for name in ("client.md", "consumer-groups.md")
+            for each in examples(ROOT / "docs" / name, "python")
+            if "LocalCluster" not in each.text
+        ]
+    ),
 )
 async def test_the_python_examples_of_the_documentation_run(
     example: Example, client: Client, documented: RunningCluster

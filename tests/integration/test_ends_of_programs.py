@@ -118,7 +118,7 @@ ENDS = {
         thread.join()
     """,
 }
-QUICK = {("producer", "fails"), ("asyncio", "pool"), ("asyncio", "exits within"), ("producer", "SIGINT")}
+QUICK = {("producer", "fails"), ("asyncio", "exits within")}
 
 
 def says_so(ended: Ended) -> bool:

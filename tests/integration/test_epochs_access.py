@@ -128,6 +128,7 @@ async def test_punctuating_needs_only_the_right_to_write(secured: Secured, admin
     assert (await admin.bounds(stream))[0][0].watermark_us == now_us + 1
 
 
+@pytest.mark.slow
 async def test_a_request_quota_slows_a_reader_of_epochs_without_losing_epochs(
     secured: Secured, admin: Client, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

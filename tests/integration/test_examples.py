@@ -38,6 +38,7 @@ def run(cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
+@pytest.mark.slow
 def test_both_readers_of_top_routes_report_the_most_frequent_routes(
     run: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

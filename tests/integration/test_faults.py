@@ -13,7 +13,7 @@ import pytest
 from kera.client import Client, ClientSettings
 from kera.core.base.settings import KIB, MIB
 from kera.local.cluster import LocalCluster, RunningCluster
-from tests.integration.support import BROKER, TIMEOUT_S, Follower, keeping_cluster, load, lose_host, read, until
+from tests.integration.support import BROKER, TIMEOUT_S, Follower, keeping_cluster, load, lose_host, metric, read, until
 
 STREAMLETS = 2
 GROUPS_BEFORE = 1 << 20
@@ -57,6 +57,7 @@ async def test_a_killed_broker_under_load_loses_nothing(tmp_path: Path, transpor
                 await until(lambda: sum(map(len, follower.seen.values())) == running.sent)
                 following.cancel()
             stored = await read(client)
+        assert (metric(cluster, "start_attached"), metric(cluster, "start_lost_memory")) == (1, 0)
         assert len(running.deliveries) == running.sent
         for streamlet in range(STREAMLETS):
             numbers = [number for number, _ in running.of(streamlet)]
@@ -66,6 +67,7 @@ async def test_a_killed_broker_under_load_loses_nothing(tmp_path: Path, transpor
                 assert each.record == record or (each.duplicate and not each.position.group_id)
 
 
+@pytest.mark.slow
 async def test_a_broker_that_loses_its_memory_keeps_the_order_and_reports_the_gap(tmp_path: Path) -> None:
     """The stream has the records on disk, then those of the new launch, each part in order and without duplicates."""
     with keeping_cluster(tmp_path) as cluster:

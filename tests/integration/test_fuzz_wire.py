@@ -39,6 +39,7 @@ async def test_secured_daemons_survive_random_input_and_take_little_memory_for_i
     assert len(report.taken_bytes) == 14
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 async def test_sizes_announced_by_strangers_take_no_memory_of_a_broker(tmp_path: Path) -> None:
     sizes: dict[str, Any] = {

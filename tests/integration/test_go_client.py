@@ -168,8 +168,16 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("payload", ["arrow", "lean"])
-@pytest.mark.parametrize("codec", ["none", "lz4", "zstd"])
+@pytest.mark.parametrize(
+    ("payload", "codec"),
+    [
+        ("lean", "lz4"),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (("lean", "none"), ("lean", "zstd"), ("arrow", "none"), ("arrow", "lz4"), ("arrow", "zstd"))
+        ),
+    ],
+)
 async def test_the_go_client_and_the_sdk_read_each_others_records(
     go: GoClient, members: SharedCluster, client: Client, payload: str, codec: str
 ) -> None:
@@ -200,6 +208,7 @@ async def error_of(go: GoClient, command: str, bootstrap: str, *arguments: str, 
     return lines[0]
 
 
+@pytest.mark.slow
 async def test_the_discovery_calls_of_the_thesis_suffice_to_read_a_moved_stream(
     go: GoClient, members: SharedCluster, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,7 +230,7 @@ async def test_the_discovery_calls_of_the_thesis_suffice_to_read_a_moved_stream(
     assert sorted(base64.b64decode(line) for line in output.read_text().split("\n")) == sorted(values)
 
 
-@pytest.mark.parametrize("command", ["kera-produce", "kera-consume"])
+@pytest.mark.parametrize("command", ["kera-consume", pytest.param("kera-produce", marks=pytest.mark.slow)])
 async def test_the_go_client_names_a_missing_stream_and_a_typed_stream(
     go: GoClient, members: SharedCluster, client: Client, command: str
 ) -> None:
@@ -230,6 +239,7 @@ async def test_the_go_client_names_a_missing_stream_and_a_typed_stream(
     assert '"typed" has a schema of its own' in await error_of(go, command, members.bootstrap, "-stream", "typed")
 
 
+@pytest.mark.slow
 async def test_the_go_client_says_what_is_wrong_with_an_address(go: GoClient, members: SharedCluster) -> None:
     def error(address: str) -> Awaitable[str]:
         return error_of(go, "kera-consume", address, "-stream", "s", "-timeout", "300ms")
@@ -259,6 +269,7 @@ async def test_a_corrupt_chunk_ends_the_go_consumer_unless_it_is_skipped_on_dema
     assert [each.value for each in records_in((tmp_path / "output").read_bytes())] == [b"before", b"behind"]
 
 
+@pytest.mark.slow
 async def test_lost_records_end_the_go_consumer_unless_they_are_skipped_on_demand(
     go: GoClient, members: SharedCluster, client: Client, tmp_path: Path
 ) -> None:
@@ -274,6 +285,7 @@ async def test_lost_records_end_the_go_consumer_unless_they_are_skipped_on_deman
     assert [each.value for each in await go.read(members.bootstrap, "s", "-skip", *files)] == [b"behind"]
 
 
+@pytest.mark.slow
 async def test_the_go_consumer_refuses_positions_of_a_recreated_stream_and_damaged_ones(
     go: GoClient, members: SharedCluster, client: Client, tmp_path: Path
 ) -> None:
@@ -289,6 +301,7 @@ async def test_the_go_consumer_refuses_positions_of_a_recreated_stream_and_damag
     assert "damaged, or something else than positions" in error
 
 
+@pytest.mark.slow
 async def test_the_go_producer_names_the_line_of_a_record_that_is_too_large(
     go: GoClient, members: SharedCluster, client: Client
 ) -> None:
@@ -300,6 +313,7 @@ async def test_the_go_producer_names_the_line_of_a_record_that_is_too_large(
     assert [each.value for each in await go.read(members.bootstrap, "s")] == [b"small"]
 
 
+@pytest.mark.slow
 async def test_a_signal_ends_a_waiting_go_producer_and_a_waiting_go_consumer(
     go: GoClient, members: SharedCluster, client: Client, tmp_path: Path
 ) -> None:

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -65,142 +64,6 @@ def small_groups() -> Iterator[RunningCluster]:
     """Two brokers whose groups of segments are soon full."""
     with LocalCluster.running(brokers=2, arena_bytes=64 * MIB, segment_bytes=64 * KIB) as running:
         yield running
-
-
-CONSUMER = """
-import asyncio, sys
-from kera.client import Client
-from kera.core.errors import LeaseLost
-
-async def main():
-    client = await Client.connect(sys.argv[1])
-    own = dict(commit_interval_ms=0, session_timeout_ms=3000, heartbeat_interval_ms=200)
-    async with client.group_consumer("app", sys.argv[2], **own) as consumer:
-        print("ready", consumer.member_id, flush=True)
-        while True:
-            try:
-                async for chunk in consumer.batches():
-                    for value in chunk.batch["value"].to_pylist():
-                        print(int(value[:8]))
-                    sys.stdout.flush()
-                    await consumer.commit()
-                    print("committed", flush=True)
-            except LeaseLost:
-                print("lost", flush=True)
-
-asyncio.run(main())
-"""
-
-
-class Process:
-    """A consumer in a process of its own that reports each record before it commits it."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-        self.committed: list[int] = []
-        self.taken: list[int] = []
-        """Taken, and not committed as far as is known."""
-        self.member_id = ""
-        self.lost = 0
-        """How often the consumer lost its leases."""
-        self.ready = asyncio.Event()
-        self._reading = asyncio.create_task(self._read())
-
-    @classmethod
-    async def start(cls, cluster: RunningCluster, stream: str) -> Process:
-        argv = (sys.executable, "-c", CONSUMER, cluster.bootstrap, stream)
-        return cls(await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE))
-
-    async def _read(self) -> None:
-        assert self._process.stdout is not None
-        async for line in self._process.stdout:
-            match line.split():
-                case b"ready", member_id:
-                    self.member_id = member_id.decode()
-                    self.ready.set()
-                case (b"committed",):
-                    self.committed += self.taken
-                    self.taken = []
-                case (b"lost",):
-                    self.lost += 1
-                    self.taken = []
-                case (number,):
-                    self.taken.append(int(number))
-
-    def signal(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
-
-    async def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
-        await self._process.wait()
-        await self._reading
-
-
-class Writing:
-    """Writes numbered records to all entries of a stream, at the same rate."""
-
-    CHUNK = 20
-
-    def __init__(self, client: Client, stream: str) -> None:
-        self._client = client
-        self._stream = stream
-        self.sent = 0
-        self.stopping = False
-
-    async def run(self) -> None:
-        async with contextlib.AsyncExitStack() as stack:
-            producers = [await stack.enter_async_context(self._client.producer()) for _ in range(4)]
-            while not self.stopping:
-                for producer in producers:  # one for each entry
-                    for streamlet in range(2):
-                        numbers = range(self.sent, self.sent + self.CHUNK)
-                        values = pa.array([b"%08d" % number + bytes(200) for number in numbers], pa.binary())
-                        batch = pa.record_batch({"value": values})
-                        await producer.send_batch(self._stream, batch, streamlet=streamlet)
-                        self.sent += self.CHUNK
-                await asyncio.sleep(0.04)  # a load, not a flood
-
-
-@pytest.mark.slow
-async def test_six_consumers_share_eight_entries_evenly_and_survive_a_kill(small_groups: RunningCluster) -> None:
-    async with contextlib.AsyncExitStack() as stack:
-        client = await stack.enter_async_context(await Client.connect(small_groups.bootstrap))
-        await client.admin.create_stream("shared", streamlets=2, entries=4, group_segments=1)
-        consumers = [await Process.start(small_groups, "shared") for _ in range(6)]
-        for consumer in consumers:
-            stack.push_async_callback(consumer.kill)
-        async with asyncio.timeout(TIMEOUT_S):
-            await asyncio.gather(*(consumer.ready.wait() for consumer in consumers))
-
-        def consumed() -> int:
-            return sum(len(consumer.committed) for consumer in consumers)
-
-        writing = Writing(client, "shared")
-        running = asyncio.create_task(writing.run())
-        await until(lambda: consumed() >= 40_000)
-        shares = [len(consumer.committed) for consumer in consumers]
-        killed = consumers[0]
-        await killed.kill()
-        survivors = consumers[1:]
-        after = writing.sent + 10_000
-        await until(lambda: writing.sent >= after)
-        writing.stopping = True
-        await running
-
-        def everything() -> set[int]:
-            # The last records may have been committed just before the process could say so.
-            return {*killed.committed, *killed.taken}.union(*(consumer.committed for consumer in survivors))
-
-        with contextlib.suppress(TimeoutError):
-            await until(lambda: len(everything()) == writing.sent)
-        assert set(range(writing.sent)) - everything() == set(), "nothing is left out"
-        mean = sum(shares) / len(shares)
-        assert all(abs(share - mean) <= 0.2 * mean for share in shares), shares
-        taken = Counter(number for consumer in survivors for number in consumer.committed)
-        assert set(taken.values()) == {1}, "no record twice"
-        assert not set(killed.committed) & set(taken), "nothing before a cursor is read again"
-        assert len(set(killed.taken) & set(taken)) in {0, len(killed.taken)}, "a chunk is committed or not"
 
 
 async def take(consumer: GroupConsumer, count: int) -> list[int]:
@@ -277,7 +140,7 @@ async def test_heartbeats_continue_while_user_code_blocks_the_loop(client: Clien
         records = aiter(consumer)
         async with asyncio.timeout(TIMEOUT_S):
             assert (await anext(records)).value == b"0"
-            until_s = time.monotonic() + 4 * own["session_timeout_ms"] / 1000
+            until_s = time.monotonic() + 3 * own["session_timeout_ms"] / 1000
             while time.monotonic() < until_s:
                 pass  # nothing else runs on this loop
             assert [(await anext(records)).value for _ in range(2)] == [b"1", b"2"]
@@ -395,6 +258,7 @@ async def test_a_gap_is_reported_once_or_skipped(client: Client) -> None:
         assert await take(consumer, 3) == [3, 4, 5]
 
 
+@pytest.mark.slow
 async def test_a_gap_up_to_a_later_group_is_reported_once_to_consumers_that_end_with_it(
     small_groups: RunningCluster,
 ) -> None:
@@ -421,6 +285,7 @@ async def test_a_gap_up_to_a_later_group_is_reported_once_to_consumers_that_end_
         assert taken == [300]
 
 
+@pytest.mark.slow
 async def test_groups_removed_before_any_consumer_found_them_are_reported_once() -> None:
     """This includes consumers and a coordinator that did not run at that time."""
     with LocalCluster.running(arena_bytes=64 * MIB, segment_bytes=64 * KIB) as cluster:
@@ -468,6 +333,7 @@ async def test_groups_removed_before_any_consumer_found_them_are_reported_once()
                     assert await take_rest(consumer, 1500 - first) == list(range(first, 1500))
 
 
+@pytest.mark.slow
 async def test_retention_removes_records_that_a_consumer_group_has_read(small_groups: RunningCluster) -> None:
     """Brokers know the group's cursors: retention by consumption depends on them."""
     async with await Client.connect(small_groups.bootstrap) as client:
@@ -593,6 +459,7 @@ def test_the_command_line_consumes_lists_resets_and_deletes_a_group(cluster: Run
     assert b"desk" not in kera("group", "list")
 
 
+@pytest.mark.slow
 async def test_unused_unnamed_groups_expire_and_groups_in_use_stay() -> None:
     async with (
         LocalCluster(coordinator_settings={"unnamed_group_retention_ms": 400}) as cluster,
@@ -624,40 +491,6 @@ def test_an_interrupted_command_has_committed_the_printed_records(cluster: Runni
             process.send_signal(signal.SIGINT)
             assert process.stdout.read() == b""
             assert process.wait(timeout=60) == 130
-
-
-@pytest.mark.slow
-async def test_a_paused_process_commits_nothing_that_others_have_taken_over(small_groups: RunningCluster) -> None:
-    """SIGSTOP lasts longer than the session time-out: others continue, and the process's later commits are refused."""
-    async with contextlib.AsyncExitStack() as stack:
-        client = await stack.enter_async_context(await Client.connect(small_groups.bootstrap))
-        await client.admin.create_stream("paused", streamlets=2, entries=4, group_segments=1)
-        consumers = [await Process.start(small_groups, "paused") for _ in range(2)]
-        for consumer in consumers:
-            stack.push_async_callback(consumer.kill)
-        async with asyncio.timeout(TIMEOUT_S):
-            await asyncio.gather(*(consumer.ready.wait() for consumer in consumers))
-        paused, other = consumers
-        writing = Writing(client, "paused")
-        running = asyncio.create_task(writing.run())
-        await until(lambda: min(len(consumer.committed) for consumer in consumers) > 1000)
-        paused.signal(signal.SIGSTOP)
-
-        async def gone() -> bool:
-            described = await client.admin.describe_consumer_group("app")
-            return paused.member_id not in [member.member_id for member in described.members]
-
-        await until_found(gone)
-        stopped_at, before = len(paused.committed), len(other.committed)
-        await until(lambda: len(other.committed) > before + 2000)
-        paused.signal(signal.SIGCONT)
-        await until(lambda: len(paused.committed) > stopped_at + 1000)
-        writing.stopping = True
-        await running
-        await until(lambda: len({*paused.committed, *other.committed}) == writing.sent)
-        taken = Counter([*paused.committed, *other.committed])
-        assert set(taken.values()) == {1}, "each record is committed once"
-        assert paused.lost >= 1
 
 
 async def test_a_consumer_group_is_reset_to_record_offsets_and_by_shifts(client: Client) -> None:

@@ -36,27 +36,6 @@ async def in_thread(function: Callable[..., None], *arguments: object, **setting
         await asyncio.to_thread(function, *arguments, **settings)
 
 
-async def test_a_killed_broker_keeps_its_records_and_clients_continue(tmp_path: Path) -> None:
-    with keeping_cluster(tmp_path) as cluster:
-        async with await Client.connect(cluster.bootstrap) as client:
-            await client.admin.create_stream("s")
-            async with client.producer() as producer, client.consumer("s", start="earliest") as consumer:
-                await producer.prepare("s")
-                for number in range(200):  # in two segments
-                    await producer.send("s", b"%d" % number)
-                records = aiter(consumer)
-                async with asyncio.timeout(TIMEOUT_S):
-                    seen = [await anext(records) for _ in range(100)]
-                    await in_thread(cluster.kill, BROKER)
-                    pending = [producer.send("s", b"%d" % number) for number in range(200, 300)]
-                    await in_thread(cluster.restart, BROKER)
-                    after = [await delivery for delivery in pending]
-                    seen += [await anext(records) for _ in range(200)]
-        assert [delivery.record for delivery in after] == list(range(200, 300)), "each once, and counted on"
-        assert [record.value for record in seen] == [b"%d" % number for number in range(300)]
-        assert (metric(cluster, "start_attached"), metric(cluster, "start_lost_memory")) == (1, 0)
-
-
 async def test_readers_of_a_broker_that_lost_its_memory_learn_the_exact_gap(tmp_path: Path) -> None:
     """Durability ``leader`` means the broker's memory: data on disk survive, and no wrong data are served for the
     rest.

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from kera.client.epochs.merging import Reached, decide
 from tests.epochs_model import LONG_AGO, Owner
+from tests.examples import examples
 
 EPOCH, GRACE, ENTRIES = 10, 6, 3
 
@@ -107,7 +108,7 @@ def run(history: list[tuple[str, int, int]], *, punctuates: bool = True) -> Iter
 
 
 @given(steps)
-@settings(max_examples=400)
+@settings(max_examples=examples(400, quick=150))
 def test_readers_at_any_time_and_speed_get_equal_epochs(history: list[tuple[str, int, int]]) -> None:
     eager, *late = run(history)
     for reader in late:

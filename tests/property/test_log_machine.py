@@ -50,7 +50,7 @@ from tests.property.log_world import BROKER_ID, Crash, World
 SEED = int(os.environ.get("KERA_FUZZ_SEED", "1"))
 STEPS_MIN = 10_000
 APPENDS_PER_LAUNCH = 12
-EXAMPLES = int(os.environ.get("KERA_FUZZ_EXAMPLES", examples(400, quick=100)))
+EXAMPLES = int(os.environ.get("KERA_FUZZ_EXAMPLES", examples(400, quick=50)))
 STEPS_PER_EXAMPLE = int(os.environ.get("KERA_FUZZ_STEPS", "60"))
 LEADER, PERSISTED = 1, 2
 DOMAINS = {LEADER: "default", PERSISTED: "eu"}

@@ -37,7 +37,7 @@ from tests.unit.broker.support import BROKER_ID, SLOT_BYTES, Engine, chunk, posi
 
 ENTRIES = 2
 READERS = 3
-EXAMPLES = examples(300, quick=100)
+EXAMPLES = examples(300, quick=50)
 SIZES = st.sampled_from([136, 300, 1000, 2048, 4096])
 Reason = push_pb2.PushEnd
 

@@ -15,10 +15,15 @@ from jsonschema import Draft202012Validator
 from kera.core.errors import InvalidSchema
 from kera.core.schemas import Compatibility, SchemaType
 from kera.server.schemas.compatibility import Definition, Version, incompatibilities
+from tests.examples import examples
 from tests.property import json_schema_world
 from tests.property.avro_world import CannotBeWritten, evolved, named_in, read, schemas, values, written
 
-SLOW = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much], deadline=None)
+SLOW = settings(
+    max_examples=examples(200, quick=20),
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    deadline=None,
+)
 
 
 def avro(schema: Any) -> Definition:

@@ -17,7 +17,10 @@ sys.exit("something has failed")
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize(("module", "arguments"), [("log_world", "1, streams=[]"), ("replication_world", "")])
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [("log_world", "1, streams=[]"), pytest.param("replication_world", "", marks=pytest.mark.slow)],
+)
 def test_a_world_that_is_never_closed_leaves_no_directory(module: str, arguments: str) -> None:
     code = _LEFT_OPEN.format(module=module, arguments=arguments)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

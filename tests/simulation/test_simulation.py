@@ -13,12 +13,12 @@ from tests.examples import first_quick
 from tests.simulation.conftest import ROOT, Simulate
 
 SEEDS = 200
-SEEDS_QUICK = 10
+SEEDS_QUICK = 40
 """The seeds in `make test`; `make test-all` runs the others."""
 SEEDS_TOGETHER = 10
-SEEDS_TWICE = 2
+SEEDS_TWICE = 1
 PLANS = sorted((Path(__file__).parent / "plans").glob("*.json"))
-PLANS_QUICK = 8
+PLANS_QUICK = 4
 
 
 @pytest.mark.parametrize("first", first_quick(range(1, 1 + SEEDS, SEEDS_TOGETHER), SEEDS_QUICK // SEEDS_TOGETHER))

@@ -80,7 +80,7 @@ def repeats_in(trace: str) -> int:
     return int(found[1])
 
 
-@pytest.mark.parametrize("changes", [{}, alone()])
+@pytest.mark.parametrize("changes", [{}, pytest.param(alone(), marks=pytest.mark.slow)])
 def test_acknowledged_records_survive_a_power_loss_of_all_machines(traced: Traced, changes: dict[str, Any]) -> None:
     """All machines lose power at once, several times while records are acknowledged."""
     who = ("coordinator-1", "broker-1") if changes else DAEMONS
@@ -89,7 +89,7 @@ def test_acknowledged_records_survive_a_power_loss_of_all_machines(traced: Trace
     assert trace.count("has lost power") == len(blackouts) * len(who)
 
 
-@pytest.mark.parametrize("changes", [{}, alone()])
+@pytest.mark.parametrize("changes", [{}, pytest.param(alone(), marks=pytest.mark.slow)])
 def test_acknowledged_records_survive_failed_syncs_and_a_power_loss(traced: Traced, changes: dict[str, Any]) -> None:
     """Disks fail and work again; then a power loss shows their durable contents."""
     who = ("broker-1",) if changes else (*BROKERS, *BACKUPS)
@@ -101,6 +101,7 @@ def test_acknowledged_records_survive_failed_syncs_and_a_power_loss(traced: Trac
     assert trace.count("has lost power") == len(dark) * len(everybody)
 
 
+@pytest.mark.slow
 def test_a_paused_leader_does_not_lead_after_it_wakes(traced: Traced) -> None:
     """Each coordinator pauses for long, while brokers are lost and streamlets move."""
     pauses = [Fault(2.0 + 6 * number, "pause", 12.0, (f"coordinator-{number + 1}",)) for number in range(3)]
@@ -122,6 +123,7 @@ def test_a_failover_keeps_acknowledged_records(traced: Traced, durability: str) 
     assert "streamlet taken over" in trace
 
 
+@pytest.mark.slow
 def test_a_former_owner_does_not_serve_clients_that_still_know_it(traced: Traced) -> None:
     """Streamlets move while clients cannot reach the coordinator."""
     cuts = [Fault(2.0, "cut", 8.0, ("coordinator-1", name)) for name in ("producer-1", "reader-1", "member-1")]
@@ -197,6 +199,7 @@ def test_a_second_crash_during_a_recovery_loses_no_records(traced: Traced, momen
     assert trace.count("has lost power") >= 2
 
 
+@pytest.mark.slow
 def test_a_broker_reports_its_lost_memory_after_the_coordinator_is_back(traced: Traced) -> None:
     """The brokers are killed again before the coordinator is back."""
     faults = [
@@ -208,6 +211,7 @@ def test_a_broker_reports_its_lost_memory_after_the_coordinator_is_back(traced: 
     assert trace.count("lost_memory=True") >= 2 * len(BROKERS)
 
 
+@pytest.mark.slow
 def test_a_replaced_owner_acknowledges_no_more_records(traced: Traced) -> None:
     """The owner pauses with received records, and wakes after another broker has taken over its streamlets."""
     blows = [

@@ -102,7 +102,7 @@ def test_a_streaming_query_has_a_token_until_it_stops(
         assert file.is_dir() or secrets_in(file.read_bytes()) == []
 
 
-@both_engines
+@columnar_first
 def test_missing_rights_are_an_error_and_hidden_streams_are_unknown(
     spark: SparkSession, secured: SecuredCluster, engine: str
 ) -> None:
@@ -154,7 +154,7 @@ def test_plans_and_output_of_a_query_contain_no_secret(
     assert secrets_in(f"{shown} {frame!r} {frame._jdf.queryExecution().toString()}".encode()) == []
 
 
-@pytest.mark.parametrize("name", ["password", "token"])
+@pytest.mark.parametrize("name", ["password", pytest.param("token", marks=pytest.mark.slow)])
 def test_a_secret_as_an_option_is_refused(spark: SparkSession, secured: SecuredCluster, name: str) -> None:
     with pytest.raises(PySparkException, match=f"option {name}: options are shown") as caught:
         spark.read.format("kera").options(**secured.options("alice")).option(name, "x5ecret-option").load("any")

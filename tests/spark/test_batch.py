@@ -88,7 +88,7 @@ TYPES = pa.table(
 )
 
 
-@both_engines
+@columnar_first
 def test_a_typed_stream_has_its_own_columns_and_values(kera: Kera, stream: str) -> None:
     table = TYPES.drop_columns(["category"])  # chunks cannot hold dictionaries
     kera.create(stream, schema=table.schema, timestamp_column="time")
@@ -124,6 +124,7 @@ def test_a_typed_stream_has_its_own_columns_and_values(kera: Kera, stream: str) 
 
 
 @columnar_first
+@pytest.mark.slow
 def test_a_stream_of_many_segments_and_groups_is_read_completely(kera: Kera, stream: str) -> None:
     table = pa.table({"n": range(200_000), "text": ["x" * 20] * 200_000})
     kera.create(stream, streamlets=2, group_segments=2, schema=table.schema)
@@ -142,6 +143,7 @@ def test_a_stream_of_many_segments_and_groups_is_read_completely(kera: Kera, str
 
 
 @columnar_first
+@pytest.mark.slow
 def test_an_empty_stream_gives_an_empty_data_frame(kera: Kera, stream: str) -> None:
     kera.create(stream, streamlets=2)
 
@@ -149,6 +151,7 @@ def test_an_empty_stream_gives_an_empty_data_frame(kera: Kera, stream: str) -> N
 
 
 @columnar_first
+@pytest.mark.slow
 def test_starting_and_ending_offsets_bound_a_read(kera: Kera, stream: str) -> None:
     kera.create(stream, streamlets=2)
     before = kera.send(stream, range(100))
@@ -179,15 +182,6 @@ def test_only_the_columns_of_a_given_schema_are_read(kera: Kera, stream: str) ->
 
 
 @columnar_first
-def test_the_stream_may_be_named_by_subscribe(kera: Kera, stream: str) -> None:
-    kera.create(stream)
-    kera.send(stream, range(3))
-    reader = kera.reader()
-
-    assert reader.option("subscribe", stream).load().count() == 3
-
-
-@columnar_first
 def test_several_streams_are_read_as_one(kera: Kera, stream: str) -> None:
     produced = {}
     for name, streamlets in ((stream, 2), (f"{stream}-b", 1), (f"{stream}-c", 1)):
@@ -204,6 +198,7 @@ def test_several_streams_are_read_as_one(kera: Kera, stream: str) -> None:
 
 
 @columnar_first
+@pytest.mark.slow
 def test_records_are_found_by_time(kera: Kera, stream: str) -> None:
     kera.create(stream)
     produced = kera.send(stream, range(0, 1_000_000, 1000), flush_every=100)  # a record per ms, from 1970 on
@@ -241,6 +236,7 @@ def test_times_may_be_relative_to_now(kera: Kera, stream: str) -> None:
 
 
 @columnar_first
+@pytest.mark.slow
 def test_a_stream_is_cut_into_more_partitions_than_it_has_streamlets(kera: Kera, stream: str) -> None:
     kera.create(stream, streamlets=2, group_segments=2)
     produced = send_mib(kera, stream, 8, streamlets=2)
@@ -254,7 +250,7 @@ def test_a_stream_is_cut_into_more_partitions_than_it_has_streamlets(kera: Kera,
         assert frame.select("streamlet", "offset").distinct().count() == produced
 
 
-@both_engines
+@columnar_first
 def test_an_unreadable_chunk_fails_only_queries_that_read_it(kera: Kera, stream: str) -> None:
     kera.create(stream, streamlets=1, entries=1)
 
@@ -293,6 +289,7 @@ def test_metadata_lists_the_partitions_of_a_read(kera: Kera, stream: str) -> Non
 
 
 @columnar_first
+@pytest.mark.slow
 def test_metadata_lists_streams(kera: Kera, stream: str) -> None:
     kera.create(stream, streamlets=3, entries=2)
     kera.create(f"{stream}-typed", schema=pa.schema([("n", pa.int64())]))
@@ -309,7 +306,8 @@ def test_metadata_lists_streams(kera: Kera, stream: str) -> None:
 
 
 @columnar_first
-@pytest.mark.parametrize("shared_memory", [pytest.param("auto", marks=pytest.mark.slow), "always", "never"])
+@pytest.mark.parametrize("shared_memory", ["auto", "always", "never"])
+@pytest.mark.slow
 def test_records_are_the_same_with_and_without_shared_memory(kera: Kera, stream: str, shared_memory: str) -> None:
     kera.create(stream, streamlets=2)
     produced = kera.send(stream, range(500), flush_every=50)
@@ -317,7 +315,6 @@ def test_records_are_the_same_with_and_without_shared_memory(kera: Kera, stream:
     assert sorted(sent(kera.read(stream, sharedMemory=shared_memory))) == sorted(produced)
 
 
-@columnar_first
 @pytest.mark.parametrize(("shared_memory", "in_place"), [("auto", True), ("never", False)])
 def test_a_task_on_a_brokers_node_reads_its_memory_unless_sharing_is_off(
     kera: Kera,
@@ -341,18 +338,21 @@ def test_a_task_on_a_brokers_node_reads_its_memory_unless_sharing_is_off(
 
 
 @columnar_first
+@pytest.mark.slow
 def test_an_unknown_option_gets_a_suggestion(kera: Kera, stream: str) -> None:
     with pytest.raises(AnalysisException, match=r"unknown option .*: did you mean startingOffsets\?"):
         kera.read(stream, startingOffset="earliest")
 
 
 @columnar_first
+@pytest.mark.slow
 def test_the_error_for_an_unknown_stream_names_it(kera: Kera, stream: str) -> None:
     with pytest.raises(AnalysisException, match=stream):
         kera.read(stream)
 
 
 @columnar_first
+@pytest.mark.slow
 def test_a_missing_column_gets_a_suggestion(kera: Kera, stream: str) -> None:
     kera.create(stream)
     reader = kera.reader()

@@ -78,6 +78,7 @@ def test_a_stream_created_while_a_query_runs_is_read_from_its_first_record(
 # -- deletion and truncation ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_stream_deleted_while_a_query_runs_ends_it_or_is_left_out(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream)
     other = f"{stream}-other"
@@ -102,6 +103,7 @@ def test_a_stream_deleted_while_a_query_runs_ends_it_or_is_left_out(kera: Kera, 
     assert sorted(found) == sorted(more)
 
 
+@pytest.mark.slow
 def test_a_recreated_stream_is_read_anew_when_losses_are_tolerated(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream, streamlets=2)
     kera.send(stream, range(10))
@@ -116,6 +118,7 @@ def test_a_recreated_stream_is_read_anew_when_losses_are_tolerated(kera: Kera, s
     assert sorted(found) == sorted(produced)
 
 
+@pytest.mark.slow
 def test_only_a_truncation_of_unread_records_is_a_loss(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream)
     kera.send(stream, range(40), flush_every=10)

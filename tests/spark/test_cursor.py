@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from kera.client import Client
 from tests.spark.support import Kera, Sent, columnar_first, send_mib, start, wait_until
 
@@ -23,6 +25,7 @@ def test_the_lag_of_a_query_is_shown_under_its_name(kera: Kera, stream: str, tmp
     assert kera.lag(group) == 0
 
 
+@pytest.mark.slow
 def test_the_lag_of_a_running_query_goes_down_to_zero(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream)
     kera.send(stream, range(100))
@@ -40,6 +43,7 @@ def test_the_lag_of_a_running_query_goes_down_to_zero(kera: Kera, stream: str, t
     assert query.exception() is None
 
 
+@pytest.mark.slow
 def test_a_query_without_a_group_id_keeps_its_generated_name(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream)
     for _ in range(2):
@@ -51,6 +55,7 @@ def test_a_query_without_a_group_id_keeps_its_generated_name(kera: Kera, stream:
     assert kera.lag(group) == 0
 
 
+@pytest.mark.slow
 def test_retention_removes_only_records_that_the_query_has_read(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream, retention_consumer_groups=[stream], retention_consumed=True, group_segments=1)
     named = {"startingOffsets": "earliest", "kera.group.id": stream, "maxOffsetsPerTrigger": "100"}

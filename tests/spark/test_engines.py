@@ -42,6 +42,7 @@ def test_the_option_engine_chooses_the_engine_and_the_default_is_columnar(
     assert "KeraScan" in plan_of(kera, stream), "the columnar engine is what one gets where it is loaded"
 
 
+@pytest.mark.slow
 def test_both_engines_read_a_mix_of_lean_and_arrow_chunks(
     by_engine: dict[str, Kera], kera: Kera, stream: str, tmp_path: Path
 ) -> None:
@@ -69,14 +70,7 @@ def test_the_python_data_source_can_be_registered_beside_the_jar(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param({}, marks=pytest.mark.slow),
-        {"maxOffsetsPerTrigger": "90"},
-        pytest.param({"maxBytesPerTrigger": "6000"}, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("options", [{}, {"maxOffsetsPerTrigger": "90"}, {"maxBytesPerTrigger": "6000"}])
 def test_checkpoints_of_both_engines_have_the_same_bytes(
     by_engine: dict[str, Kera], kera: Kera, stream: str, tmp_path: Path, options: dict[str, str]
 ) -> None:
@@ -109,7 +103,8 @@ def test_a_query_may_change_its_engine_at_every_restart(
         assert sorted(found) == sorted(produced)
 
 
-@pytest.mark.parametrize(("failing", "repeating"), [pytest.param(*ENGINES, marks=pytest.mark.slow), ENGINES[::-1]])
+@pytest.mark.slow
+@pytest.mark.parametrize(("failing", "repeating"), [ENGINES, ENGINES[::-1]])
 def test_a_failed_micro_batch_is_the_same_with_the_other_engine(
     by_engine: dict[str, Kera], kera: Kera, stream: str, tmp_path: Path, failing: str, repeating: str
 ) -> None:

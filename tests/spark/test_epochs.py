@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.streaming.query import StreamingQuery
 
 from kera.client import Client, Delivery
-from tests.spark.support import Kera, both_engines, columnar_first, wait_until
+from tests.spark.support import Kera, columnar_first, wait_until
 
 SECOND_US = 1_000_000
 STREAMLETS = 4
@@ -113,7 +113,7 @@ def test_micro_batches_of_epochs_are_the_same_live_in_a_backfill_and_from_a_chec
     assert again == {4: backfill[4], 5: [(108, 1, 108), (108, 3, 108), (109, 0, 109)], 6: [(110, 2, 110)]}
 
 
-@both_engines
+@columnar_first
 def test_micro_batches_end_with_epochs_in_all_entries_and_available_now_with_the_last_closed_one(
     kera: Kera, stream: str, tmp_path: Path
 ) -> None:
@@ -145,6 +145,7 @@ def test_records_that_spark_writes_in_time_order_are_in_the_epochs_of_their_time
 
 
 @columnar_first
+@pytest.mark.slow
 def test_a_silent_entry_with_punctuation_by_the_clock_holds_up_no_epoch(
     kera: Kera, stream: str, tmp_path: Path
 ) -> None:
@@ -169,6 +170,7 @@ def send_now(kera: Kera, stream: str) -> None:
 
 
 @columnar_first
+@pytest.mark.slow
 def test_a_query_with_a_watermark_has_the_same_micro_batches_live_and_in_a_backfill(
     kera: Kera, stream: str, tmp_path: Path
 ) -> None:
@@ -221,6 +223,7 @@ def start_counting(
 
 
 @columnar_first
+@pytest.mark.slow
 def test_a_query_started_before_any_record_has_the_micro_batches_of_a_later_one(
     kera: Kera, stream: str, tmp_path: Path
 ) -> None:
@@ -240,6 +243,7 @@ def test_a_query_started_before_any_record_has_the_micro_batches_of_a_later_one(
     assert backfill == live == {0: [], 1: [(10, 0, 10)], 2: [(11, 0, 11)]}
 
 
+@pytest.mark.slow
 def test_micro_batches_of_several_streams_end_at_the_same_time(kera: Kera, stream: str, tmp_path: Path) -> None:
     names = [f"{stream}-{name}" for name in ("one", "other")]
     for name, epoch_ms in zip(names, (250, 500), strict=True):
@@ -289,6 +293,7 @@ def test_rows_of_a_typed_stream_have_their_epochs(kera: Kera, stream: str, tmp_p
     assert found == {0: [(5, 10), (5, 11)]}
 
 
+@pytest.mark.slow
 def test_progress_names_the_entry_that_holds_up_the_next_epoch(kera: Kera, stream: str, tmp_path: Path) -> None:
     history(kera, stream, 2)
     send(kera, stream, {0: [10, 11, 12, 20], 1: [10, 11, 14.5]})
@@ -308,11 +313,12 @@ def test_progress_names_the_entry_that_holds_up_the_next_epoch(kera: Kera, strea
     ("epoch_ms", "options", "message"),
     [
         (0, {}, "has no epochs; kera stream alter"),
-        (700, {}, "1000 ms are not a multiple of the 700 ms of stream"),
-        (
+        pytest.param(700, {}, "1000 ms are not a multiple of the 700 ms of stream", marks=pytest.mark.slow),
+        pytest.param(
             1000,
             {"startingOffsetsByTimestamp": '{"STREAM": {"0": 1}}'},
             "a query begins at the same time in all entries",
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -326,6 +332,7 @@ def test_streams_and_starts_that_do_not_fit_the_epochs_are_refused(
 
 
 @columnar_first
+@pytest.mark.slow
 def test_a_checkpoint_is_refused_with_other_epochs_or_without(kera: Kera, stream: str, tmp_path: Path) -> None:
     history(kera, stream, 1)
     send(kera, stream, {0: [10, 11, 12]})
@@ -345,6 +352,7 @@ def test_a_checkpoint_is_refused_with_other_epochs_or_without(kera: Kera, stream
 # -- late records -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_no_record_is_dropped_as_late_with_micro_batches_of_epochs(kera: Kera, stream: str, tmp_path: Path) -> None:
     """One of four streamlets is an hour behind, and the watermark does not wait."""
     history(kera, stream, epoch_ms=60_000)

@@ -23,7 +23,7 @@ from kera.core.schemas.framing import frame
 from kera.spark_connector import from_kera
 from kera.v1 import common_pb2
 from tests.docs_examples import ROOT, examples
-from tests.spark.support import Kera, both_engines, columnar_first
+from tests.spark.support import Kera, columnar_first
 
 NOON = datetime.datetime(2026, 1, 2, 12, tzinfo=datetime.UTC)
 NAIVE = NOON.replace(tzinfo=None)
@@ -84,7 +84,7 @@ def rows(frame: DataFrame) -> list[dict[str, Any]]:
     return [row.asDict(recursive=True) for row in frame.collect()]
 
 
-@both_engines
+@columnar_first
 def test_avro_values_of_all_versions_get_the_columns_of_the_newest(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream)
     send(kera, stream, [VALUE, None], serializer=AvroSerializer(AVRO))
@@ -110,6 +110,7 @@ def test_avro_values_of_all_versions_get_the_columns_of_the_newest(kera: Kera, s
     assert sorted(row.id or 0 for row in streamed) == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_from_kera_gives_the_same_columns_without_arrow_udfs(
     kera: Kera, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +158,7 @@ def test_json_is_decoded_by_its_schema_with_a_frame_and_without(kera: Kera, stre
         kera.read(stream).select(from_kera("value", f"{stream}-value", options(kera))).collect()
 
 
+@pytest.mark.slow
 def test_a_protobuf_message_becomes_columns(kera: Kera, stream: str) -> None:
     kera.create(stream)
     message = common_pb2.StreamConfig(streamlets=3, retention_consumer_groups=["a", "b"])
@@ -179,6 +181,7 @@ def test_from_kera_refuses_unknown_subjects_unions_and_wrong_options(kera: Kera,
         from_kera("value", f"{stream}-value", options(kera), undecodable="skip")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_the_example_of_the_page_runs(kera: Kera, capsys: pytest.CaptureFixture[str]) -> None:
     (example,) = (each for each in examples(ROOT / "docs" / "serializers.md", "python") if "spark" in each.text)
     kera.create("orders")
@@ -263,6 +266,7 @@ def test_models_sent_as_rows_are_rows_in_spark(kera: Kera, stream: str) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_pandas_and_polars_frames_are_rows_in_spark(kera: Kera, stream: str) -> None:
     kera.create(stream, schema=Line)
     columns = {"price": [1.5, 2.5], "note": ["x", None]}
@@ -277,6 +281,7 @@ def test_pandas_and_polars_frames_are_rows_in_spark(kera: Kera, stream: str) -> 
     assert sorted(rows(kera.read(stream)), key=lambda row: row["price"]) == [expected[0]] * 2 + [expected[1]] * 2
 
 
+@pytest.mark.slow
 def test_json_made_by_a_model_becomes_columns(kera: Kera, stream: str) -> None:
     kera.create(stream)
     send(kera, stream, ITEMS, serializer=ModelSerializer(Item, framed=True))

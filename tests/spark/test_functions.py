@@ -50,6 +50,7 @@ def test_the_results_of_functions_belong_to_their_rows_in_a_batch(kera: Kera, fi
     check(with_functions(kera.read(filled)).collect())
 
 
+@pytest.mark.slow
 def test_a_function_without_arguments_leaves_the_other_columns_unchanged(kera: Kera, filled: str) -> None:
     one = F.udf(lambda: 1, "int").asNondeterministic()
     rows = kera.read(filled).select("value", "offset", "streamlet", one().alias("one")).collect()
@@ -57,6 +58,7 @@ def test_a_function_without_arguments_leaves_the_other_columns_unchanged(kera: K
     assert len({(row.streamlet, row.offset) for row in rows}) == len(SENT)
 
 
+@pytest.mark.slow
 def test_the_results_of_functions_belong_to_their_rows_in_a_stream(kera: Kera, filled: str, tmp_path: Path) -> None:
     found: list[Row] = []
     query = (

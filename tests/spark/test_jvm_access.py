@@ -20,7 +20,7 @@ from tests.spark.test_jvm_reading import SETTINGS, Jvm, as_read, piece
 TIMEOUT_S = 60
 VALUES = sorted(b"%03d" % number * 300 for number in range(1000))
 """They fill chunks that are larger than a record of TLS."""
-over_each = pytest.mark.parametrize("transport", ["tcp", "unix"])
+over_each = pytest.mark.parametrize("transport", ["tcp", pytest.param("unix", marks=pytest.mark.slow)])
 
 
 @pytest.fixture(scope="module")

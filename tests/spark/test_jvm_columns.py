@@ -212,7 +212,7 @@ def of_type(at: pa.DataType, values: Sequence[Any]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array(values, at)], names=["a"])
 
 
-@pytest.mark.parametrize("codec", list(Codec))
+@pytest.mark.parametrize("codec", first_quick(Codec, 2))
 @pytest.mark.parametrize(
     "batch",
     [
@@ -354,6 +354,17 @@ TYPES: list[tuple[pa.DataType, list[Any]]] = [
 ]
 
 
+def _types() -> Iterator[Any]:
+    """All types with their values; quick tests use the first type of each kind."""
+    kinds: set[int] = set()
+    for at, values in TYPES:
+        yield pytest.param(at, values, id=str(at), marks=[pytest.mark.slow] if at.id in kinds else [])
+        kinds.add(at.id)
+
+
+each_type = pytest.mark.parametrize(("at", "values"), list(_types()))
+
+
 def of_all_types(version: int, times: int = 1) -> pa.RecordBatch:
     """A column of each type that chunks of this version can have."""
     columns = [pa.array(values * times, at) for at, values in TYPES]
@@ -361,7 +372,7 @@ def of_all_types(version: int, times: int = 1) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(there, names=[f"c{n}" for n in range(len(there))])
 
 
-@pytest.mark.parametrize(("at", "values"), TYPES, ids=[str(at) for at, _ in TYPES])
+@each_type
 def test_a_typed_column_has_the_same_type_and_values_as_in_python(
     java: Harness, at: pa.DataType, values: list[Any]
 ) -> None:
@@ -390,7 +401,7 @@ def test_columns_that_are_not_requested_are_skipped(java: Harness, version: int)
     everything = columns_of(batch.schema, typed=True)
     for codec in Codec:
         require_same(java, batch, everything, codec=codec)
-    for name in names:
+    for name in random.Random(version).sample(names, examples(len(names), quick=6)):
         require_same(java, batch, StructType([everything[name]]))
     require_same(java, batch, StructType([everything[name] for name in reversed(names)]))
 
@@ -725,7 +736,7 @@ def test_any_flipped_bit_of_records_is_corrupt_or_harmless(java: Harness, codec:
     assert flipped_everywhere(java, batch, codec, typed=False, wanted=ALL_COLUMNS, version=version) > 0
 
 
-@pytest.mark.parametrize(("at", "values"), TYPES, ids=[str(at) for at, _ in TYPES])
+@each_type
 def test_any_flipped_bit_of_a_typed_column_is_corrupt_or_harmless(
     java: Harness, at: pa.DataType, values: list[Any]
 ) -> None:
@@ -736,7 +747,7 @@ def test_any_flipped_bit_of_a_typed_column_is_corrupt_or_harmless(
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("codec", list(Codec))
+@pytest.mark.parametrize("codec", first_quick(Codec, 2))
 def test_a_loaded_chunk_can_be_read_after_its_bytes_were_overwritten(java: Harness, codec: Codec, version: int) -> None:
     typed = of_all_types(version, 20)
     for batch, wanted in ((KEYED, ALL_COLUMNS), (typed, columns_of(typed.schema, typed=True))):
@@ -750,6 +761,7 @@ def test_a_loaded_chunk_can_be_read_after_its_bytes_were_overwritten(java: Harne
         assert answer == {"batches": []}
 
 
+@pytest.mark.slow
 def test_mutated_chunks_are_read_or_refused_as_corrupt(java: Harness) -> None:
     """A short run of ``make fuzz-chunks``."""
     from tests.chaos.chunks import mutated

@@ -40,6 +40,7 @@ from kera.core.format.schema import DEFAULT_SCHEMA, schema_to_bytes
 from kera.core.push import ALIVE, HEAD, VERSION, PushKind, encode
 from kera.local.cluster import RunningCluster
 from kera.v1 import common_pb2, push_pb2
+from tests.examples import first_quick
 from tests.integration.support import BROKER, keeping_cluster, metric
 from tests.spark.fake_broker import (
     BROKER_ID,
@@ -63,6 +64,15 @@ PUSHED_AND_PULLED = pytest.mark.parametrize(
     ("shared_memory", "transport"),
     [("always", "auto"), pytest.param("never", "auto", marks=pytest.mark.slow), ("never", "tcp")],
 )
+PUSHED_FIRST = pytest.mark.parametrize(
+    ("shared_memory", "transport"),
+    [
+        ("always", "auto"),
+        pytest.param("never", "auto", marks=pytest.mark.slow),
+        pytest.param("never", "tcp", marks=pytest.mark.slow),
+    ],
+)
+"""Like `PUSHED_AND_PULLED`, but quick tests only push."""
 Reason = push_pb2.PushEnd
 
 
@@ -314,7 +324,7 @@ def test_all_chunks_are_read_as_in_python(
     assert told["routes"] == 0
 
 
-@PUSHED_AND_PULLED
+@PUSHED_FIRST
 def test_a_range_in_the_middle_gives_only_its_own_chunks(
     jvm: Jvm, kera: Kera, stream: str, shared_memory: str, transport: str
 ) -> None:
@@ -363,6 +373,7 @@ def test_a_reader_that_closes_early_leaves_no_lease(jvm: Jvm, cluster: RunningCl
     wait_until(lambda: metric(cluster, "arena_slots_leased") == 0, "leases")
 
 
+@pytest.mark.slow
 def test_chunks_are_pulled_when_readers_hold_too_many_slots(
     jvm: Jvm, cluster: RunningCluster, kera: Kera, stream: str
 ) -> None:
@@ -402,7 +413,7 @@ def test_an_endless_piece_gives_records_written_meanwhile(
     reader.close()
 
 
-@PUSHED_AND_PULLED
+@PUSHED_FIRST
 def test_an_interrupt_ends_the_wait_for_chunks(
     jvm: Jvm, kera: Kera, stream: str, shared_memory: str, transport: str
 ) -> None:
@@ -415,7 +426,7 @@ def test_an_interrupt_ends_the_wait_for_chunks(
         waiting.get()
 
 
-@PUSHED_AND_PULLED
+@PUSHED_FIRST
 def test_a_read_continues_after_the_broker_was_killed_and_restarted(
     jvm: Jvm, cluster: RunningCluster, kera: Kera, stream: str, shared_memory: str, transport: str
 ) -> None:
@@ -437,7 +448,7 @@ def test_a_reader_without_a_broker_asks_the_service(jvm: Jvm, kera: Kera, stream
     assert reader.close()["routes"] == 1
 
 
-@PUSHED_AND_PULLED
+@PUSHED_FIRST
 def test_an_end_beyond_the_stream_is_an_error(
     jvm: Jvm, kera: Kera, stream: str, shared_memory: str, transport: str
 ) -> None:
@@ -450,7 +461,7 @@ def test_an_end_beyond_the_stream_is_an_error(
         reader.next()
 
 
-@PUSHED_AND_PULLED
+@PUSHED_FIRST
 def test_an_end_beyond_the_stream_is_a_loss_when_losses_are_tolerated(
     jvm: Jvm, kera: Kera, stream: str, shared_memory: str, transport: str
 ) -> None:
@@ -672,19 +683,22 @@ def test_a_reader_that_closes_early_closes_its_connection(jvm: Jvm, broker: Fake
 
 @pytest.mark.parametrize(
     "odd",
-    [
-        {"version": VERSION + 1},
-        {"slots": 5},
-        {"slots": 0},
-        {"slot_bytes": 0},
-        {"slot_bytes": (1 << 32) - 1, "slots": (1 << 32) - 1, "arena_bytes": (1 << 63) - 1},
-        {"row_bytes": 4},
-        {"rows_at": 4100},
-        {"rows_at": 1 << 63},
-        {"slots_at": (1 << 64) - 64},
-        {"arena_bytes": 1 << 62, "rows_at": 1 << 61},
-        {"arena_path": "/nowhere/at all"},
-    ],
+    first_quick(
+        [
+            {"version": VERSION + 1},
+            {"slots": 5},
+            {"slots": 0},
+            {"slot_bytes": 0},
+            {"slot_bytes": (1 << 32) - 1, "slots": (1 << 32) - 1, "arena_bytes": (1 << 63) - 1},
+            {"row_bytes": 4},
+            {"rows_at": 4100},
+            {"rows_at": 1 << 63},
+            {"slots_at": (1 << 64) - 64},
+            {"arena_bytes": 1 << 62, "rows_at": 1 << 61},
+            {"arena_path": "/nowhere/at all"},
+        ],
+        4,
+    ),
 )
 def test_a_reader_pulls_after_an_unfit_push_greeting(jvm: Jvm, broker: FakeBroker, odd: dict[str, Any]) -> None:
     coming = jvm.open(fake_piece(broker, 1)).begin()
@@ -720,22 +734,25 @@ def test_a_reader_pulls_after_bytes_that_are_no_push_greeting(jvm: Jvm, broker: 
 
 @pytest.mark.parametrize(
     "odd",
-    [
-        {"slot": 4},
-        {"slot": (1 << 32) - 1},
-        {"lane": 2},
-        {"arena_offset": SLOTS_AT - 64},
-        {"arena_offset": SLOTS_AT + SLOT_BYTES - 64},
-        {"arena_offset": (1 << 63) - 64},
-        {"arena_offset": (1 << 64) - 64},
-        {"length_bytes": 0},
-        {"length_bytes": SLOT_BYTES + 64},
-        {"length_bytes": (1 << 32) - 1},
-        {"group_id": 0},
-        {"group_id": 1 << 63},
-        {"offset": (1 << 31) - 64},
-        {"offset": 1 << 31},
-    ],
+    first_quick(
+        [
+            {"slot": 4},
+            {"slot": (1 << 32) - 1},
+            {"lane": 2},
+            {"arena_offset": SLOTS_AT - 64},
+            {"arena_offset": SLOTS_AT + SLOT_BYTES - 64},
+            {"arena_offset": (1 << 63) - 64},
+            {"arena_offset": (1 << 64) - 64},
+            {"length_bytes": 0},
+            {"length_bytes": SLOT_BYTES + 64},
+            {"length_bytes": (1 << 32) - 1},
+            {"group_id": 0},
+            {"group_id": 1 << 63},
+            {"offset": (1 << 31) - 64},
+            {"offset": 1 << 31},
+        ],
+        5,
+    ),
 )
 def test_an_impossible_run_ends_the_connection(jvm: Jvm, broker: FakeBroker, odd: dict[str, int]) -> None:
     broker.put(0, chunk(0))
@@ -774,7 +791,7 @@ def damaged(at: int) -> bytes:
         (chunk(0)[:-64], "chunk at offset 0 is cut short: 960 of 1024 payload bytes"),
     ],
 )
-@pytest.mark.parametrize("pushed", [True, False])
+@pytest.mark.parametrize("pushed", first_quick([True, False], 1))
 def test_a_damaged_chunk_is_detected(jvm: Jvm, broker: FakeBroker, data: bytes, text: str, *, pushed: bool) -> None:
     broker.put(0, data)
     coming = jvm.open(fake_piece(broker, 1, shared_memory="always" if pushed else "never")).begin()
@@ -861,7 +878,7 @@ MALFORMED = {
 }
 
 
-@pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED)
+@pytest.mark.parametrize("data", first_quick(MALFORMED.values(), 2), ids=MALFORMED)
 def test_bytes_instead_of_a_frame_are_a_failure_of_the_broker(
     jvm: Jvm, broker: FakeBroker, folder: Path, data: bytes
 ) -> None:
@@ -878,13 +895,16 @@ def test_bytes_instead_of_a_frame_are_a_failure_of_the_broker(
 
 @pytest.mark.parametrize(
     "odd",
-    [
-        {"following": at(1), "data": chunk(0), "length": 64},
-        {"following": at(1), "data": chunk(0), "length": (1 << 32) - 1},
-        {"following": at(0), "data": chunk(0)},
-        {"following": Position(0, 0, 0), "data": chunk(0)},
-        {"following": at(1), "data": chunk(0), "request_id": 77},
-    ],
+    first_quick(
+        [
+            {"following": at(1), "data": chunk(0), "length": 64},
+            {"following": at(1), "data": chunk(0), "length": (1 << 32) - 1},
+            {"following": at(0), "data": chunk(0)},
+            {"following": Position(0, 0, 0), "data": chunk(0)},
+            {"following": at(1), "data": chunk(0), "request_id": 77},
+        ],
+        2,
+    ),
 )
 def test_an_impossible_answer_is_a_failure_of_the_broker(
     jvm: Jvm, broker: FakeBroker, folder: Path, odd: dict[str, Any]

@@ -106,6 +106,7 @@ def test_records_are_counted_without_reading_a_column(kera: Kera, stream: str) -
     assert frame.collect()[0][0] == 100
 
 
+@pytest.mark.slow
 def test_a_nested_field_of_the_headers_can_be_selected(kera: Kera, stream: str) -> None:
     kera.create(stream)
 
@@ -122,6 +123,7 @@ def test_a_nested_field_of_the_headers_can_be_selected(kera: Kera, stream: str) 
     assert [tuple(row) for row in frame.collect()] == [(0, ["h"]), (1, None)]
 
 
+@pytest.mark.slow
 def test_filters_and_groups_give_the_same_with_both_engines(kera: Kera, stream: str) -> None:
     kera.create(stream, streamlets=2)
     kera.send(stream, range(500), flush_every=30)
@@ -145,15 +147,6 @@ def test_a_batch_reads_the_records_present_when_it_is_planned(kera: Kera, stream
 
     assert len(before.collect()) == 10, "a plan that was made reads the same again"
     assert frame.count() == 15
-
-
-def test_metadata_can_be_read_with_the_jar(kera: Kera, stream: str) -> None:
-    kera.create(stream)
-    kera.send(stream, range(10))
-
-    (row,) = kera.read(stream, metadata="partitions").collect()
-
-    assert row.records == 10
 
 
 # -- metrics -------------------------------------------------------------------------------------------------------
@@ -240,6 +233,7 @@ def test_a_query_from_latest_keeps_its_start_when_its_planner_is_killed(
     assert [record for batch in found.values() for record in batch] == produced
 
 
+@pytest.mark.slow
 def test_a_batch_is_planned_after_the_planner_was_killed(kera: Kera, stream: str) -> None:
     kera.create(stream)
     kera.send(stream, range(10))
@@ -297,6 +291,7 @@ def test_python_reads_when_the_planner_is_missing(kera: Kera, stream: str, given
     assert len(frame.collect()) == 10
 
 
+@pytest.mark.slow
 def test_one_warning_says_that_python_reads_because_the_planner_is_missing(
     kera: Kera, stream: str, tmp_path: Path
 ) -> None:
@@ -311,6 +306,7 @@ def test_one_warning_says_that_python_reads_because_the_planner_is_missing(
     assert "engine=python" in warning
 
 
+@pytest.mark.slow
 def test_an_unknown_engine_gets_a_suggestion(kera: Kera, stream: str) -> None:
     kera.create(stream)
 

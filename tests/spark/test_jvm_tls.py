@@ -129,11 +129,15 @@ def older_form(certificates: Certificates, folder: Path) -> dict[str, str]:
     ("how", "text"),
     [
         (other_authority, "its certificate is not accepted: .*unable to find valid certification path"),
-        (none_of_its_own, "was lost"),
-        (no_tls, "was lost"),
-        (absent, "tls_ca .*nowhere.pem cannot be read on this host"),
-        (no_authorities, "tls_ca .*empty.pem.* cannot be used: No certificate data found"),
-        (older_form, r"Java takes keys in PKCS#8 only.*openssl pkcs8 -topk8 -nocrypt"),
+        pytest.param(none_of_its_own, "was lost", marks=pytest.mark.slow),
+        pytest.param(no_tls, "was lost", marks=pytest.mark.slow),
+        pytest.param(absent, "tls_ca .*nowhere.pem cannot be read on this host", marks=pytest.mark.slow),
+        pytest.param(
+            no_authorities, "tls_ca .*empty.pem.* cannot be used: No certificate data found", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            older_form, r"Java takes keys in PKCS#8 only.*openssl pkcs8 -topk8 -nocrypt", marks=pytest.mark.slow
+        ),
     ],
     ids=lambda one: getattr(one, "__name__", ""),
 )

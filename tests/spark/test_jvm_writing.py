@@ -29,7 +29,7 @@ from kera.core.format.schema import DEFAULT_SCHEMA
 from kera.local.cluster import RunningCluster
 from kera.spark_connector.service.writes import open_write, rows_as_json
 from kera.v1 import common_pb2
-from tests.examples import examples
+from tests.examples import examples, first_quick
 from tests.spark.fake_broker import TIMEOUT_S, Answering, FakeBroker, FakeService
 from tests.spark.jvm_harness import Threads, outcome, threads
 from tests.spark.support import Kera, numbers, wait_until
@@ -238,11 +238,18 @@ def some_rows(seed: int, count: int) -> list[tuple[int, Any, Any, Any]]:
 
 @pytest.mark.parametrize(
     ("codec", "count"),
-    [(Codec.NONE, 1), (Codec.NONE, 7), (Codec.NONE, 1024), (Codec.NONE, 1025), (Codec.LZ4, 300), (Codec.ZSTD, 300)],
+    [
+        (Codec.NONE, 1),
+        pytest.param(Codec.NONE, 7, marks=pytest.mark.slow),
+        pytest.param(Codec.NONE, 1024, marks=pytest.mark.slow),
+        (Codec.NONE, 1025),
+        (Codec.LZ4, 300),
+        pytest.param(Codec.ZSTD, 300, marks=pytest.mark.slow),
+    ],
 )
 def test_chunks_are_byte_for_byte_the_same_as_in_python(writers: Writers, codec: Codec, count: int) -> None:
     """Compressed payloads may differ in their bytes, and only their contents are compared."""
-    for seed in range(examples(30, quick=8)):
+    for seed in range(examples(30, quick=4)):
         rows = some_rows(seed, count)
         headers = "array<struct<key: string, value: binary>>"
         writer = writers.open(
@@ -357,7 +364,7 @@ def test_rows_go_to_the_same_streamlets_as_in_python(writers: Writers) -> None:
     assert there == {each: [key for key in keys if streamlet_of(key, 5) == each] for each in (1, 2)}
 
 
-@pytest.mark.parametrize("streamlets", [1, 3])
+@pytest.mark.parametrize("streamlets", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_equal_rows_are_cut_into_equal_chunks(writers: Writers, streamlets: int) -> None:
     dice = random.Random(streamlets)
     rows = [[text(dice.randbytes(dice.choice([10, 100, 3_000]))), text(dice.randbytes(4))] for _ in range(2_000)]
@@ -571,7 +578,7 @@ def test_keys_and_headers_are_part_of_a_row(writers: Writers) -> None:
     assert batch.column("keys").to_pylist() == [[b"k"]]
 
 
-@pytest.mark.parametrize("size", [0, 1, 31, 32, 33, 34, 100, 162, 163, 5_000])
+@pytest.mark.parametrize("size", first_quick([0, 33, 5_000, 1, 31, 32, 34, 100, 162, 163], 3))
 def test_the_request_is_repeated_after_a_reset_anywhere_in_it(writers: Writers, size: int) -> None:
     writer = writers.open(VALUES, moved_to(writers.broker))
     writer.do("write", rows=[[text(bytes(10_000))]])
@@ -586,7 +593,7 @@ def test_the_request_is_repeated_after_a_reset_anywhere_in_it(writers: Writers, 
     assert len(writers.asked("route_write")) == 1
 
 
-@pytest.mark.parametrize("size", [1, 31, 32, 40])
+@pytest.mark.parametrize("size", first_quick([31, 1, 32, 40], 1))
 def test_the_request_is_repeated_after_a_disconnect_within_the_answer(writers: Writers, size: int) -> None:
     writer = writers.open(VALUES, moved_to(writers.broker))
     writer.do("write", rows=values(1))
@@ -648,7 +655,9 @@ def test_the_service_names_another_broker_for_an_unreachable_one(writers: Writer
     assert failed["error"]["code"] == "unavailable"
 
 
-@pytest.mark.parametrize("code", ["not_owner", "disk_full", "arena_full", "not_persisted", "out_of_sequence"])
+@pytest.mark.parametrize(
+    "code", first_quick(["not_owner", "disk_full", "arena_full", "not_persisted", "out_of_sequence"], 1)
+)
 def test_a_rejected_chunk_goes_to_the_broker_that_the_service_names(
     writers: Writers, other_broker: FakeBroker, code: str
 ) -> None:
@@ -695,7 +704,7 @@ def test_an_error_while_rows_arrive_is_raised_by_write(writers: Writers) -> None
 
 
 @pytest.mark.parametrize(
-    "nonsense", ["status twice", "no status", "another request", "chunks", "bytes", "error of all"]
+    "nonsense", first_quick(["status twice", "bytes", "no status", "another request", "chunks", "error of all"], 2)
 )
 def test_an_invalid_answer_leads_to_a_retry(writers: Writers, nonsense: str) -> None:
     writer = writers.open(VALUES, moved_to(writers.broker))
@@ -749,7 +758,7 @@ def test_a_task_waits_while_its_broker_does_not_acknowledge(writers: Writers) ->
     """At most 32 MiB and a chunk may wait, far less than these rows need."""
     writer = writers.open(VALUES)
     row = [text(bytes(1_000_000))]
-    writing = writer.begin("write", rows=[row], times=500)
+    writing = writer.begin("write", rows=[row], times=200)
     connection = writers.broker.frames()
     acknowledged = 0
     for _ in range(40):
@@ -757,11 +766,11 @@ def test_a_task_waits_while_its_broker_does_not_acknowledge(writers: Writers) ->
         assert not writing.done(), "it cannot have got rid of what nobody has taken"
         connection.status()
     committing = writer.begin("commit")
-    while acknowledged < 500:
+    while acknowledged < 200:
         acknowledged += read(connection.asked_to_write())[0].record_count
         connection.status()
     assert done(writing) is not None
-    assert done(committing)["appended"] == 500
+    assert done(committing)["appended"] == 200
 
 
 def cut_off(writers: Writers, row: Row) -> Writer:
@@ -906,7 +915,7 @@ def test_concurrent_and_consecutive_attempts_store_each_row_once(
 ) -> None:
     dice = random.Random(seed)
     kera.create(stream, streamlets=3)
-    sent = [*range(3_000), *range(100)]
+    sent = [*range(examples(3_000, quick=1_000)), *range(100)]
     rows = [[text(b"k%d" % number), text(b"%d" % number)] for number in sent]
     attempts = []
     for name in range(6):

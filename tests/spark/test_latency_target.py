@@ -13,7 +13,8 @@ pytestmark = pytest.mark.timeout(240)
 
 
 @columnar_first
-@pytest.mark.parametrize("interval", [None, pytest.param("1 second", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("interval", [None, "1 second"])
+@pytest.mark.slow
 def test_records_are_held_back_for_a_latency_target_and_read_once(
     kera: Kera, stream: str, tmp_path: Path, engine: str, interval: str | None
 ) -> None:
@@ -60,7 +61,7 @@ def test_a_backlog_is_read_in_several_micro_batches_and_a_restart_goes_on(
     sizes: dict[int, int] = {}
 
     def run(until: int) -> None:
-        frame = kera.stream(stream, startingOffsets="earliest", latencyTarget="5s")
+        frame = kera.stream(stream, startingOffsets="earliest", latencyTarget="2s")
         query = (
             frame.writeStream.foreachBatch(lambda batch, number: sizes.update({number: batch.count()}))
             .option("checkpointLocation", str(tmp_path / "checkpoint"))
@@ -80,6 +81,7 @@ def test_a_backlog_is_read_in_several_micro_batches_and_a_restart_goes_on(
     assert sizes[0] < records / 2  # the first micro-batch has 4 MiB of 12
 
 
+@pytest.mark.slow
 def test_progress_shows_the_shortest_target_when_the_target_cannot_be_kept(
     kera: Kera, stream: str, tmp_path: Path
 ) -> None:
@@ -115,6 +117,7 @@ def test_available_now_reads_everything_in_one_micro_batch(kera: Kera, stream: s
     assert len([each for each in query.recentProgress if each["numInputRows"]]) == 1
 
 
+@pytest.mark.slow
 def test_real_time_mode_refuses_a_latency_target(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream)
     writer = kera.stream(stream, latencyTarget="2s").writeStream.outputMode("update").format("console")
@@ -125,6 +128,7 @@ def test_real_time_mode_refuses_a_latency_target(kera: Kera, stream: str, tmp_pa
 
 
 @columnar_first
+@pytest.mark.slow
 def test_a_query_on_the_path_of_a_latency_constraint_reports_its_durations(
     kera: Kera, stream: str, tmp_path: Path
 ) -> None:

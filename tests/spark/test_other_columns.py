@@ -67,7 +67,7 @@ def wait_for(query: StreamingQuery, found: dict[int, Rows], count: int) -> None:
 # -- added columns ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shared_memory", ["always", "never"])
+@pytest.mark.parametrize("shared_memory", ["always", pytest.param("never", marks=pytest.mark.slow)])
 def test_rows_older_than_a_column_have_null_in_it(kera: Kera, stream: str, shared_memory: str) -> None:
     kera.create(stream, schema=COLUMNS)
     send(kera, stream, range(3))
@@ -104,6 +104,7 @@ def test_a_query_gets_new_columns_only_after_a_restart(kera: Kera, stream: str, 
     assert all_of(again) == [row(6), row(7), row(8, added=True), row(9, added=True)]
 
 
+@pytest.mark.slow
 def test_streams_with_and_without_an_added_column_are_read_together(kera: Kera, stream: str, tmp_path: Path) -> None:
     names = [f"{stream}-{letter}" for letter in "ab"]
     for name in names:
@@ -129,6 +130,7 @@ def test_streams_with_and_without_an_added_column_are_read_together(kera: Kera, 
 # -- streams with other columns --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_stream_with_other_columns_ends_a_query_or_is_skipped(kera: Kera, stream: str, tmp_path: Path) -> None:
     pattern = {"subscribePattern": f"{stream}.*", **EARLIEST}
     kera.create(stream, schema=COLUMNS)
@@ -160,6 +162,7 @@ def test_a_stream_with_other_columns_ends_a_query_or_is_skipped(kera: Kera, stre
         kera.read(None, subscribePattern=f"{stream}.*")
 
 
+@pytest.mark.slow
 def test_with_bytes_typed_streams_are_read_beside_others(kera: Kera, stream: str, tmp_path: Path, engine: str) -> None:
     options = {"subscribePattern": f"{stream}.*", "onSchemaMismatch": "bytes", **EARLIEST, "includeHeaders": "true"}
     kera.create(stream)

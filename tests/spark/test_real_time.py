@@ -246,6 +246,7 @@ def test_every_record_is_output_once_across_micro_batches_restarts_and_engines(
         assert sorted(record.offset for record in rest) == list(range(done, count + 100))
 
 
+@pytest.mark.slow
 def test_real_time_mode_continues_from_a_checkpoint_of_micro_batches(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream)
     kera.send(stream, range(50), flush_every=20)
@@ -267,6 +268,7 @@ def test_real_time_mode_continues_from_a_checkpoint_of_micro_batches(kera: Kera,
 
 
 @pytest.mark.usefixtures("queries")
+@pytest.mark.slow
 def test_real_time_mode_refuses_the_python_engine(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream)
     writer = real_time(kera.stream(stream, engine="python")).foreach(_writer(str(tmp_path)))
@@ -276,6 +278,7 @@ def test_real_time_mode_refuses_the_python_engine(kera: Kera, stream: str, tmp_p
 
 
 @pytest.mark.usefixtures("queries")
+@pytest.mark.slow
 def test_real_time_mode_refuses_the_sink_kera(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream)
     kera.create(f"{stream}-copy")

@@ -38,6 +38,7 @@ def test_a_running_query_reads_new_records_once(kera: Kera, stream: str, tmp_pat
 
 
 @columnar_first
+@pytest.mark.slow
 def test_latest_starts_behind_the_present_records(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream, streamlets=2)
     kera.send(stream, range(100))
@@ -69,6 +70,7 @@ def test_micro_batches_keep_to_max_offsets_per_trigger_in_whole_chunks(kera: Ker
 
 
 @columnar_first
+@pytest.mark.slow
 def test_a_chunk_larger_than_max_offsets_per_trigger_is_taken_alone(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream)
     produced = kera.send(stream, range(100), flush_every=50)
@@ -82,6 +84,7 @@ def test_a_chunk_larger_than_max_offsets_per_trigger_is_taken_alone(kera: Kera, 
 
 
 @columnar_first
+@pytest.mark.slow
 def test_a_query_may_start_at_given_offsets(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream, streamlets=2)
     produced = kera.send(stream, range(100))
@@ -119,6 +122,7 @@ def test_progress_has_the_end_the_latest_offset_and_the_lag(
 
 
 @columnar_first
+@pytest.mark.slow
 def test_micro_batches_keep_to_max_bytes_per_trigger(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream)
     produced = kera.send(stream, range(400), flush_every=20)
@@ -134,6 +138,7 @@ def test_micro_batches_keep_to_max_bytes_per_trigger(kera: Kera, stream: str, tm
 
 
 @columnar_first
+@pytest.mark.slow
 def test_a_micro_batch_waits_for_the_minimal_number_of_records(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream)
     found: dict[int, list[Sent]] = {}
@@ -151,6 +156,7 @@ def test_a_micro_batch_waits_for_the_minimal_number_of_records(kera: Kera, strea
 
 
 @columnar_first
+@pytest.mark.slow
 def test_available_now_reads_all_of_several_streams_within_the_limits(kera: Kera, stream: str, tmp_path: Path) -> None:
     names = [stream, f"{stream}-b"]
     produced = []
@@ -187,6 +193,7 @@ def test_micro_batches_are_cut_into_more_tasks_than_streamlets(kera: Kera, strea
 
 
 @columnar_first
+@pytest.mark.slow
 def test_a_streaming_query_with_an_end_is_refused(kera: Kera, stream: str, tmp_path: Path) -> None:
     kera.create(stream)
 

@@ -153,6 +153,7 @@ def test_records_are_written_with_all_their_columns(kera: Kera, stream: str) -> 
 
 
 @columnar_first
+@pytest.mark.slow
 def test_a_map_with_repeated_keys_becomes_all_headers(kera: Kera, stream: str, tmp_path: Path) -> None:
     """Spark does not make such a map itself, but keeps one from a file."""
     kera.create(stream)
@@ -167,7 +168,7 @@ def test_a_map_with_repeated_keys_becomes_all_headers(kera: Kera, stream: str, t
     assert (tuple((name, value) for name, value in first.headers), second.headers) == (HEADERS, None)
 
 
-@both_engines
+@columnar_first
 def test_rows_with_a_key_go_to_the_same_streamlet_as_from_a_producer(kera: Kera, stream: str) -> None:
     kera.create(stream, streamlets=STREAMLETS)
     frame = counting(kera, 200).withColumn("key", F.concat(F.lit("k"), F.col("value") % 10))
@@ -181,6 +182,7 @@ def test_rows_with_a_key_go_to_the_same_streamlet_as_from_a_producer(kera: Kera,
 
 
 @columnar_first
+@pytest.mark.slow
 def test_rows_without_a_key_go_to_one_streamlet_per_partition(kera: Kera, stream: str) -> None:
     kera.create(stream, streamlets=STREAMLETS)
 
@@ -231,8 +233,10 @@ def test_rows_go_to_the_stream_and_streamlet_that_they_name(kera: Kera, stream: 
     ("column", "message"),
     [
         ("cast(id as int) as value", "column 'value' has to be binary or string for stream"),
-        ("cast(id as string) as valeu", "has no column 'valeu': did you mean 'value'?"),
-        ("cast(id as string) as key", "needs a column 'value'"),
+        pytest.param(
+            "cast(id as string) as valeu", "has no column 'valeu': did you mean 'value'?", marks=pytest.mark.slow
+        ),
+        pytest.param("cast(id as string) as key", "needs a column 'value'", marks=pytest.mark.slow),
     ],
 )
 def test_columns_that_do_not_fit_are_an_error_before_the_query_runs(
@@ -251,10 +255,10 @@ def test_columns_that_do_not_fit_are_an_error_before_the_query_runs(
     ("how", "message"),
     [
         ({"mode": "overwrite"}, 'a stream only grows: use .mode("append")'),
-        ({"mode": "ignore"}, "Append"),
-        ({"txnAppId": "a"}, "txnVersion is missing"),
-        ({"subscribe": "a"}, "to write, use stream"),
-        ({"latencyTarget": "1ms"}, "latencyTarget: must be at least 10ms"),
+        pytest.param({"mode": "ignore"}, "Append", marks=pytest.mark.slow),
+        pytest.param({"txnAppId": "a"}, "txnVersion is missing", marks=pytest.mark.slow),
+        pytest.param({"subscribe": "a"}, "to write, use stream", marks=pytest.mark.slow),
+        pytest.param({"latencyTarget": "1ms"}, "latencyTarget: must be at least 10ms", marks=pytest.mark.slow),
     ],
 )
 def test_wrong_modes_and_options_are_refused(kera: Kera, stream: str, how: dict[str, str], message: str) -> None:
@@ -265,17 +269,19 @@ def test_wrong_modes_and_options_are_refused(kera: Kera, stream: str, how: dict[
     assert message in str(raised.value)
 
 
-@both_engines
+@columnar_first
 def test_the_error_for_a_missing_stream_names_it(kera: Kera, stream: str) -> None:
     with pytest.raises(PySparkException, match=f"there is no stream '{stream}'; create it first: kera stream create"):
         save(kera, counting(kera, 3), stream)
 
 
+@pytest.mark.slow
 def test_the_error_for_a_missing_stream_in_a_row_names_it(kera: Kera, stream: str) -> None:
     with pytest.raises(PySparkException, match=f"there is no stream '{stream}'; create it first: kera stream create"):
         save(kera, counting(kera, 3).withColumn("stream", F.lit(stream)), None)
 
 
+@pytest.mark.slow
 def test_a_null_in_a_column_that_is_not_nullable_is_an_error(kera: Kera, stream: str) -> None:
     kera.create(stream, schema=pa.schema([pa.field("n", pa.int64(), nullable=False)]))
 
@@ -284,6 +290,7 @@ def test_a_null_in_a_column_that_is_not_nullable_is_an_error(kera: Kera, stream:
 
 
 @columnar_first
+@pytest.mark.slow
 def test_a_data_frame_without_rows_writes_nothing(kera: Kera, stream: str) -> None:
     kera.create(stream)
 
@@ -293,6 +300,7 @@ def test_a_data_frame_without_rows_writes_nothing(kera: Kera, stream: str) -> No
 
 
 @columnar_first
+@pytest.mark.slow
 def test_many_partitions_with_empty_ones_are_written_completely(kera: Kera, stream: str) -> None:
     kera.create(stream, streamlets=STREAMLETS)
     frame = counting(kera, 200, partitions=40).where(F.col("value") % 20 < 7)
@@ -302,7 +310,7 @@ def test_many_partitions_with_empty_ones_are_written_completely(kera: Kera, stre
     assert numbers(kera, stream) == Counter(number for number in range(200) if number % 20 < 7)
 
 
-@both_engines
+@columnar_first
 def test_many_large_rows_fill_many_chunks_and_segments(kera: Kera, stream: str) -> None:
     kera.create(stream, streamlets=2)
     frame = kera.spark.range(3000, numPartitions=2).select(
@@ -314,7 +322,7 @@ def test_many_large_rows_fill_many_chunks_and_segments(kera: Kera, stream: str) 
     assert numbers(kera, stream) == Counter(range(3000))
 
 
-@both_engines
+@columnar_first
 @pytest.mark.usefixtures("small_batches")
 def test_a_latency_target_stores_rows_while_their_task_waits_for_others(
     kera: Kera, stream: str, tmp_path: Path
@@ -339,6 +347,7 @@ def test_a_latency_target_stores_rows_while_their_task_waits_for_others(
 
 @columnar_first
 @pytest.mark.usefixtures("small_batches")
+@pytest.mark.slow
 def test_a_failed_write_with_a_latency_target_is_completed_by_a_retry(kera: Kera, stream: str, tmp_path: Path) -> None:
     """The clock decides where chunks are cut, so the retry cuts them differently."""
     kera.create(stream, streamlets=3)
@@ -359,7 +368,7 @@ def test_a_failed_write_with_a_latency_target_is_completed_by_a_retry(kera: Kera
     ("options", "named", "what"),
     [
         ({"schema": pa.schema([("value", pa.string())])}, True, "streams with a schema of their own"),
-        ({}, False, "rows that each name their stream"),
+        pytest.param({}, False, "rows that each name their stream", marks=pytest.mark.slow),
     ],
 )
 def test_the_error_for_unsupported_columnar_writes_says_the_way_out(
@@ -407,7 +416,7 @@ def test_python_writes_unless_the_columnar_engine_is_requested(kera: Kera, strea
 
 
 @pytest.mark.usefixtures("auto_is_columnar")
-@pytest.mark.parametrize("typed", [False, True])
+@pytest.mark.parametrize("typed", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_python_writes_unsupported_streams_when_auto_means_columnar(kera: Kera, stream: str, *, typed: bool) -> None:
     kera.create(stream, schema=pa.schema([("value", pa.string())]) if typed else None)
     frame = counting(kera, 30)
@@ -421,8 +430,9 @@ def test_python_writes_unsupported_streams_when_auto_means_columnar(kera: Kera, 
         save(kera, frame, stream, mode="overwrite")
 
 
-@pytest.mark.parametrize("codec", ["lz4", pytest.param("zstd", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
 @columnar_first
+@pytest.mark.slow
 def test_rows_are_written_to_a_compressed_stream(kera: Kera, stream: str, codec: str) -> None:
     kera.create(stream, codec=codec, streamlets=2)
     value = F.rpad(F.col("value"), 100, " ").alias("value")
@@ -438,6 +448,7 @@ def test_rows_are_written_to_a_compressed_stream(kera: Kera, stream: str, codec:
 
 
 @columnar_first
+@pytest.mark.slow
 def test_writing_the_same_rows_twice_stores_them_twice(kera: Kera, stream: str) -> None:
     kera.create(stream)
     for _ in range(2):
@@ -446,7 +457,7 @@ def test_writing_the_same_rows_twice_stores_them_twice(kera: Kera, stream: str) 
     assert numbers(kera, stream) == Counter(dict.fromkeys(range(10), 2))
 
 
-@both_engines
+@columnar_first
 def test_a_write_with_a_transaction_adds_its_rows_once(kera: Kera, stream: str) -> None:
     kera.create(stream)
     for version in ("7", "7", "8", "8"):
@@ -458,7 +469,7 @@ def test_a_write_with_a_transaction_adds_its_rows_once(kera: Kera, stream: str) 
     assert numbers(kera, stream).total() == 100
 
 
-@both_engines
+@columnar_first
 @pytest.mark.usefixtures("small_batches")
 @pytest.mark.parametrize("reordered", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_write_that_failed_in_the_middle_is_completed_by_a_retry(
@@ -514,9 +525,8 @@ def test_a_repeated_micro_batch_adds_no_rows(kera: Kera, stream: str, texts: Tex
     assert numbers(kera, stream) == Counter([*range(1100), *twice])
 
 
-@pytest.mark.parametrize(
-    "engines", [("python", "columnar"), pytest.param(("columnar", "python"), marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("engines", [("python", "columnar"), ("columnar", "python")])
+@pytest.mark.slow
 def test_a_micro_batch_is_completed_by_the_other_engine(
     kera: Kera, stream: str, texts: Texts, engines: tuple[str, str]
 ) -> None:
@@ -555,6 +565,7 @@ def test_a_micro_batch_that_failed_in_the_middle_is_completed_by_a_retry(
 
 
 @columnar_first
+@pytest.mark.slow
 def test_a_query_in_complete_mode_is_refused(kera: Kera, stream: str, texts: Texts) -> None:
     kera.create(stream)
     texts.add([1, 2, 2])
@@ -566,6 +577,7 @@ def test_a_query_in_complete_mode_is_refused(kera: Kera, stream: str, texts: Tex
 
 
 @columnar_first
+@pytest.mark.slow
 def test_updates_are_written_once_by_batches_with_the_micro_batch_as_version(
     kera: Kera, stream: str, texts: Texts
 ) -> None:
@@ -591,8 +603,10 @@ def test_updates_are_written_once_by_batches_with_the_micro_batch_as_version(
     ("options", "message"),
     [
         ({}, "there is no stream 'nowhere'; create it first: kera stream create nowhere"),
-        ({"txnAppId": "a", "txnVersion": "1"}, "known by its checkpoint"),
-        ({"startingOffsets": "earliest"}, "option startingOffsets does not apply here"),
+        pytest.param({"txnAppId": "a", "txnVersion": "1"}, "known by its checkpoint", marks=pytest.mark.slow),
+        pytest.param(
+            {"startingOffsets": "earliest"}, "option startingOffsets does not apply here", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_the_error_of_a_streaming_query_that_cannot_write_names_the_reason(

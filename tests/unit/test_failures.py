@@ -1,8 +1,12 @@
 """The file of failed tests: pytest accepts its names, and it exists only if a rerun makes sense."""
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
-from tests.failures import FAILED, FAILED_MAX, without_group
+from tests.failures import FAILED, FAILED_MAX, Failures, without_group
 
 TESTS = """
 from pathlib import Path
@@ -23,13 +27,6 @@ def test_with_a_broken_fixture(breaks):
 def test_that_is_fine():
     pass
 """
-MANY = f"""
-import pytest
-
-@pytest.mark.parametrize("number", range({FAILED_MAX + 1}))
-def test_that_fails(number):
-    assert False
-"""
 PLUGIN = """
 from tests.failures import Failures
 
@@ -40,13 +37,14 @@ def pytest_configure(config):
 WORKERS = ["-n", "2", "--dist", "loadgroup", "--max-worker-restart", "0"]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def plugin(pytester: pytest.Pytester, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(pytestconfig.rootpath))
     pytester.makeconftest(PLUGIN)
 
 
-@pytest.mark.parametrize("workers", [[], WORKERS])
+@pytest.mark.usefixtures("plugin")
+@pytest.mark.parametrize("workers", [pytest.param([], marks=pytest.mark.slow), WORKERS], ids=["alone", "workers"])
 def test_only_failed_tests_are_run_again(pytester: pytest.Pytester, workers: list[str]) -> None:
     pytester.makepyfile(TESTS)
     first = pytester.runpytest_subprocess(*workers, timeout=60)
@@ -55,27 +53,38 @@ def test_only_failed_tests_are_run_again(pytester: pytest.Pytester, workers: lis
     again.assert_outcomes(failed=2, errors=1)
 
 
-@pytest.mark.parametrize("workers", [[], WORKERS])
-def test_many_failures_are_not_listed_for_a_rerun(pytester: pytest.Pytester, workers: list[str]) -> None:
-    pytester.makepyfile(MANY)
-    pytester.runpytest_subprocess(*workers, timeout=60).assert_outcomes(failed=FAILED_MAX + 1)
-    assert not (pytester.path / FAILED).exists()
+def run(root: Path, failed: int, lost_worker: object = None) -> Path:
+    """A run of pytest with so many failures; returns the file."""
+    failures = Failures(root)
+    failures.pytest_sessionstart()
+    for number in range(failed):
+        failures.pytest_runtest_logreport(cast(Any, SimpleNamespace(failed=True, nodeid=f"test.py::test_{number}")))
+    failures.pytest_testnodedown(lost_worker)
+    failures.pytest_sessionfinish(pytest.ExitCode.TESTS_FAILED if failed else pytest.ExitCode.OK)
+    return root / FAILED
 
 
+def test_many_failures_are_not_listed_for_a_rerun(tmp_path: Path) -> None:
+    assert len(run(tmp_path, FAILED_MAX).read_text().splitlines()) == FAILED_MAX
+    assert not run(tmp_path, FAILED_MAX + 1).exists()
+
+
+def test_a_run_that_lost_a_worker_lists_no_failures(tmp_path: Path) -> None:
+    assert not run(tmp_path, 1, lost_worker="killed").exists()
+
+
+def test_failures_of_an_earlier_run_are_forgotten(tmp_path: Path) -> None:
+    assert run(tmp_path, 1).exists()
+    assert not run(tmp_path, 0).exists()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("plugin")
 def test_an_interrupted_run_lists_no_failures(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("import os\ndef test_that_ends_its_worker():\n    os._exit(3)\n")
     result = pytester.runpytest_subprocess(*WORKERS, timeout=60)
     assert result.ret != 0
     assert not (pytester.path / FAILED).exists()
-
-
-def test_failures_of_an_earlier_run_are_forgotten(pytester: pytest.Pytester) -> None:
-    file = pytester.path / FAILED
-    file.parent.mkdir()
-    file.write_text("test_of_yesterday\n")
-    pytester.makepyfile("def test_that_is_fine():\n    pass\n")
-    pytester.runpytest_subprocess(timeout=60).assert_outcomes(passed=1)
-    assert not file.exists()
 
 
 @pytest.mark.parametrize(

@@ -19,15 +19,19 @@ def pytest_configure(config):
 """
 
 
-@pytest.mark.parametrize("workers", [[], ["-n", "1", "--max-worker-restart", "0"]])
+@pytest.mark.parametrize(
+    "workers",
+    [pytest.param([], marks=pytest.mark.slow), ["-n", "1", "--max-worker-restart", "0"]],
+    ids=["alone", "worker"],
+)
 def test_the_place_where_a_test_hangs_is_reported_before_its_time_out(
     pytester: pytest.Pytester, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch, workers: list[str]
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(pytestconfig.rootpath))
     pytester.makeconftest(PLUGIN)
     pytester.makepyfile(HANGING)
-    result = pytester.runpytest_subprocess("--timeout", "4", "--timeout-method", "thread", *workers, timeout=60)
+    result = pytester.runpytest_subprocess("--timeout", "2", "--timeout-method", "thread", *workers, timeout=60)
     told = result.stderr.str()
-    assert "test_that_hangs is not done after almost 4 s" in told
+    assert "test_that_hangs is not done after almost 2 s" in told
     assert "waits_for_what_never_comes" in told
     assert "run_forever" in told, "where threads are"

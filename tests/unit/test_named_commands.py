@@ -5,7 +5,6 @@ The commands are found in the string literals of the packages, and checked again
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.unit.test_tidy import ROOT, example_app, kera_command, modules_of_packages, parsed
+from tests.unit.test_tidy import ROOT, example_app, kera_command, looked_at, modules_of_packages
+
+pytestmark = pytest.mark.xdist_group("sources")
 
 OTHER_TEXTS = {".html", ".java", ".js"}
 NAMED = re.compile(r"(?<![\w./:@'-])kera((?:\s+(?:(?:--)?\{\}|[\w./:=\[\]<>|*-]+|…))+)")
@@ -26,17 +27,6 @@ OF_OTHERS = {
 """Options of Spark and Docker, and of protoc."""
 PROSE = {"and", "has", "in", "is", "metadata", "source", "sources"}
 """Words that follow the name of the product in a sentence."""
-
-
-def texts(module: str) -> Iterator[str]:
-    """The string literals of a module; `{}` stands for a value in an f-string."""
-    tree = parsed(module)
-    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.JoinedStr):
-            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
-            yield node.value
 
 
 def unknown_commands(text: str, kera: Any) -> list[str]:
@@ -78,7 +68,7 @@ def all_options(command: Any) -> set[str]:
 
 def product_texts() -> Iterator[tuple[Path, str]]:
     for path in modules_of_packages():
-        for text in texts(path.read_text()):
+        for text in looked_at(path.read_text()).strings:
             yield path.relative_to(ROOT), text
 
 
@@ -133,4 +123,4 @@ def test_existing_commands_and_prose_are_no_violations(text: str) -> None:
 def test_the_texts_of_a_module_are_its_literals_with_placeholders() -> None:
     module = '"""kera a"""\nraise Error(f"kera b {name}" " --c")\nx = "kera " "d"\n'
 
-    assert sorted(texts(module)) == ["kera a", "kera b {} --c", "kera d"]
+    assert sorted(looked_at(module).strings) == ["kera a", "kera b {} --c", "kera d"]

@@ -72,7 +72,8 @@ NAME_RIDDLE = re.compile(
     r"""def\ test(?:
           _(?:what|whatever|who|whoever|whose|whom|where|of|it|they)_
         | \w*(?:
-            _(?:and|but|by|for|from|if|of|or|to|when|with)_(?:what|who|whom|whose)_
+            _(?:and|but|by|for|from|if|of|or|to|when|with)_(?:what|whom?)_
+          | _(?:by|for|from|of|to|with)_whose_
           | (?<!_say)(?<!_says)(?<!_learns)_what_(?:is|are|was|were)_
           | _(?:is|are|was|were|be|been)_told
           | _of_which_ | _none_of_ | _so_(?:many|much)_ | _that_(?:is|are)_none | nobody

@@ -116,6 +116,8 @@ KEPT = {
     "contexts": Kept(("kera/contexts.json",), _store_contexts, lambda _: _contexts.load(), _contexts.Contexts()),
     "index": Kept(("data.crc32",), _store_index, _load_index, True),
 }
+ALIKE = {"backup"}
+"""Kinds that the code of another kind stores: identities."""
 
 
 def _flipped(data: bytes) -> bytes:
@@ -158,7 +160,12 @@ def spoil(path: Path, damage: str) -> None:
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize(
-    ("kind", "number"), [(kind, at) for kind, kept in KEPT.items() for at in range(len(kept.names))]
+    ("kind", "number"),
+    [
+        pytest.param(kind, at, marks=[pytest.mark.slow] if kind in ALIKE else [])
+        for kind, kept in KEPT.items()
+        for at in range(len(kept.names))
+    ],
 )
 def test_a_damaged_file_is_restored_from_its_copy_or_refused_by_name(
     directory: Path, kind: str, number: int, damage: str
@@ -181,7 +188,14 @@ def test_a_damaged_file_is_restored_from_its_copy_or_refused_by_name(
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("kind", [kind for kind, kept in KEPT.items() if len(kept.names) == 2])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=[pytest.mark.slow] if kind in ALIKE else [])
+        for kind, kept in KEPT.items()
+        if len(kept.names) == 2
+    ],
+)
 def test_a_damaged_file_with_a_damaged_copy_is_refused_with_a_remedy(directory: Path, kind: str, damage: str) -> None:
     kept = KEPT[kind]
     kept.store(directory)

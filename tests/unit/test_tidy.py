@@ -19,9 +19,14 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+
+from tests.examples import first_quick
+
+# With the other tests that look at every module, which then parse each only once.
+pytestmark = pytest.mark.xdist_group("sources")
 
 ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -73,10 +78,48 @@ def text_of(path: Path) -> str:
         return ""
 
 
+class Looked(NamedTuple):
+    """The parts of a module's syntax tree that rules need. The tree itself is too large to be kept."""
+
+    docstring: str | None
+    wall_clock: list[str]
+    """Lines that read the wall clock."""
+    crowded: list[str]
+    """Classes with too many public methods."""
+    imports: list[tuple[str, list[str]]]
+    """Modules of `from` imports, and the full names of the imported objects."""
+    strings: list[str]
+    """The string literals; `{}` stands for a value in an f-string."""
+
+
 @functools.cache
-def parsed(text: str) -> ast.Module:
-    """Cached, because several rules look at the same modules."""
-    return ast.parse(text)
+def looked_at(text: str) -> Looked:
+    """Look at a module: in one pass, because parsing and walking all modules takes seconds."""
+    tree, lines = ast.parse(text), text.splitlines()
+    looked = Looked(ast.get_docstring(tree), [], [], [], [])
+    parts: set[int] = set()  # literals within f-strings
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            of = getattr(node.value, "id", "") or getattr(node.value, "attr", "")
+            if f"{of}.{node.attr}" in WALL_CLOCK_NAMES or (node.attr == "now_us" and "clock" in of):
+                looked.wall_clock.append(lines[node.lineno - 1].strip())
+        elif isinstance(node, ast.ImportFrom):
+            if node.module == "time" and any(each.name in {"time", "time_ns"} for each in node.names):
+                looked.wall_clock.append(lines[node.lineno - 1].strip())
+            looked.imports.append((node.module or "", [f"{node.module}.{each.name}" for each in node.names]))
+        elif isinstance(node, ast.JoinedStr):
+            parts.update(map(id, node.values))
+            values = (str(each.value) if isinstance(each, ast.Constant) else "{}" for each in node.values)
+            looked.strings.append("".join(values))
+        elif isinstance(node, ast.Constant):
+            if isinstance(node.value, str) and id(node) not in parts:
+                looked.strings.append(node.value)
+        elif isinstance(node, ast.ClassDef) and node in tree.body:
+            functions = [each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+            methods = sum(not each.name.startswith("_") for each in functions)
+            if methods > METHODS_MAX:
+                looked.crowded.append(f"class {node.name} of {methods} public methods")
+    return looked
 
 
 def violations(paths: Iterable[Path], rule: Callable[[str], list[str]]) -> list[str]:
@@ -194,19 +237,7 @@ def wall_clock_reads(text: str) -> list[str]:
     """Lines that read the wall clock, through `kera.core.base.clock` or directly."""
     if not re.search(r"import time|from time|datetime|date\b|now_us", text):  # parsing all modules takes long
         return []
-    lines = text.splitlines()
-    found = []
-    for node in ast.walk(parsed(text)):
-        match node:
-            case ast.Attribute(value=ast.Name(id=of) | ast.Attribute(attr=of), attr=attr):
-                read = f"{of}.{attr}" in WALL_CLOCK_NAMES or (attr == "now_us" and "clock" in of)
-            case ast.ImportFrom(module="time", names=names):
-                read = any(name.name in {"time", "time_ns"} for name in names)
-            case _:
-                continue
-        if read:
-            found.append(lines[node.lineno - 1].strip())
-    return found
+    return looked_at(text).wall_clock
 
 
 def wall_clock_reads_of_java(text: str) -> list[str]:
@@ -352,7 +383,10 @@ def leave_a_generated_file_behind(folder: Path) -> None:
     (folder / "gone_pb2.py").touch()
 
 
-@pytest.mark.parametrize("spoil", [edit_a_proto, lose_a_generated_file, lose_a_stub, leave_a_generated_file_behind])
+@pytest.mark.parametrize(
+    "spoil",
+    first_quick([edit_a_proto, lose_a_generated_file, lose_a_stub, leave_a_generated_file_behind], 1),
+)
 def test_generated_messages_that_are_not_current_are_found(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
     copy = tmp_path / "a tree"
     for name in ("proto", "scripts"):
@@ -369,7 +403,7 @@ def test_generated_messages_that_are_not_current_are_found(tmp_path: Path, spoil
 
 
 def without_docstring(text: str) -> list[str]:
-    return [] if ast.get_docstring(parsed(text)) else ["has no module docstring"]
+    return [] if looked_at(text).docstring else ["has no module docstring"]
 
 
 def unlisted_packages(root: Path) -> list[str]:
@@ -855,24 +889,16 @@ ROOMS_OF_THEIR_OWN = {
 
 def crowded_classes(text: str) -> list[str]:
     """Classes with too many public methods: they have several ideas, and each deserves its own class."""
-    found = []
-    for node in parsed(text).body:
-        if isinstance(node, ast.ClassDef):
-            functions = [each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
-            methods = sum(not each.name.startswith("_") for each in functions)
-            if methods > METHODS_MAX:
-                found.append(f"class {node.name} of {methods} public methods")
-    return found
+    return looked_at(text).crowded
 
 
 def closets(texts: Mapping[str, str]) -> list[str]:
     """The small modules in `texts`, by name, that exactly one other module imports."""
     importers: dict[str, set[str]] = {name: set() for name in texts}
     for name, text in texts.items():
-        for node in ast.walk(parsed(text)):
-            imported = [f"{node.module}.{each.name}" for each in node.names] if isinstance(node, ast.ImportFrom) else []
-            for module in (node.module, *imported) if isinstance(node, ast.ImportFrom) else ():
-                importers.get(module or "", set()).add(name)
+        for module, imported in looked_at(text).imports:
+            for each in (module, *imported):
+                importers.get(each, set()).add(name)
     return [
         name
         for name, others in importers.items()

@@ -3,6 +3,7 @@
 The log (AOF) is on at all levels, since the other contestants write to files too: level leader syncs it once a second,
 level persisted before each answer. Level replicated has as many replicas, and waits for them (WAIT) behind each batch.
 """
+
 from __future__ import annotations
 
 import contextlib

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from kera.backup.__main__ import main
 from kera.backup.application import serve
 from kera.backup.registration import BackupDirectory
 from kera.backup.settings import BackupSettings
@@ -21,7 +20,7 @@ from kera.core.errors import PathNotWritable, StaleEpoch, StartError
 from kera.core.rpc import api
 from kera.core.rpc.frame_client import FrameChannel
 from kera.server.daemon import ExitCode
-from kera.server.registration import CoordinatorUnreachable, WrongCluster
+from kera.server.registration import WrongCluster
 from tests.unit.backup.support import Segment, placed
 from tests.unit.broker.fake_coordinator import BACKUP_ID, EPOCH, FakeCoordinator, serving
 
@@ -91,13 +90,6 @@ async def test_a_stopped_backup_leaves_only_its_identity_and_its_log(
     directory.close()
 
 
-async def test_two_backups_cannot_share_an_identity(settings: BackupSettings) -> None:
-    async with serve(settings):
-        with pytest.raises(StartError, match=r"another backup \(process \d+\) uses"):
-            async with serve(settings):
-                pass
-
-
 async def test_a_backup_of_another_cluster_is_not_registered(
     settings: BackupSettings, coordinator: FakeCoordinator
 ) -> None:
@@ -108,15 +100,6 @@ async def test_a_backup_of_another_cluster_is_not_registered(
         async with serve(settings):
             pass
     assert len(coordinator.registered_backups) == 1
-
-
-async def test_a_backup_can_be_started_after_a_failed_start(settings: BackupSettings) -> None:
-    unreachable = settings.model_copy(update={"coordinator": "127.0.0.1:1", "coordinator_timeout_ms": 0})
-    with pytest.raises(CoordinatorUnreachable):
-        async with serve(unreachable):
-            pass
-    async with serve(settings) as ready:
-        assert ready["backup_id"] == BACKUP_ID
 
 
 async def test_another_segment_size_stops_the_start(settings: BackupSettings) -> None:
@@ -133,16 +116,6 @@ async def test_the_error_names_a_directory_that_cannot_be_made(settings: BackupS
         async with serve(settings.model_copy(update={"log_dirs": [tmp_path / "file" / "below"]})):
             pass
     assert raised.value.attributes == {"path": str(tmp_path / "file" / "below")}
-
-
-@pytest.mark.timeout(30)
-async def test_a_backup_that_gets_stale_epoch_ends(settings: BackupSettings, coordinator: FakeCoordinator) -> None:
-    coordinator.fence()
-    with pytest.raises(ExceptionGroup) as raised:
-        async with serve(settings):
-            await asyncio.Event().wait()
-
-    assert [type(error) for error in raised.value.exceptions] == [StaleEpoch]
 
 
 async def test_metrics_are_served_at_the_announced_address(settings: BackupSettings) -> None:
@@ -174,15 +147,6 @@ async def test_metrics_are_served_at_the_announced_address(settings: BackupSetti
     }
     assert {name: float(values[name]) for name in expected} == expected
     assert float(values[f'kera_backup_disk_used_bytes{{path="{settings.data_dir}/log/replicas.log"}}']) == 76 * KIB
-
-
-def test_a_wrong_setting_ends_the_start_with_an_error_that_names_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("KERA_BACKUP_PORT", "none")
-
-    assert main() == ExitCode.NOT_STARTED
-    assert "port" in capsys.readouterr().err
 
 
 async def test_the_process_announces_readiness_stops_cleanly_on_sigterm_and_keeps_replicas(

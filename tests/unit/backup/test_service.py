@@ -17,7 +17,7 @@ from kera.backup.errors import ReplicaOffset, UnknownReplica
 from kera.backup.log_file import NAME, LogFile
 from kera.backup.settings import BackupSettings
 from kera.core.base.settings import KIB
-from kera.core.errors import BackupFull, CorruptChunk, DiskFailed, InvalidArgument, StaleEpoch, Unavailable, Uncertain
+from kera.core.errors import CorruptChunk, DiskFailed, InvalidArgument, StaleEpoch, Unavailable, Uncertain
 from kera.core.rpc import Channel, Reply, api
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.grpc_client import GrpcChannel
@@ -181,30 +181,13 @@ async def test_reads_filter_by_streamlet_and_go_on_from_an_offset(settings: Back
         assert await content(channel, offset=3072) == b""
 
 
-async def test_full_memory_is_refused_until_a_replica_is_on_disk(
-    settings: BackupSettings,
-) -> None:
+async def test_replicas_are_listed_in_order_and_in_parts(settings: BackupSettings) -> None:
     async with connected(settings) as channel:
-        segments = [Segment(number) for number in range(1, 5)]
-        for segment in segments:
-            await send(channel, segment.next(A), A)
-        with pytest.raises(BackupFull) as raised:
-            await send(channel, Segment(5).next(A), A)
-        assert raised.value.attributes["resource"] == "memory"
-        await send(channel, segments[0].end(1, persist=True))
-        assert await send(channel, Segment(5).next(A), A) == (1024, 0)
-        assert [info.virtual_segment_id for info in await replicas(channel)] == [1, 2, 3, 4, 5]
-        assert [info.virtual_segment_id for info in await replicas(channel, after_virtual_segment_id=3)] == [4, 5]
+        for number in (3, 1, 2, 4):
+            await send(channel, Segment(number).next(A), A)
+        assert [info.virtual_segment_id for info in await replicas(channel)] == [1, 2, 3, 4]
+        assert [info.virtual_segment_id for info in await replicas(channel, after_virtual_segment_id=3)] == [4]
         assert [info.virtual_segment_id for info in await replicas(channel, replicas_max=2)] == [1, 2]
-
-
-async def test_a_full_disk_is_refused(settings: BackupSettings) -> None:
-    async with connected(settings.model_copy(update={"disk_bytes_max": 70 * KIB})) as channel:
-        await send(channel, Segment(1).next(A), A)
-        with pytest.raises(BackupFull) as raised:
-            await send(channel, Segment(2).next(A), A)
-
-    assert raised.value.attributes == {"resource": "disk", "limit_bytes": 70 * KIB, "free_bytes": 2 * KIB}
 
 
 async def test_a_disk_failure_fails_only_the_request_that_waits_for_the_disk(

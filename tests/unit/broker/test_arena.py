@@ -395,17 +395,6 @@ def test_slots_leased_in_the_last_launch_are_kept_until_their_release(shm_dir: P
     arena.close()
 
 
-def test_an_arena_that_is_kept_is_found_by_the_next_launch(shm_dir: Path) -> None:
-    before = create(shm_dir)
-    before.allocate().assign(CONTENT)
-    before.close(keep=True)
-    arena = attach(shm_dir)
-    assert arena is not None
-
-    assert [slot.content for slot in arena.slots() if slot.content] == [CONTENT]
-    arena.close()
-
-
 def test_the_arena_of_a_living_broker_is_not_taken_over(shm_dir: Path) -> None:
     arena = create(shm_dir)
 

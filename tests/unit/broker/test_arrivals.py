@@ -209,19 +209,11 @@ def test_one_streamlet_can_be_dropped_without_its_stream(engine: Engine) -> None
     assert {streamlet_of(key) for key in engine.index.keys_of_stream(STREAM_ID)} == {(STREAM_ID, 1)}
 
 
-def test_clearing_arriving_files_removes_incomplete_ones(engine: Engine) -> None:
-    log = to_come(engine)
-    path = arrive(engine, log, (1, 1), Outcome())
-    engine.store.clear_arriving()
-    assert not path.exists()
-
-
 def test_the_origin_of_a_streamlet_is_stored_with_its_next_group_id(engine: Engine) -> None:
     record = OriginRecord(frozenset({(1, 9), (2, 12)}), 77, 3)
     engine.index.commit([put_origin(STREAM_ID, 4, record)])
     assert engine.index.origin(STREAM_ID, 4) == record
     assert engine.index.origin(STREAM_ID, 5) is None
-    assert isinstance(Log(engine, streamlet_id=4).streamlet.next_group_id, int)
     assert Log(engine, streamlet_id=4).streamlet.next_group_id == 77
 
 

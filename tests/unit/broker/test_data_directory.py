@@ -210,7 +210,7 @@ def positions(path: Path, seed: int) -> list[tuple[int, int]]:
 
 
 @pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize("seed", first_quick(range(ROUNDS), 3))
+@pytest.mark.parametrize("seed", first_quick(range(ROUNDS), 1))
 def test_a_flipped_bit_in_a_segment_costs_one_chunk_and_is_found(tmp_path: Path, arena: Arena, seed: int) -> None:
     chance = random.Random(seed)
     for number in range(FLIPS):
@@ -228,7 +228,7 @@ def test_a_flipped_bit_in_a_segment_costs_one_chunk_and_is_found(tmp_path: Path,
 
 
 @pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize("seed", first_quick(range(ROUNDS), 3))
+@pytest.mark.parametrize("seed", first_quick(range(ROUNDS), 1))
 def test_a_flipped_bit_in_the_index_costs_no_chunk_and_is_found(tmp_path: Path, arena: Arena, seed: int) -> None:
     for number, position in enumerate(positions(FORMAT_2 / INDEX, seed)):
         data_dir = Path(shutil.copytree(FORMAT_2, tmp_path / f"{number}"))
@@ -253,7 +253,7 @@ def test_a_flipped_bit_in_the_lock_file_of_the_index_has_no_effect(data_dir: Pat
 
 
 @pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize("bit", first_quick(range(8), 2))
+@pytest.mark.parametrize("bit", first_quick(range(8), 1))
 def test_a_flipped_bit_in_the_checksum_of_the_index_costs_no_chunk_and_is_found(
     data_dir: Path, arena: Arena, bit: int
 ) -> None:
@@ -273,9 +273,10 @@ def test_a_flipped_bit_in_the_index_is_found_in_a_process_that_may_crash(data_di
     assert read_by_engine(data_dir, arena) == WRITTEN
 
 
+@pytest.mark.parametrize("bit", first_quick(range(8), 1))
 @pytest.mark.parametrize("name", ["broker.json", "broker.copy.json"])
 def test_a_flipped_bit_in_an_identity_file_does_not_stop_a_start(
-    data_dir: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch, name: str, bit: int
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)
     path = data_dir / name
@@ -283,10 +284,9 @@ def test_a_flipped_bit_in_an_identity_file_does_not_stop_a_start(
     directory.load()  # gives a directory of an earlier version its own id
     content = path.read_bytes()
     for offset in range(len(content)):
-        for bit in range(8):
-            flip(path, offset, bit)
-            assert directory.load() == (sample.BROKER_ID, sample.CLUSTER_ID)
-            assert path.read_bytes() == content
+        flip(path, offset, bit)
+        assert directory.load() == (sample.BROKER_ID, sample.CLUSTER_ID)
+        assert path.read_bytes() == content
     directory.close()
 
 

@@ -23,6 +23,7 @@ from kera.core.format.punctuation import FLAG, NO_TIME, encode_punctuation, is_p
 from kera.core.rpc import api
 from kera.v1 import common_pb2
 from tests.epochs_model import Owner
+from tests.examples import first_quick
 from tests.unit.broker.moving_support import Cluster
 from tests.unit.broker.persistence_support import MakeEngine
 from tests.unit.broker.support import (
@@ -406,7 +407,7 @@ def test_a_punctuation_is_made_once_and_belongs_to_no_producer(engine: Engine) -
     assert list(log.entry.tail[-1].producers) == [1]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", first_quick(range(20), 4))
 async def test_a_broker_promises_and_punctuates_as_its_model_does(seed: int, make_engine: MakeEngine) -> None:
     random, engine = Random(seed), make_engine(64)
     broker, model, now_us, sequence = open_broker(engine), Owner(GRACE_US), NOW_US, 0

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from kera.broker.log import waiting as waiting_module
 from kera.broker.serving.limits import ServingLimits
 from kera.broker.serving.read_sessions import ROUSED_AT_ONCE
 from kera.core.base.ids import Position
+from kera.core.base.turns import Turns
 from kera.core.rpc import Reply, api
 from kera.core.rpc.method import Method, Peer
 from kera.v1 import broker_pb2
@@ -27,7 +29,7 @@ from tests.unit.broker.support import (
     stream_info,
 )
 
-LARGE = 8_000
+LARGE = 1000
 REQUESTS: dict[Method[Any, Any], Callable[[], Any]] = {
     api.MEASURE_LAG: lambda: api.MEASURE_LAG.request(cursors=[cursor()] * LARGE),
     api.MULTI_READ_CHUNKS: lambda: api.MULTI_READ_CHUNKS.request(ranges=[read_range(entry=1)] * LARGE),
@@ -37,10 +39,21 @@ REQUESTS: dict[Method[Any, Any], Callable[[], Any]] = {
 
 @pytest.fixture
 async def broker(engine: Engine, limits: ServingLimits) -> Broker:
-    """A broker that owns streamlet 0 of stream 7, which has two entries."""
-    broker = Broker(engine, stream_info(owners=(BROKER_ID,), entries=2), limits=limits)
+    """A broker that owns streamlet 0 of stream 7, which has two entries. It gives way after each step."""
+    turns = Turns(0.0, now=lambda: 0.0)
+    broker = Broker(engine, stream_info(owners=(BROKER_ID,), entries=2), limits=limits, turns=turns)
     broker.append(chunk(2, 0))
     return broker
+
+
+async def rounds_until(condition: Callable[[], bool]) -> int:
+    """The rounds of the loop until `condition` holds."""
+    rounds = 0
+    async with asyncio.timeout(30):
+        while not condition():
+            rounds += 1
+            await asyncio.sleep(0)
+    return rounds
 
 
 @pytest.mark.parametrize("method", REQUESTS, ids=lambda method: method.name)
@@ -48,11 +61,7 @@ async def test_others_are_served_while_a_large_request_is_handled(broker: Broker
     result = broker.start(method, REQUESTS[method]())
     assert not isinstance(result, Reply), "all of it was done at once"
     large = asyncio.ensure_future(result)
-    served = 0
-    while not large.done():
-        served += 1
-        await asyncio.sleep(0)
-    assert served > 5
+    assert await rounds_until(large.done) >= LARGE
     message = large.result().message
     (rows,) = (getattr(message, name) for name in ("lags", "results", "streamlets") if hasattr(message, name))
     assert len(rows) == LARGE
@@ -61,9 +70,7 @@ async def test_others_are_served_while_a_large_request_is_handled(broker: Broker
 async def test_dropping_a_stream_fails_the_rest_of_a_large_request(broker: Broker) -> None:
     large = asyncio.ensure_future(broker.start(api.MEASURE_LAG, REQUESTS[api.MEASURE_LAG]()))
     slices = broker.broker.turns.slices
-    while broker.broker.turns.slices == slices:
-        await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    await rounds_until(lambda: broker.broker.turns.slices > slices + 10)
     await broker.ask(api.DROP_STREAM, api.DROP_STREAM.request(stream_id=STREAM_ID))
     lags = (await large).message.lags
     assert not lags[0].error.code
@@ -99,14 +106,6 @@ def watched(broker: Broker) -> bool:
     return any(entry.waiters or entry.readers for entry in broker.streams.get(STREAM_ID).streamlet(0).entries)
 
 
-async def rounds_until(condition: Callable[[], bool]) -> int:
-    rounds = 0
-    while not condition():
-        rounds += 1
-        await asyncio.sleep(0)
-    return rounds
-
-
 @limited(forgotten_at_once=4)
 async def test_the_sessions_of_a_closed_connection_are_forgotten_in_slices(broker: Broker) -> None:
     broker.append(chunk(3, 0))
@@ -130,12 +129,14 @@ async def test_a_write_wakes_waiting_requests_a_few_at_a_time(broker: Broker) ->
     assert not any(each.done() for each in waiting)
     broker.append(chunk(3, 0))
     slices = broker.broker.turns.slices
-    done = most = 0
-    while done < 100:
-        await asyncio.sleep(0)
-        before, done = done, sum(each.done() for each in waiting)
-        most = max(most, done - before)
-    assert most <= ROUSED_AT_ONCE
+    done = [0]
+
+    def are_done() -> bool:
+        done.append(sum(each.done() for each in waiting))
+        return done[-1] == 100
+
+    await rounds_until(are_done)
+    assert max(after - before for before, after in pairwise(done)) <= ROUSED_AT_ONCE
     assert broker.broker.turns.slices >= slices + 100 // ROUSED_AT_ONCE  # two quick requests may share a slice
     assert all(each.result().message.results for each in waiting)
 

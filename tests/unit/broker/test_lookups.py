@@ -27,12 +27,17 @@ from tests.unit.broker.support import (
     limited,
     stream_info,
 )
+from tests.virtual_loop import run_virtually
 
 END = Position(4, 1, 1024)
 
 
 @pytest.fixture
 async def broker(engine: Engine, limits: ServingLimits) -> Broker:
+    return on_disk(engine, limits)
+
+
+def on_disk(engine: Engine, limits: ServingLimits) -> Broker:
     """25 chunks of ten records each; all but the last one are on disk only."""
     broker = Broker(engine, stream_info(owners=(BROKER_ID, BROKER_ID + 1)), limits=limits, turns=Turns(0.0))
     for number in range(25):
@@ -135,17 +140,20 @@ async def test_room_for_one_segment_at_a_time_is_enough(broker: Broker) -> None:
     assert [told(place)[1] for place in places] == [50, 100, 150, 190]
 
 
-@limited(load_wait_ms=10)
-async def test_a_load_that_finds_no_room_in_time_is_a_retriable_error(broker: Broker) -> None:
-    slots = broker.engine.fill_memory()
-    places = await locate(broker, query(records_max=15), query(records_max=40))
-    assert codes(places) == [Unavailable.code, ""]
-    assert places[0].error.retriable
-    with pytest.raises(Unavailable):
-        await segments(broker, Position(1, 1, 1024))
+def test_a_load_that_finds_no_room_in_time_is_a_retriable_error(engine: Engine) -> None:
+    async def main() -> None:
+        broker = on_disk(engine, ServingLimits())
+        slots = engine.fill_memory()
+        places = await locate(broker, query(records_max=15), query(records_max=40))
+        assert codes(places) == [Unavailable.code, ""]
+        assert places[0].error.retriable
+        with pytest.raises(Unavailable):
+            await segments(broker, Position(1, 1, 1024))
 
-    slots[0].retire()
-    assert told((await locate(broker, query(records_max=15)))[0])[1] == 10
+        slots[0].retire()
+        assert told((await locate(broker, query(records_max=15)))[0])[1] == 10
+
+    run_virtually(main())
 
 
 async def test_an_unreadable_disk_is_an_error_of_the_query(broker: Broker) -> None:
@@ -173,16 +181,18 @@ async def test_a_search_passes_segments_under_recovery_but_cannot_look_into_them
         await segments(broker, end=Position(1, 1, 512))
 
 
-@limited(load_wait_ms=500)
-async def test_a_query_that_waits_for_a_recovery_does_not_fail_the_others(broker: Broker) -> None:
+def test_a_query_that_waits_for_a_recovery_does_not_fail_the_others(engine: Engine) -> None:
     """It may wait for the time of the whole request, and the other queries need little of it."""
-    engine, address = broker.engine, SegmentAddress(STREAM_ID, 0, 0, 1, 1)
-    record = engine.index.segment(address)
-    assert record is not None
-    engine.index.commit([put_segment(address, record._replace(physical_id=0))])
 
-    places = await locate(broker, query(records_max=15), query(records_max=95))
-    assert codes(places) == [Recovering.code, ""]
+    async def main() -> list[str]:
+        broker = on_disk(engine, ServingLimits())
+        address = SegmentAddress(STREAM_ID, 0, 0, 1, 1)
+        record = engine.index.segment(address)
+        assert record is not None
+        engine.index.commit([put_segment(address, record._replace(physical_id=0))])
+        return codes(await locate(broker, query(records_max=15), query(records_max=95)))
+
+    assert run_virtually(main()) == [Recovering.code, ""]
 
 
 @limited(queries_max=2, loads_max=1, list_segments_max=3)

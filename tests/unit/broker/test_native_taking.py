@@ -379,7 +379,7 @@ async def test_a_stream_without_one_of_its_attributes_is_an_error_and_nothing_is
     await known(side, 7)
     before = list(side.seen())
     stream = side.broker.streams.get(7)
-    lacking = SimpleNamespace(**{name: getattr(stream, name) for name in STREAM_ATTRIBUTES if name != missing})
+    lacking: Any = SimpleNamespace(**{name: getattr(stream, name) for name in STREAM_ATTRIBUTES if name != missing})
     data = good(Random(1), stream_id=7, producer=PRODUCERS[0], sequence=1)
     rules = AppendRules({7: stream}, print, print, ProducerRecord, 1 << 20, check_payloads=True)
     with pytest.raises(AttributeError, match=missing):

@@ -19,6 +19,7 @@ from kera.cli.app import app as kera
 from kera.core.base.build import this_build
 from kera.core.errors import InvalidArgument, PortTaken
 from kera.core.native import describe
+from tests.examples import first_quick, first_rows_quick
 
 
 def app_that(action: object) -> typer.Typer:
@@ -118,7 +119,9 @@ def run_main(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("arguments", [["coordinator"], ["inspect", "."], ["verify", "."]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", first_quick([["coordinator"], ["inspect", "."], ["verify", "."]], 1), ids=" ".join
+)
 def test_a_command_without_its_extra_names_the_package_to_install(arguments: list[str]) -> None:
     ended = run_main("sys.modules['lmdb'] = None", *arguments)
 
@@ -131,16 +134,19 @@ DAEMONS = ("kera.backup", "kera.broker", "kera.coordinator", "kera.local", "kera
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        ["bench", "produce"],
-        ["broker"],
-        ["cluster", "restore", "copy", "--data-dir", "."],
-        ["dev"],
-        ["doctor", "--config", "kera.toml"],
-        ["inspect", "."],
-        ["node", "--data-dir", "."],
-        ["verify", "."],
-    ],
+    first_quick(
+        [
+            ["broker"],
+            ["dev"],
+            ["bench", "produce"],
+            ["cluster", "restore", "copy", "--data-dir", "."],
+            ["doctor", "--config", "kera.toml"],
+            ["inspect", "."],
+            ["node", "--data-dir", "."],
+            ["verify", "."],
+        ],
+        2,
+    ),
     ids=lambda arguments: arguments[0],
 )
 def test_a_command_without_the_daemons_it_needs_names_the_package_to_install(
@@ -171,7 +177,7 @@ def test_doctor_checks_secrets_and_certificates_without_the_daemons_installed(tm
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["stream", "create", "--help"], ["consume", "--help"]]
+    "arguments", first_quick([["--version"], ["stream", "create", "--help"], ["--help"], ["consume", "--help"]], 2)
 )
 def test_help_and_version_do_not_import_large_packages(arguments: list[str]) -> None:
     report = (
@@ -245,14 +251,14 @@ def run_kera(*arguments: str, stdout: Any = subprocess.PIPE, stderr: Any = subpr
     return subprocess.run(command, stdout=stdout, stderr=stderr, env=own | environment, check=False)
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["--help"]])
+@pytest.mark.parametrize("arguments", first_quick([["--help"], ["--version"]], 1))
 def test_output_that_cannot_be_written_prints_one_line_and_exits_with_1(arguments: list[str]) -> None:
     with FULL.open("wb") as full:
         ended = run_kera(*arguments, stdout=full)
     assert (ended.returncode, ended.stderr) == (1, b"kera: error: cannot write the output: No space left on device\n")
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["--help"]])
+@pytest.mark.parametrize("arguments", first_quick([["--help"], ["--version"]], 1))
 def test_a_closed_pipe_as_output_is_no_error(arguments: list[str]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
@@ -268,14 +274,17 @@ def test_an_error_message_that_cannot_be_written_keeps_its_exit_code() -> None:
 
 @pytest.mark.parametrize(
     ("line", "code", "told"),
-    [
-        ("--version >&-", 1, b"kera: error: standard output is closed\n"),
-        ("generate completion bash >&-", 1, b"kera: error: standard output is closed\n"),
-        ("schema check x - --type avro <&-", 1, b"kera: error: standard input is closed\n"),
-        ("nonsense >&-", 2, None),
-        ("--version <&- 2>&-", 0, b""),
-        ("nonsense 2>&-", 2, b""),
-    ],
+    first_rows_quick(
+        [
+            ("generate completion bash >&-", 1, b"kera: error: standard output is closed\n"),
+            ("schema check x - --type avro <&-", 1, b"kera: error: standard input is closed\n"),
+            ("nonsense 2>&-", 2, b""),
+            ("--version >&-", 1, b"kera: error: standard output is closed\n"),
+            ("nonsense >&-", 2, None),
+            ("--version <&- 2>&-", 0, b""),
+        ],
+        3,
+    ),
 )
 def test_a_closed_standard_stream_is_an_error_only_if_needed(line: str, code: int, told: bytes | None) -> None:
     command = f"{shlex.quote(sys.executable)} -m kera.cli {line}"
@@ -287,7 +296,9 @@ def test_a_closed_standard_stream_is_an_error_only_if_needed(line: str, code: in
 POSIX = {"LC_ALL": "POSIX", "PYTHONUTF8": "0"}
 
 
-@pytest.mark.parametrize("environment", [POSIX, POSIX | {"PYTHONCOERCECLOCALE": "0"}, {"PYTHONIOENCODING": "ascii"}])
+@pytest.mark.parametrize(
+    "environment", first_quick([POSIX, POSIX | {"PYTHONCOERCECLOCALE": "0"}, {"PYTHONIOENCODING": "ascii"}], 1)
+)
 def test_characters_outside_the_encoding_are_escaped(environment: dict[str, str]) -> None:
     program = (
         "import sys\nfrom kera.cli._streams import open_standard_streams, show\nopen_standard_streams()\n"

@@ -241,14 +241,14 @@ async def test_an_empty_first_sample_leaves_all_views_empty() -> None:
             assert screen.column() == []
 
 
-async def test_a_table_has_200_of_ten_thousand_streams_and_a_filter_finds_others() -> None:
-    count = 10_000
+async def test_a_table_has_200_of_a_thousand_streams_and_a_filter_finds_others() -> None:
+    count = 1_000
     rates = two(figures(1), figures(2, streams={number: counted(number) for number in range(1, count + 1)}))
     found = seen(
         streams=[stream(number, f"s{number:05}", 1) for number in range(1, count + 1)], figures={"broker 1": rates}
     )
     async with running(found, view="streams") as screen:
-        assert screen.column()[0] == "s10000"
+        assert screen.column()[0] == "s01000"
         assert len(screen.column()) == 200
         await screen.press("slash", *"s00042", "enter")
         assert screen.column() == ["s00042"]

@@ -14,7 +14,7 @@ from kera.coordinator.consumer_groups import members
 from kera.coordinator.consumer_groups.progress import StreamletProgress
 from kera.core.errors import InvalidArgument
 from tests.unit.client.conftest import MakeMember
-from tests.unit.client.group_support import ROWS, GroupCluster, take
+from tests.unit.client.group_support import GroupCluster, take
 from tests.unit.client.support import until
 
 COUNT = 24
@@ -61,7 +61,7 @@ async def started(make_member: MakeMember, count: int, **settings: Any) -> list[
     return consumers
 
 
-@pytest.mark.parametrize("joined_bytes_max", [0, 1 << 18])
+@pytest.mark.parametrize("joined_bytes_max", [0, pytest.param(1 << 18, marks=pytest.mark.slow)])
 async def test_consumers_share_one_group_that_was_written_before(
     make_member: MakeMember, fill_groups: Any, joined_bytes_max: int
 ) -> None:
@@ -159,10 +159,10 @@ async def test_a_consumer_drops_a_lease_that_the_coordinator_split_late(
 
 
 async def test_an_entry_is_read_from_start_to_end_with_in_order(make_member: MakeMember, fill_groups: Any) -> None:
-    await fill_groups()
+    await fill_groups(4 * COUNT)
     async with Readers(await started(make_member, 3, in_order=True)) as readers:
-        await readers.have(ROWS)
-    assert readers.in_turn == list(range(ROWS))
+        await readers.have(4 * COUNT)
+    assert readers.in_turn == list(range(4 * COUNT))
 
 
 async def test_in_order_is_refused_when_the_coordinator_does_not_support_it(

@@ -84,13 +84,13 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("value", HOSTILE.values(), ids=list(HOSTILE))
 @pytest.mark.parametrize("chosen", FORMATS)
-def test_hostile_values_are_shown_in_bounds(chosen: str, value: bytes) -> None:
-    found = Decoder(chosen).shown(value, 2000)
-    found.text.encode()
-    assert len(found.text) <= 2000
-    Decoder(chosen).document(value)
+def test_hostile_values_are_shown_in_bounds(chosen: str) -> None:
+    for kind, value in HOSTILE.items():
+        found = Decoder(chosen).shown(value, 2000)
+        found.text.encode()
+        assert len(found.text) <= 2000, kind
+        Decoder(chosen).document(value)
 
 
 PACKED_VALUES = st.recursive(

@@ -154,40 +154,40 @@ async def test_late_epochs_of_an_entry_are_shown(
     assert streams.epochs_of(stream, bounds, 100_000_000) is None
 
 
-@pytest.mark.parametrize(
-    ("address", "status", "text"),
-    [
-        ("/streams?page=0", 400, "page is &#39;0&#39;"),
-        ("/streams?page=99999999999999999999999", 400, "takes a number"),
-        ("/streams?page=1&page=2", 400, "given twice"),
-        ("/streams?q=%ff", 400, "UTF-8"),
-        ("/streams?" + "&".join(f"a{n}=" for n in range(50)), 400, "more than 32 parameters"),
-        ("/streams?q=" + "x" * 9000, 414, "too long"),
-        ("/streams/unknown", 404, "unknown"),
-        ("/streams/unknown/messages", 404, "unknown"),
-        ("/streams/s/messages?from=time", 400, "time is missing"),
-        ("/streams/s/messages?from=time&time=99999-01-01", 400, "takes a time"),
-        ("/streams/s/messages?from=never", 400, "takes one of"),
-        ("/streams/s/messages?streamlet=1", 400, "takes a number from 0 to 0"),
-        ("/streams/s/messages?count=0", 400, "count"),
-        ("/streams/s/messages?count=201", 400, "count"),
-        ("/streams/s/messages?marks=junk", 400, "start with the first page"),
-        ("/streams/s/record", 400, "streamlet is missing"),
-        ("/streams/s/record?streamlet=0&entry=0&offset=5", 404, "There is no such record"),
-        ("/streams/s/record?streamlet=0&entry=0&offset=9223372036854775807", 400, "offset"),
-        ("/group", 400, "name is missing"),
-        ("/access", 404, "Security is off"),
-        ("/nothing/at/all", 404, "There is no such page"),
-        ("/static/../house.py", 404, "There is no such page"),
-        ("/static/%2e%2e/house.py", 404, "There is no such page"),
-        ("/streams/create", 404, "create"),
-    ],
-)
-async def test_invalid_addresses_give_clear_error_pages(
-    console: MakeBrowser, cluster: FakeCluster, address: str, status: int, text: str
-) -> None:
+INVALID_ADDRESSES = [
+    ("/streams?page=0", 400, "page is &#39;0&#39;"),
+    ("/streams?page=99999999999999999999999", 400, "takes a number"),
+    ("/streams?page=1&page=2", 400, "given twice"),
+    ("/streams?q=%ff", 400, "UTF-8"),
+    ("/streams?" + "&".join(f"a{n}=" for n in range(50)), 400, "more than 32 parameters"),
+    ("/streams?q=" + "x" * 9000, 414, "too long"),
+    ("/streams/unknown", 404, "unknown"),
+    ("/streams/unknown/messages", 404, "unknown"),
+    ("/streams/s/messages?from=time", 400, "time is missing"),
+    ("/streams/s/messages?from=time&time=99999-01-01", 400, "takes a time"),
+    ("/streams/s/messages?from=never", 400, "takes one of"),
+    ("/streams/s/messages?streamlet=1", 400, "takes a number from 0 to 0"),
+    ("/streams/s/messages?count=0", 400, "count"),
+    ("/streams/s/messages?count=201", 400, "count"),
+    ("/streams/s/messages?marks=junk", 400, "start with the first page"),
+    ("/streams/s/record", 400, "streamlet is missing"),
+    ("/streams/s/record?streamlet=0&entry=0&offset=5", 404, "There is no such record"),
+    ("/streams/s/record?streamlet=0&entry=0&offset=9223372036854775807", 400, "offset"),
+    ("/group", 400, "name is missing"),
+    ("/access", 404, "Security is off"),
+    ("/nothing/at/all", 404, "There is no such page"),
+    ("/static/../house.py", 404, "There is no such page"),
+    ("/static/%2e%2e/house.py", 404, "There is no such page"),
+    ("/streams/create", 404, "create"),
+]
+"""Addresses, with the status of the answer and a part of its text."""
+
+
+async def test_invalid_addresses_give_clear_error_pages(console: MakeBrowser, cluster: FakeCluster) -> None:
     cluster.create_stream("s")
-    is_clear(await (await console()).get(address), status, text)
+    browser = await console()
+    for address, status, text in INVALID_ADDRESSES:
+        is_clear(await browser.get(address), status, text)
 
 
 async def test_pages_from_either_end_show_each_record_once(console: MakeBrowser, cluster: FakeCluster) -> None:
@@ -204,7 +204,7 @@ async def test_pages_from_either_end_show_each_record_once(console: MakeBrowser,
         assert sorted(seen) == [f"value-{at:02d}" for at in range(30)], start
 
 
-@pytest.mark.parametrize("start", ["oldest", "newest"])
+@pytest.mark.parametrize("start", [pytest.param("oldest", marks=pytest.mark.slow), "newest"])
 async def test_pages_of_large_records_are_bounded_and_omit_no_record(
     console: MakeBrowser, cluster: FakeCluster, start: str
 ) -> None:

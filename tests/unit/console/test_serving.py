@@ -156,12 +156,12 @@ STRANGE = {
 }
 
 
-@pytest.mark.parametrize("sent", STRANGE.values(), ids=list(STRANGE))
-async def test_malformed_or_foreign_requests_do_no_harm(port: int, sent: bytes) -> None:
-    answer = await exchange(port, sent)
-    assert b"Traceback" not in answer
-    assert not answer or b" 4" in answer[:13] or b"200 OK" in answer[:20] or b" 303 " in answer[:20]
-    await is_well(port)
+async def test_malformed_or_foreign_requests_do_no_harm(port: int) -> None:
+    for kind, sent in STRANGE.items():
+        answer = await exchange(port, sent)
+        assert b"Traceback" not in answer, kind
+        assert not answer or b" 4" in answer[:13] or b"200 OK" in answer[:20] or b" 303 " in answer[:20], kind
+        await is_well(port)
 
 
 async def test_a_client_that_does_not_read_the_answer_loses_its_place(
@@ -172,7 +172,7 @@ async def test_a_client_that_does_not_read_the_answer_loses_its_place(
         await producer.prepare("s")
         await producer.send("s", bytes(900_000))
     monkeypatch.setattr(limits, "REQUESTS_MAX", 2)
-    monkeypatch.setattr(limits, "ANSWER_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(limits, "ANSWER_TIMEOUT_S", SOON_S)
     writers = []
     for _ in range(2):
         _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)

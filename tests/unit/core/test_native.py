@@ -399,13 +399,14 @@ NOTHING_OF_THAT_KIND: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
 
 
 @needs_native
-@pytest.mark.parametrize(("name", "arguments", "named"), NOTHING_OF_THAT_KIND)
-def test_invalid_arguments_give_the_twins_outcome(name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-    function = accelerated(*MODULES)[name]
-    with python_only():
-        expected = outcome(twin_of(function) or function, *arguments, **named)
+def test_invalid_arguments_give_the_twins_outcome() -> None:
+    functions = accelerated(*MODULES)
+    for name, arguments, named in NOTHING_OF_THAT_KIND:
+        function = functions[name]
+        with python_only():
+            expected = outcome(twin_of(function) or function, *arguments, **named)
 
-    assert outcome(function, *arguments, **named) == expected
+        assert outcome(function, *arguments, **named) == expected, (name, arguments, named)
 
 
 def test_an_invalid_placement_does_not_change_the_chunk() -> None:
@@ -494,14 +495,13 @@ def test_a_call_leaks_no_references_and_no_memory(name: str, arguments: tuple[An
         gc.collect()  # errors are in reference cycles
         return sum(map(sys.getrefcount, held)) - references, tracemalloc.get_traced_memory()[0] - memory
 
-    gc.freeze()  # so that collections are quick
+    gc.freeze()  # so that collections are quick; gc.unfreeze() would make those of later tests slow
     tracemalloc.start()
     try:
         # Memory that is allocated only once does not grow in every round.
         found = [rounds(100) for _ in range(3)]
     finally:
         tracemalloc.stop()
-        gc.unfreeze()
     assert min(references for references, _ in found) < 100
     assert min(memory for _, memory in found) < 100 * 16
 

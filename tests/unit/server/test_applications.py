@@ -1,4 +1,4 @@
-"""Each daemon starts in stages: a failed stage leaves nothing of the stages before it running."""
+"""Promises of all daemons. They start in stages: a failed stage leaves nothing of the stages before it running."""
 
 import asyncio
 import inspect
@@ -7,6 +7,7 @@ import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +20,8 @@ from kera.broker import application as broker
 from kera.broker.settings import BrokerSettings
 from kera.coordinator import application as coordinator
 from kera.coordinator.settings import CoordinatorSettings
+from kera.core.errors import StaleEpoch, StartError
+from kera.server.daemon import ExitCode
 from tests.unit.broker.fake_coordinator import FakeCoordinator, serving
 
 Start = Callable[[], AbstractAsyncContextManager[dict[str, Any]]]
@@ -47,8 +50,26 @@ STAGES = {
     ),
     coordinator: ("check_addresses", "open_place", "build_leadership", "run_for_leader"),
 }
+QUICK = {
+    *((broker, stage) for stage in ("open_place", "start_engine", "bind_push", "register", "stay_registered")),
+    *((backup, stage) for stage in ("open_interfaces", "stay_registered")),
+    *((coordinator, stage) for stage in ("open_place", "run_for_leader")),
+}
+"""Stages that open a kind of thing: files, memory, sockets, a registration, or tasks."""
+
+
+def name_of(module: ModuleType) -> str:
+    """The name of a daemon."""
+    return module.__name__.split(".")[1]
+
+
 CASES = [
-    pytest.param(module, stage, id=f"{module.__name__.split('.')[1]}-{stage}")
+    pytest.param(
+        module,
+        stage,
+        id=f"{name_of(module)}-{stage}",
+        marks=[] if (module, stage) in QUICK else [pytest.mark.slow],
+    )
     for module, stages in STAGES.items()
     for stage in stages
 ]
@@ -68,18 +89,21 @@ def memory() -> Iterator[Path]:
 
 
 @pytest.fixture
-async def starts(tmp_path: Path, memory: Path) -> AsyncIterator[dict[ModuleType, Start]]:
-    data_dir = tmp_path / "data"
+async def fake() -> AsyncIterator[FakeCoordinator]:
     async with serving(FakeCoordinator()) as fake:
-        yield {
-            broker: lambda: broker.serve(
-                BrokerSettings.for_testing(data_dir, fake.address).model_copy(
-                    update={"shm_dir": memory, "metrics_port": 0}
-                )
-            ),
-            backup: lambda: backup.serve(BackupSettings.for_testing(data_dir, fake.address)),
-            coordinator: lambda: coordinator.serve(CoordinatorSettings.for_testing(data_dir)),
-        }
+        yield fake
+
+
+@pytest.fixture
+def starts(tmp_path: Path, memory: Path, fake: FakeCoordinator) -> dict[ModuleType, Start]:
+    data_dir = tmp_path / "data"
+    return {
+        broker: lambda: broker.serve(
+            BrokerSettings.for_testing(data_dir, fake.address).model_copy(update={"shm_dir": memory, "metrics_port": 0})
+        ),
+        backup: lambda: backup.serve(BackupSettings.for_testing(data_dir, fake.address)),
+        coordinator: lambda: coordinator.serve(CoordinatorSettings.for_testing(data_dir)),
+    }
 
 
 def sockets_of(path: Path) -> list[Path]:
@@ -121,9 +145,44 @@ async def test_a_failed_stage_stops_the_stages_before_it(
         assert daemon_tasks() > before
 
 
-@pytest.mark.parametrize("module", STAGES, ids=lambda module: module.__name__.split(".")[1])
+@pytest.mark.parametrize("module", STAGES, ids=name_of)
 def test_all_stages_are_tested(module: ModuleType) -> None:
     """`serve` calls functions of its module: they are the stages, and `STAGES` has all of them."""
     called = inspect.getclosurevars(inspect.unwrap(module.serve)).globals
     own = {name for name, value in called.items() if inspect.isfunction(value) and value.__module__ == module.__name__}
     assert own - {"hand_over", "_push_path", "_store"} == set(STAGES[module])
+
+
+@pytest.mark.parametrize("module", [broker, backup], ids=name_of)
+async def test_a_daemon_that_gets_stale_epoch_ends(
+    module: ModuleType, starts: dict[ModuleType, Start], fake: FakeCoordinator, memory: Path
+) -> None:
+    fake.fence()
+    with pytest.RaisesGroup(StaleEpoch):
+        async with starts[module](), asyncio.timeout(30):
+            await asyncio.Event().wait()
+    assert list(memory.iterdir()) == []
+
+
+@pytest.mark.parametrize("module", STAGES, ids=name_of)
+async def test_two_daemons_cannot_share_a_data_directory(
+    module: ModuleType, starts: dict[ModuleType, Start], memory: Path
+) -> None:
+    async with starts[module]():
+        arenas = list(memory.iterdir())
+        with pytest.raises(StartError, match=rf"another {name_of(module)} \(process \d+\) uses"):
+            async with starts[module]():
+                pass
+        assert list(memory.iterdir()) == arenas, "the arena of the first is left alone"
+
+
+@pytest.mark.parametrize("name", [name_of(module) for module in STAGES])
+def test_a_wrong_setting_ends_the_start_with_an_error_that_names_it(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(f"KERA_{name.upper()}_PORT", "none")
+
+    assert import_module(f"kera.{name}.__main__").main() == ExitCode.NOT_STARTED
+    line = capsys.readouterr().err
+    assert line.startswith("kera: error: ")
+    assert "port" in line

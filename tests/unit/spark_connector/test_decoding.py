@@ -22,6 +22,7 @@ from kera.spark_connector.decoding import avro_types, json_types, protobuf_types
 from kera.spark_connector.decoding.subject import Subject, Version, fetch
 from kera.spark_connector.decoding.workers import Decoder
 from kera.v1 import coordinator_pb2
+from tests.examples import examples
 from tests.unit.client.serializers.avro_values import WITHOUT_FIELD, Typed, typed_values, with_field
 
 ORDER: dict[str, Any] = {
@@ -313,7 +314,7 @@ async def test_schema_versions_deleted_during_the_fetch_are_left_out() -> None:
 
 
 @given(typed_values().filter(lambda typed: _is_column(typed.type)))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_an_avro_default_gives_the_same_column_as_the_written_value(typed: Typed) -> None:
     plain, newest = with_field(typed, default=False), with_field(typed, default=True)
     explicit = framed({"id": 1, "f": typed.value}, plain, 2)

@@ -29,6 +29,7 @@ from kera.spark_connector.planning.epochs import (
 from kera.spark_connector.planning.offsets import EntryName, EntryOffset, EpochMark, Offsets
 from kera.spark_connector.planning.places import Place, Time, Where
 from kera.spark_connector.planning.resolving import Question
+from tests.examples import examples
 from tests.unit.spark_connector.worlds import now_of, stream_now
 
 T = TypeVar("T")
@@ -439,7 +440,7 @@ PLACES: st.SearchStrategy[Place] = st.one_of(
 CHUNKS = st.lists(st.tuples(st.integers(-15, 130), st.integers(0, 3)), max_size=12)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     logs=st.lists(CHUNKS, min_size=1, max_size=4),
     visible=st.lists(st.lists(st.integers(0, 12), min_size=4, max_size=4), max_size=6),

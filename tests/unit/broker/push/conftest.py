@@ -22,6 +22,12 @@ def pytest_asyncio_loop_factories(
     return {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Leave tests of push domains on asyncio's own loop to `make test-all`: tests of the server have it."""
+    if item.path.name == "test_push_domains.py" and item.name.partition("[")[2].startswith("asyncio"):
+        item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture
 def engine(make_engine: Callable[..., Engine]) -> Engine:
     return make_engine(SLOTS)

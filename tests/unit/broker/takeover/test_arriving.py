@@ -13,6 +13,7 @@ from kera.core.base.ids import Position
 from kera.core.format.chunk import ChunkHeader
 from kera.core.rpc import api
 from kera.v1 import broker_pb2
+from tests.examples import first_quick
 from tests.unit.broker.support import STREAM_ID, cursor
 from tests.unit.broker.takeover_support import (
     IN_FILES,
@@ -26,7 +27,7 @@ from tests.unit.broker.takeover_support import (
 )
 
 
-@pytest.mark.parametrize("assembled_bytes_max", [0, 4096, 40 << 10])
+@pytest.mark.parametrize("assembled_bytes_max", first_quick([4096, 0, 40 << 10], 1))
 async def test_segments_without_room_in_memory_are_assembled_in_their_files(
     world: Cluster, assembled_bytes_max: int
 ) -> None:
@@ -41,7 +42,7 @@ async def test_segments_without_room_in_memory_are_assembled_in_their_files(
     await node.stop()
 
 
-@pytest.mark.parametrize("failing", [False, True])
+@pytest.mark.parametrize("failing", first_quick([True, False], 1))
 async def test_chunks_that_consumer_groups_have_yet_to_read_come_first(world: Cluster, failing: bool) -> None:
     """In all entries and from any replica, also when reads fail for a while."""
     info, stored = await written(world, 30)

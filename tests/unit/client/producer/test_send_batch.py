@@ -1,11 +1,16 @@
 """`send_batch`: tables and batches of all sizes, and a batch with a bad part is refused as a whole."""
 
 import asyncio
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from kera.client.producing.encoding.conforming import Conformer
+from kera.client.producing.encoding.partition_payloads import partition_payloads
+from kera.client.producing.encoding.payloads import Payload, records_to_batch
+from kera.client.producing.open_chunks import batches
 from kera.core.errors import InvalidArgument, KeraError, RecordTooLarge, SchemaMismatch
 from kera.core.format.schema import DEFAULT_SCHEMA
 from tests.unit.client.conftest import MakeCluster, MakeProducer
@@ -36,6 +41,37 @@ class TestSendBatch:
         await give(await producer.send_batch("s", rows))
         assert cluster.counters.records_appended == 1_000_000
         assert cluster.counters.bytes_appended < 30_000_000
+
+    @pytest.mark.parametrize(("rows", "attempts", "divided"), [(150, 3, 1), (220, 2, 3)], ids=["fits", "too_large"])
+    async def test_only_a_batch_that_does_not_fit_into_a_chunk_is_divided(
+        self,
+        cluster: FakeCluster,
+        make_producer: MakeProducer,
+        monkeypatch: pytest.MonkeyPatch,
+        rows: int,
+        attempts: int,
+        divided: int,
+    ) -> None:
+        """The first batch is divided because its columns are new. 150 rows take 15,300 bytes in a chunk."""
+        calls = {"whole": 0, "divided": 0}
+
+        def whole(conformer: Conformer, *args: Any, **named: Any) -> Payload | None:
+            calls["whole"] += 1
+            return payload(conformer, *args, **named)
+
+        def in_parts(*args: Any, **named: Any) -> Any:
+            calls["divided"] += 1
+            return partition_payloads(*args, **named)
+
+        payload = Conformer.payload
+        monkeypatch.setattr(Conformer, "payload", whole)
+        monkeypatch.setattr(batches, "partition_payloads", in_parts)
+        producer = make_producer(cluster, chunk_bytes_max=16 << 10)
+        given = records_to_batch([b"x" * 100] * rows, [1] * rows, None, None)
+        for _ in range(3):
+            await give(await producer.send_batch("s", given, streamlet=0))
+        assert calls == {"whole": attempts, "divided": divided}
+        assert len(cluster.values()) == 3 * rows
 
     @pytest.mark.parametrize(
         ("bad", "error"),

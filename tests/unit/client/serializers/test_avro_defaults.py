@@ -11,6 +11,7 @@ from kera.client import RegisteredSchema
 from kera.client.serializers import AvroDeserializer, AvroSerializer
 from kera.core.errors import CannotDecode, InvalidArgument
 from kera.core.schemas import SchemaType
+from tests.examples import examples
 from tests.unit.client.serializers.avro_values import WITHOUT_FIELD, Typed, typed_values, with_field
 from tests.unit.client.serializers.support import CONTEXT
 
@@ -25,7 +26,7 @@ def read(data: bytes, written_with: Any, wanted: Any) -> Any:
 
 
 @given(typed_values())
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 def test_a_default_reads_the_same_as_its_written_value(typed: Typed) -> None:
     wanted, plain = with_field(typed, default=True), with_field(typed, default=False)
     explicit = read(written(plain, {"id": 1, "f": typed.value}), plain, wanted)
@@ -35,7 +36,7 @@ def test_a_default_reads_the_same_as_its_written_value(typed: Typed) -> None:
 
 
 @given(typed_values())
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 def test_a_writer_may_leave_out_a_field_with_a_default(typed: Typed) -> None:
     schema = with_field(typed, default=True)
     data = written(schema, {"id": 1})
@@ -122,7 +123,7 @@ def test_defaults_with_too_many_values_are_refused() -> None:
 
 
 @given(typed_values())
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_the_readers_logical_type_decides_how_a_value_is_read(typed: Typed) -> None:
     logical = with_field(typed, default=True)
     plain = json.loads(re.sub(r'"logicalType": "[^"]*"', '"x": 1', json.dumps(with_field(typed, default=False))))

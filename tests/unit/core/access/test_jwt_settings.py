@@ -14,6 +14,7 @@ from kera.core.errors import AuthenticationFailed, Unavailable
 from kera.core.rpc.method import Evidence, Peer
 from kera.core.runtime import Runtime
 from kera.server.access.guard import Guard
+from kera.server.access.jwt_sources import FileSource, ReadIntervals
 from kera.server.access.settings import DaemonAccessSettings, guard_of
 from tests.token_issuer import AUDIENCE, ISSUER, claims_of, jwk, key_set, signed
 
@@ -26,7 +27,10 @@ def state(guard: Guard) -> State:
     return guard.looks["jwt_keys"]().state
 
 
-async def test_a_daemon_reads_keys_while_it_runs_and_its_health_shows_problems(tmp_path: Path) -> None:
+async def test_a_daemon_reads_keys_while_it_runs_and_its_health_shows_problems(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FileSource, "pace", ReadIntervals(refresh_s=0.05, unknown_s=0.05, failed_s=0.05))
     path, runtime = tmp_path / "keys.json", Runtime()
     guard = guard_of(settings(jwt_keys=str(path)), runtime)
     assert isinstance(guard, Guard)

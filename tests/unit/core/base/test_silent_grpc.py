@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tests.examples import first_quick
+
 PROGRAM = """
 import asyncio, os, {first}
 FORKS = 20
@@ -46,7 +48,9 @@ def said(first: str, **environment: str) -> str:
     return ended.stderr
 
 
-@pytest.mark.parametrize("first", ["kera.client", "kera.core.security", "kera.client.consuming.groups.keep_alive"])
+@pytest.mark.parametrize(
+    "first", first_quick(["kera.client", "kera.core.security", "kera.client.consuming.groups.keep_alive"], 1)
+)
 def test_grpc_writes_nothing_in_a_program_that_uses_kera(first: str) -> None:
     assert said(first) == ""
 
@@ -55,5 +59,6 @@ def test_grpc_writes_its_log_in_a_program_that_asks_for_it() -> None:
     assert "fork" in said("kera.client", GRPC_VERBOSITY="INFO", GRPC_ENABLE_FORK_SUPPORT="1")
 
 
+@pytest.mark.slow
 def test_grpc_writes_its_log_in_a_program_that_imports_it_first() -> None:
     assert "fork" in said("grpc")

@@ -43,17 +43,18 @@ def test_a_header_without_a_placement_passes_in_a_table_too() -> None:
     assert as_headers(verify_headers(memoryview(data)))[1] == verify_header(data, HEADER_BYTES)
 
 
-@pytest.mark.parametrize("bit", range(0, 8 * HEADER_BYTES, 3))
-def test_a_flipped_bit_in_a_table_gives_the_error_of_the_single_header(bit: int) -> None:
-    data = bytearray(BUFFER)
-    data[2 * HEADER_BYTES + bit // 8] ^= 1 << bit % 8
-    with pytest.raises(CorruptChunk) as alone:
-        verify_header(data, 2 * HEADER_BYTES)
-    with pytest.raises(CorruptChunk) as caught:
-        verify_headers(memoryview(data))
+def test_a_flipped_bit_in_a_table_gives_the_error_of_the_single_header() -> None:
+    for bit in range(0, 8 * HEADER_BYTES, 3):
+        data = bytearray(BUFFER)
+        data[2 * HEADER_BYTES + bit // 8] ^= 1 << bit % 8
+        with pytest.raises(CorruptChunk) as alone:
+            verify_header(data, 2 * HEADER_BYTES)
+        with pytest.raises(CorruptChunk) as caught:
+            verify_headers(memoryview(data))
 
-    assert (caught.value.message, caught.value.attributes) == (alone.value.message, alone.value.attributes)
-    assert caught.value.attributes["offset"] == 2 * HEADER_BYTES
+        expected = (alone.value.message, alone.value.attributes)
+        assert (caught.value.message, caught.value.attributes) == expected, bit
+        assert caught.value.attributes["offset"] == 2 * HEADER_BYTES, bit
 
 
 def test_a_header_that_is_cut_short_is_refused_with_its_offset() -> None:

@@ -1,5 +1,7 @@
 """Every test of a transport runs on uvloop, as the daemons do, and on asyncio's own loop, as a user's program may.
 
+gRPC reads and writes in threads of its own, and knows of a loop only to wake it: `make test` runs its tests on uvloop.
+
 A test that waits too long fails after `TEST_S`. pytest-timeout alone is not enough: its signal raises an exception
 that uvloop takes for one of a callback and reports; then uvloop waits on.
 """
@@ -32,9 +34,14 @@ def pytest_asyncio_loop_factories(
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """On asyncio's own loop, run the conformance tests by default over TCP only: other transports repeat them."""
-    repeats = item.name.partition("[")[2].startswith(("asyncio-unix", "asyncio-grpc"))
-    if repeats and item.path.is_relative_to(HERE / "conformance"):
+    """Leave combinations of loop and transport that repeat others to `make test-all`."""
+    if item.path.is_relative_to(HERE / "conformance"):
+        repeated: tuple[str, ...] = ("asyncio-unix", "asyncio-grpc", "asyncio-tcp_tls", "uvloop-grpc_tls")
+    elif item.path.is_relative_to(HERE) and item.path.name.startswith("test_grpc"):
+        repeated = ("asyncio",)
+    else:
+        return
+    if item.name.partition("[")[2].startswith(repeated):
         item.add_marker(pytest.mark.slow)
 
 

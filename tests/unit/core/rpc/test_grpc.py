@@ -26,6 +26,7 @@ from kera.core.rpc.method import call
 from kera.core.rpc.wire import error_from_message
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 from kera.v1.broker_pb2 import ChunkStatus
+from tests.examples import first_quick
 from tests.fuzz import http2
 from tests.unit.core.rpc.transports import (
     ECHO,
@@ -380,7 +381,7 @@ async def test_a_channel_reconnects_to_a_restarted_server(harness: Harness) -> N
 
     await harness.serve({UNARY: unary_echo, ECHO: echo}, port=harness.port)
 
-    async with asyncio.timeout(5):  # gRPC's own patience is two minutes
+    async with asyncio.timeout(30):  # gRPC's own patience is two minutes
         while True:
             try:
                 assert text_of((await channel.submit(ECHO, numbered(2), timeout_s=TIMEOUT_S)).message) == "2"
@@ -550,7 +551,7 @@ async def test_a_call_on_a_channel_closed_at_once_is_uncertain(harness: Harness,
         await answer
 
 
-@pytest.mark.parametrize("turns", range(12))
+@pytest.mark.parametrize("turns", first_quick(range(12), 4))
 async def test_a_channel_can_be_closed_at_any_point_of_its_stream(harness: Harness, turns: int) -> None:
     await harness.serve({UNARY: unary_echo, ECHO: echo})
     channel = GrpcChannel(harness.address)

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from kera.core.errors import Unavailable
 from kera.core.rpc.grpc_client import GrpcChannel
-from kera.core.rpc.grpc_room import FULL, QUIET_S, ROOMY, Room
+from kera.core.rpc.grpc_room import FULL, ROOMY, Room
 from kera.core.rpc.grpc_server import GrpcServer
 from kera.core.rpc.sockets import copies_of_sockets, open_descriptors
 from kera.core.security import Tls
@@ -22,6 +22,14 @@ from tests.unit.core.rpc.transports import HOST, TIMEOUT_S, UNARY, Closing, Unar
 CONNECTIONS_MAX = 400
 """More than the other descriptors of a process."""
 HANDSHAKE_MS = 600_000
+LOOK_EVERY_S = 0.05
+QUIET_S = 0.2
+
+
+@pytest.fixture(autouse=True)
+def _silence_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kera.core.rpc.grpc_room.LOOK_EVERY_S", LOOK_EVERY_S)
+    monkeypatch.setattr("kera.core.rpc.grpc_room.QUIET_S", QUIET_S)
 
 
 async def serving(closing: Closing, tls: Tls | None) -> int:
@@ -59,7 +67,10 @@ async def answers(channel: GrpcChannel) -> bool:
     return True
 
 
-@pytest.mark.parametrize(("encrypted", "said"), [(False, b""), (True, b""), (True, b"\x16\x03\x01\x00\xf0")])
+@pytest.mark.parametrize(
+    ("encrypted", "said"),
+    [(False, b""), pytest.param(True, b"", marks=pytest.mark.slow), (True, b"\x16\x03\x01\x00\xf0")],
+)
 async def test_silent_connections_make_room_for_a_client(
     closing: Closing, tls: Tls, *, encrypted: bool, said: bytes
 ) -> None:
@@ -86,7 +97,7 @@ async def test_connections_that_send_single_bytes_make_room_too(closing: Closing
             for sock in socks:
                 with contextlib.suppress(OSError):
                     sock.sendall(b"\x00")
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.02)
 
 
 async def test_a_client_that_has_called_keeps_its_connection(closing: Closing, tls: Tls) -> None:

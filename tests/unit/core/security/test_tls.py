@@ -20,6 +20,7 @@ from kera.core.security.issuing import Authority, Issued
 from kera.core.security.settings import DaemonTlsSettings, TlsSettings, tls_of, tls_of_daemon
 from kera.core.security.tls import LOOK_EVERY_S
 from tests.certificates import Issuing, Pair
+from tests.examples import first_rows_quick
 
 HOST = "127.0.0.1"
 
@@ -155,7 +156,7 @@ def test_the_error_names_invalid_files(authority: Authority, spoil: Callable[[Tl
         Tls(files)
 
 
-@pytest.mark.parametrize(("spoil", "text"), BAD, ids=[spoil.__name__ for spoil, _ in BAD])
+@pytest.mark.parametrize(("spoil", "text"), first_rows_quick(BAD, 3), ids=[spoil.__name__ for spoil, _ in BAD])
 def test_files_that_become_invalid_are_ignored_until_they_are_valid_again(
     authority: Authority, spoil: Callable[[TlsFiles], None], text: str
 ) -> None:
@@ -209,7 +210,9 @@ def test_a_daemon_does_not_load_a_certificate_that_others_would_refuse(
     assert (tls.problem, tls.unfit) == ("", "")
 
 
-@pytest.mark.parametrize(("kind", "text"), OTHERS_WOULD_NOT_TAKE, ids=[kind for kind, _ in OTHERS_WOULD_NOT_TAKE])
+@pytest.mark.parametrize(
+    ("kind", "text"), first_rows_quick(OTHERS_WOULD_NOT_TAKE, 2), ids=[kind for kind, _ in OTHERS_WOULD_NOT_TAKE]
+)
 def test_a_daemon_starts_with_a_certificate_that_others_refuse_and_logs_it(
     authority: Authority, tmp_path: Path, kind: str, text: str
 ) -> None:

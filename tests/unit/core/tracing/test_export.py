@@ -90,6 +90,7 @@ def test_lost_spans_are_logged_once_a_minute(
 def test_spans_after_the_end_are_dropped(collector: Collector) -> None:
     exporting = Exporting(collector)
     exporting.close()
+    exporting._thread.join(WAIT_S)  # it would log the loss, and count from 0 again
     exporting.add(1)
     assert collector.taken == []
     assert exporting.dropped == 1

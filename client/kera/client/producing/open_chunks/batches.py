@@ -55,13 +55,14 @@ class Batches:
         streamlet = None if streamlet is None else writer.checked_streamlet(streamlet)
         given = [batch] if isinstance(batch, pa.RecordBatch) else record_batches(batch)
         if len(given) == 1:
-            gathered = writer.gather(given[0], streamlet, self._clock.now_us())
+            size = writer.size_of(given[0])
+            gathered = writer.gather(given[0], size, streamlet, self._clock.now_us())
             if gathered is not None:
                 if buffer.queued_bytes >= self._request_bytes_max:
                     await buffer.let_loop_run()
                 return gathered
             now_us = self._clock.now_us()
-            chunk = writer.whole_chunk(given[0], streamlet, now_us)
+            chunk = writer.whole_chunk(given[0], size, streamlet, now_us)
             if chunk is not None:
                 return BatchDelivery([await self._accept(writer, *chunk, now_us)])
         outcomes: list[Outcome | BundleOutcome] = []

@@ -46,6 +46,8 @@ GATHERED_ROW_BYTES = 16
 """Size of a row of a gathered batch without its values; estimated from above."""
 BATCH_OVERHEAD_BYTES = 1024
 """Size of the chunk header, and of Arrow's overhead for a batch of one row; estimated from above."""
+SMALLEST_SHARE = 0.5
+"""A batch whose payload would have to be a smaller share of its size to fit into a chunk is not encoded as a whole."""
 GROWTH_SHARE = 4096
 """A codec makes data that it cannot compress larger by this part of them at most: by a few bytes for each 64 KiB."""
 
@@ -84,6 +86,8 @@ class StreamWriter:
         )
         """Batches that will be partitioned are gathered up to this size."""
         self._lean = settings.lean
+        self._payload_share = SMALLEST_SHARE
+        """The payload of the last whole batch, as a share of the batch's size."""
         self.partitioner = PARTITIONERS[settings.partitioner]
         self._loop = asyncio.get_running_loop()
         self._buffer = buffer
@@ -152,8 +156,13 @@ class StreamWriter:
         self._check_streamlet(number)
         return number
 
-    def gather(self, batch: pa.RecordBatch, streamlet: int | None, now_us: int) -> GatheredDelivery | None:
-        """Gather a small batch that conforms; return None, and take nothing, for any other.
+    def size_of(self, batch: pa.RecordBatch) -> int:
+        """Return the size of a batch's rows in Arrow's form, or more: a small one may be a slice of larger buffers."""
+        size: int = batch.get_total_buffer_size()
+        return size if size <= self._small_bytes_max or not _is_slice(batch) else int(batch.nbytes)
+
+    def gather(self, batch: pa.RecordBatch, size: int, streamlet: int | None, now_us: int) -> GatheredDelivery | None:
+        """Gather a small batch that conforms; return None, and take nothing, for any other. `size`: see `size_of`.
 
         Also returns None if the batch need not wait for anything.
         """
@@ -161,9 +170,8 @@ class StreamWriter:
             lane = self.lanes.lanes[self.sticky_streamlet if streamlet is None else streamlet]
             if not self._routes.wait_s(lane):
                 return None
-        small_bytes_max = self._small_bytes_max
-        size = _bytes_of(batch, small_bytes_max) + GATHERED_ROW_BYTES * batch.num_rows
-        if size > small_bytes_max or not batch.num_rows or self._buffer.is_full(size):
+        size += GATHERED_ROW_BYTES * batch.num_rows
+        if size > self._small_bytes_max or not batch.num_rows or self._buffer.is_full(size):
             return None
         conforming = self._conformer.small(batch, self.stream, now_us)
         if conforming is None:
@@ -224,14 +232,25 @@ class StreamWriter:
         for (place, payload), outcome in zip(chunks, outcomes, strict=True):
             self._routes.enqueue(self.lanes, place, payload, now_us, outcome, gathering.opened_s, closed_s)
 
-    def whole_chunk(self, batch: pa.RecordBatch, streamlet: int | None, now_us: int) -> tuple[int, Payload] | None:
-        """Return the streamlet and payload of a batch that obviously makes one chunk; else None, and change nothing."""
+    def whole_chunk(
+        self, batch: pa.RecordBatch, size: int, streamlet: int | None, now_us: int
+    ) -> tuple[int, Payload] | None:
+        """Return the streamlet and payload of a batch that makes one chunk, if that is likely; else None.
+
+        `size`: see `size_of`. Encodes the batch in order to know its size, unless the batch before it says that it is
+        too large.
+        """
         limit = min(self._chunk_bytes_max, limit_of(self.stream, self._chunk_bytes_max)) - HEADER_BYTES
-        if not self._lean or not batch.num_rows or _bytes_of(batch, limit) + OVERHEAD_BYTES > limit:
+        likely_bytes = int(size * self._payload_share) + OVERHEAD_BYTES
+        if not self._lean or not batch.num_rows or likely_bytes > limit or size * SMALLEST_SHARE > limit:
             return None
         keyless = streamlet is None and self.streamlet_count > 1
         payload = self._conformer.payload(batch, self.stream, now_us, keyless=keyless)
-        if payload is None or padded(len(payload.payload)) > limit:
+        if payload is None:
+            return None
+        if size > self._small_bytes_max:
+            self._payload_share = len(payload.payload) / size
+        if padded(len(payload.payload)) > limit:
             return None
         if not is_one_epoch(payload.min_timestamp_us, payload.max_timestamp_us, self.stream.config.epoch_ms):
             return None
@@ -394,12 +413,13 @@ class StreamWriter:
         self._filling.pop(self.stream.name, None)
 
 
-def _bytes_of(batch: pa.RecordBatch, limit: int) -> int:
-    """Return the size of a batch's rows. Returns the size of the buffers if that is within `limit`: it is an upper
-    bound, because a slice has the buffers of the whole.
-    """
-    size: int = batch.get_total_buffer_size()
-    return size if size <= limit else int(batch.nbytes)
+def _is_slice(batch: pa.RecordBatch) -> bool:
+    """Return whether a batch may be a small part of its buffers: `nbytes`, which finds out, takes tens of us."""
+    if not batch.num_columns:
+        return True
+    column = batch.column(0)
+    numbers = column.buffers()[1:2]  # values of a fixed width, or offsets: at most 16 bytes for each row
+    return column.offset != 0 or not numbers or numbers[0] is None or numbers[0].size > 16 * (batch.num_rows + 8)
 
 
 def _keys_of(batch: pa.RecordBatch, stream: StreamDescription) -> pa.Array | None:
