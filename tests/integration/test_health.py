@@ -72,6 +72,7 @@ def test_a_cluster_is_healthy_then_degraded_then_broken() -> None:
     assert gone.stdout.startswith(b"broken\n")
 
 
+@pytest.mark.slow
 def test_metrics_report_the_lag_of_a_consumer_group() -> None:
     """Its consumers share the streamlets: only the coordinator knows those from which it has read nothing yet."""
     env = METRICS | {"KERA_COORDINATOR_GROUP_LAG_INTERVAL_MS": "100"}

@@ -91,6 +91,7 @@ def test_the_figures_match_the_produced_records_and_a_lost_broker_is_shown() -> 
     assert b"no coordinator that leads answers at " + gone.encode() in done.stderr
 
 
+@pytest.mark.slow
 async def test_a_lost_coordinator_is_reported_while_figures_continue(tmp_path: Path) -> None:
     async with control_cluster(tmp_path, brokers=2, backups=0) as running:
         settings = ClientSettings(retry_timeout_ms=200, request_timeout_ms=1000)
