@@ -177,6 +177,7 @@ def test_the_commit_comes_from_the_sdist_or_the_work_tree(module: ModuleType, tm
 # -- packages and files of deploy/ ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_distribution_has_its_packages_and_exact_copies_of_the_files_of_deploy(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
     subprocess.run(command, cwd=ROOT / "distributions" / "cli", check=True, capture_output=True)

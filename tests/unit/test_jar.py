@@ -79,6 +79,7 @@ def without_java(folder: Path) -> dict[str, str]:
     return {"JAVA_HOME": "", "PATH": str(folder)}
 
 
+@pytest.mark.slow
 def test_the_jar_has_the_classes_the_resources_and_the_version(tree: Tree) -> None:
     tree.build()
 

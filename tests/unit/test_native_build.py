@@ -85,6 +85,7 @@ def test_the_extension_is_built_once_until_its_sources_change(tree: Tree) -> Non
     assert tree.built() == [EXTENSION.name]
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_compile_error_is_shown_and_keeps_the_extension(tree: Tree) -> None:
     assert tree.run().returncode == 0

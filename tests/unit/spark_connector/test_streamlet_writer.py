@@ -143,7 +143,7 @@ def attempts_of(draw: st.DrawFn, rows: list[int], log: FakeLog) -> list[Attempt]
     ]
 
 
-@settings(max_examples=examples(800, quick=100), deadline=None)
+@settings(max_examples=examples(800), deadline=None)
 @given(st.data())
 def test_every_row_is_stored_once_when_one_of_several_attempts_has_ended(data: st.DataObject) -> None:
     rows = data.draw(st.lists(st.integers(0, 5), max_size=24), label="rows")
