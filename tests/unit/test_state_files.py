@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -145,9 +146,11 @@ def _fields(data: bytes) -> dict[str, Any]:
 
 
 @pytest.fixture
-def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    return tmp_path
+def directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """In memory: writes to a disk take most of the time of these tests."""
+    with tempfile.TemporaryDirectory(prefix="kera-test-", dir="/dev/shm") as path:
+        monkeypatch.setenv("XDG_CONFIG_HOME", path)
+        yield Path(path)
 
 
 def spoil(path: Path, damage: str) -> None:
