@@ -1,7 +1,9 @@
 """Files of unit tests need to survive only the test."""
 
 import os
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,3 +14,10 @@ def _files_are_not_synced() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
         yield
+
+
+@pytest.fixture
+def in_memory() -> Iterator[Path]:
+    """A directory in memory: the `tmp_path` of modules whose tests would mostly wait for a disk."""
+    with tempfile.TemporaryDirectory(prefix="kera-test-", dir="/dev/shm") as path:
+        yield Path(path)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -146,11 +145,9 @@ def _fields(data: bytes) -> dict[str, Any]:
 
 
 @pytest.fixture
-def directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """In memory: writes to a disk take most of the time of these tests."""
-    with tempfile.TemporaryDirectory(prefix="kera-test-", dir="/dev/shm") as path:
-        monkeypatch.setenv("XDG_CONFIG_HOME", path)
-        yield Path(path)
+def directory(in_memory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(in_memory))
+    return in_memory
 
 
 def spoil(path: Path, damage: str) -> None:
