@@ -122,7 +122,11 @@ async def test_a_second_request_that_arrives_too_slowly_ends_its_connection(
 
 @pytest.mark.parametrize(
     "sent",
-    [b"", b"GET / HTTP/1.1\r\n", request("POST", "/streams/create", "Content-Length: 100")],
+    [
+        pytest.param(b"", marks=pytest.mark.slow),
+        b"GET / HTTP/1.1\r\n",
+        request("POST", "/streams/create", "Content-Length: 100"),
+    ],
     ids=["nothing", "half a head", "a head"],
 )
 async def test_slow_clients_do_not_block_others(port: int, sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
