@@ -145,9 +145,9 @@ def _fields(data: bytes) -> dict[str, Any]:
 
 
 @pytest.fixture
-def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    return tmp_path
+def directory(in_memory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(in_memory))
+    return in_memory
 
 
 def spoil(path: Path, damage: str) -> None:

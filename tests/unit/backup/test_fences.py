@@ -10,6 +10,11 @@ from kera.core.errors import StartError
 DAMAGES = [b"", b"{", b"[" * 4096, b"[]", b"{}", b"\xff", b'{"format": 1, "fences": [], "crc32c": "0"}']
 
 
+@pytest.fixture
+def tmp_path(in_memory: Path) -> Path:
+    return in_memory
+
+
 def test_fences_outlive_the_process(tmp_path: Path) -> None:
     assert load_fences(tmp_path) == {}
     store_fences(tmp_path, {3: 1 << 40})

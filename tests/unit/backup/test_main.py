@@ -54,9 +54,9 @@ async def test_a_backup_registers_its_identity_addresses_and_capacity(
 
 async def test_heartbeats_report_free_memory_and_disk(settings: BackupSettings, coordinator: FakeCoordinator) -> None:
     async with serve(settings.model_copy(update={"disk_bytes_max": 1 << 30})) as ready:
-        channel = await FrameChannel.connect_unix(ready["frames_unix_path"], timeout_s=5)
+        channel = await FrameChannel.connect_unix(ready["frames_unix_path"], timeout_s=30)
         data = placed()
-        await channel.submit(api.REPLICATE, Segment().next(data), [data], timeout_s=5)
+        await channel.submit(api.REPLICATE, Segment().next(data), [data], timeout_s=30)
         expected = (BACKUP_ID, EPOCH, settings.memory_bytes - 64 * KIB, (1 << 30) - 68 * KIB)
         seen = len(coordinator.backup_heartbeats)
         while len(coordinator.backup_heartbeats) < seen + 2:
@@ -120,12 +120,12 @@ async def test_the_error_names_a_directory_that_cannot_be_made(settings: BackupS
 
 async def test_metrics_are_served_at_the_announced_address(settings: BackupSettings) -> None:
     async with serve(settings.model_copy(update={"metrics_port": 0, "disk_bytes_max": 1 << 30})) as ready:
-        channel = await FrameChannel.connect_unix(ready["frames_unix_path"], timeout_s=5)
+        channel = await FrameChannel.connect_unix(ready["frames_unix_path"], timeout_s=30)
         data = placed()
-        await channel.submit(api.REPLICATE, Segment(1).next(data), [data], timeout_s=5)
-        await channel.submit(api.REPLICATE, Segment(2).next(data, close=True, persist=True), [data], timeout_s=5)
+        await channel.submit(api.REPLICATE, Segment(1).next(data), [data], timeout_s=30)
+        await channel.submit(api.REPLICATE, Segment(2).next(data, close=True, persist=True), [data], timeout_s=30)
         with pytest.raises(StaleEpoch):
-            await channel.submit(api.REPLICATE, Segment(3).next(data, epoch=1), [data], timeout_s=5)
+            await channel.submit(api.REPLICATE, Segment(3).next(data, epoch=1), [data], timeout_s=30)
         address = f"http://{ready['metrics_address']}/metrics"
         text = await asyncio.to_thread(lambda: urllib.request.urlopen(address, timeout=10).read().decode())
         await channel.close()
@@ -165,11 +165,11 @@ async def test_the_process_announces_readiness_stops_cleanly_on_sigterm_and_keep
         assert process.stdout is not None
         ready = json.loads(await process.stdout.readline())
         assert (ready["ready"], ready["backup_id"]) == ("backup", BACKUP_ID)
-        channel = await FrameChannel.connect_unix(ready["frames_unix_path"], timeout_s=5)
+        channel = await FrameChannel.connect_unix(ready["frames_unix_path"], timeout_s=30)
         if launch == 0:
-            await channel.submit(api.REPLICATE, Segment().next(data), [data], timeout_s=5)
+            await channel.submit(api.REPLICATE, Segment().next(data), [data], timeout_s=30)
         message = api.READ_REPLICA.request(broker_id=3, virtual_segment_id=1)
-        reply = await channel.submit(api.READ_REPLICA, message, timeout_s=5)
+        reply = await channel.submit(api.READ_REPLICA, message, timeout_s=30)
         assert b"".join(reply.bulk) == data
         await channel.close()
         process.send_signal(signal.SIGTERM)
@@ -190,12 +190,12 @@ async def test_a_stopping_backup_announces_it_and_waits_only_if_brokers_go_on_el
         """Close the replica, as a broker does that goes on elsewhere."""
         while not coordinator.restarts:
             await asyncio.sleep(0.002)
-        await channel.submit(api.REPLICATE, segment.end(1), timeout_s=5)
+        await channel.submit(api.REPLICATE, segment.end(1), timeout_s=30)
         closed.set()
 
     async with serve(lasting) as ready:
-        channel = await FrameChannel.connect_unix(ready["frames_unix_path"], timeout_s=5)
-        await channel.submit(api.REPLICATE, open_replica, [data], timeout_s=5)
+        channel = await FrameChannel.connect_unix(ready["frames_unix_path"], timeout_s=30)
+        await channel.submit(api.REPLICATE, open_replica, [data], timeout_s=30)
         closing = asyncio.create_task(close_when_told(channel)) if others_go_on else None
     first, second = coordinator.restarts
     assert (first.backup_id, first.epoch, first.stopping) == (BACKUP_ID, EPOCH, False)

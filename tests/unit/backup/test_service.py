@@ -54,9 +54,9 @@ async def connected(settings: BackupSettings, transport: str = "unix") -> AsyncI
     async with serve(settings) as ready:
         channel: Channel
         if transport == "unix":
-            channel = await FrameChannel.connect_unix(ready["frames_unix_path"], timeout_s=5)
+            channel = await FrameChannel.connect_unix(ready["frames_unix_path"], timeout_s=30)
         elif transport == "tcp":
-            channel = await FrameChannel.connect_tcp(ready["frames_address"], timeout_s=5)
+            channel = await FrameChannel.connect_tcp(ready["frames_address"], timeout_s=30)
         else:
             channel = GrpcChannel(ready["grpc_address"])
         yield channel
@@ -80,19 +80,19 @@ async def content(channel: Channel, number: int = 1, **fields: Any) -> bytes:
 
 async def replicas(channel: Channel, **fields: Any) -> list[backup_pb2.ReplicaInfo]:
     answer = await call(
-        channel, api.LIST_REPLICAS, api.LIST_REPLICAS.request(broker_id=BROKER_ID, **fields), timeout_s=5
+        channel, api.LIST_REPLICAS, api.LIST_REPLICAS.request(broker_id=BROKER_ID, **fields), timeout_s=30
     )
     return list(answer.replicas)
 
 
 async def free(channel: Channel, *numbers: int, epoch: int = EPOCH) -> None:
     message = api.FREE_REPLICAS.request(broker_id=BROKER_ID, broker_epoch=epoch, virtual_segment_ids=numbers)
-    await call(channel, api.FREE_REPLICAS, message, timeout_s=5)
+    await call(channel, api.FREE_REPLICAS, message, timeout_s=30)
 
 
 async def fence(channel: Channel, epoch: int) -> None:
     message = api.FENCE_BROKER.request(broker_id=BROKER_ID, broker_epoch=epoch)
-    await call(channel, api.FENCE_BROKER, message, timeout_s=5)
+    await call(channel, api.FENCE_BROKER, message, timeout_s=30)
 
 
 @pytest.mark.parametrize("transport", ["unix", "tcp", "grpc"])
@@ -274,7 +274,7 @@ async def test_a_disconnected_reader_delays_freeing_only_until_its_read_ends(
     async with connected(settings) as channel:
         await send(channel, Segment().next(A, close=True, persist=True), A)
         path = str(settings.data_dir / "backup.sock")
-        reader = await FrameChannel.connect_unix(path, timeout_s=5)
+        reader = await FrameChannel.connect_unix(path, timeout_s=30)
         with monkeypatch.context() as patched:
             patched.setattr(LogFile, "read", slowly)
             reading = asyncio.ensure_future(read(reader))
@@ -309,7 +309,7 @@ async def test_older_launches_stay_fenced_after_a_restart(settings: BackupSettin
 async def test_all_replicas_of_fenced_launches_can_be_freed_at_once(settings: BackupSettings) -> None:
     async def free_before(epoch: int) -> None:
         message = api.FREE_REPLICAS.request(broker_id=BROKER_ID, broker_epoch=epoch, before_epoch=epoch)
-        await call(channel, api.FREE_REPLICAS, message, timeout_s=5)
+        await call(channel, api.FREE_REPLICAS, message, timeout_s=30)
 
     async with connected(settings) as channel:
         for number in (1, 2):
@@ -352,7 +352,7 @@ async def test_requests_before_the_registration_are_unavailable(
     path = settings.data_dir / "backup.sock"
     while not path.is_socket():
         await asyncio.sleep(0.005)
-    channel = await FrameChannel.connect_unix(str(path), timeout_s=5)
+    channel = await FrameChannel.connect_unix(str(path), timeout_s=30)
     with pytest.raises(Unavailable, match="is starting"):
         await replicas(channel)
     coordinator.registration_errors.clear()

@@ -153,12 +153,12 @@ class Backup:
         return [replica.info() for replica in self.engine.store.replicas.after(broker_id, 0, 10_000)[0]]
 
     async def free(self, broker_id: int, before_epoch: int) -> None:
-        channel = await FrameChannel.connect_tcp(self.address, timeout_s=5)
+        channel = await FrameChannel.connect_tcp(self.address, timeout_s=30)
         fence = backup_pb2.FenceBrokerRequest(broker_id=broker_id, broker_epoch=before_epoch)
         with contextlib.suppress(StaleEpoch):  # fence it now: the backup may have been away before
-            await channel.submit(api.FENCE_BROKER, fence, timeout_s=5)
+            await channel.submit(api.FENCE_BROKER, fence, timeout_s=30)
         request = backup_pb2.FreeReplicasRequest(broker_id=broker_id, before_epoch=before_epoch)
-        await channel.submit(api.FREE_REPLICAS, request, timeout_s=5)
+        await channel.submit(api.FREE_REPLICAS, request, timeout_s=30)
         await channel.close()
 
 

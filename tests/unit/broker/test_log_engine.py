@@ -35,9 +35,9 @@ SLOTS = 8
 
 
 @pytest.fixture
-def settings(tmp_path: Path, shm_dir: Path) -> BrokerSettings:
+def settings(root: Path, shm_dir: Path) -> BrokerSettings:
     return BrokerSettings(
-        data_dir=tmp_path,
+        data_dir=root,
         shm_dir=shm_dir,
         segment_bytes=ByteSize(SLOT_BYTES),
         arena_bytes=ByteSize(SLOTS * SLOT_BYTES),

@@ -40,8 +40,8 @@ async def coordinator() -> AsyncIterator[FakeCoordinator]:
 
 
 @pytest.fixture
-def settings(coordinator: FakeCoordinator, tmp_path: Path, shm_dir: Path) -> BrokerSettings:
-    return BrokerSettings.for_testing(tmp_path / "broker", coordinator.address).model_copy(update={"shm_dir": shm_dir})
+def settings(coordinator: FakeCoordinator, root: Path, shm_dir: Path) -> BrokerSettings:
+    return BrokerSettings.for_testing(root / "broker", coordinator.address).model_copy(update={"shm_dir": shm_dir})
 
 
 def has_ipv6() -> bool:

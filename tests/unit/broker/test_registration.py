@@ -50,6 +50,12 @@ def open_directory() -> Iterator[OpenDirectory]:
 
 
 @pytest.fixture
+def tmp_path(root: Path) -> Path:
+    """In memory: writes to a disk take most of the time of these tests."""
+    return root
+
+
+@pytest.fixture
 def directory(tmp_path: Path, open_directory: OpenDirectory) -> BrokerDirectory:
     return open_directory(tmp_path / "a" / "broker")
 

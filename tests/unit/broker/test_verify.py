@@ -34,6 +34,12 @@ def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def tmp_path(root: Path) -> Path:
+    """In memory: writes to a disk take most of the time of these tests."""
+    return root
+
+
+@pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
     return Path(shutil.copytree(SAMPLE, tmp_path / "broker"))
 

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from kera.client.consuming.group_consumer import GroupConsumer
+from kera.client.consuming.groups.keep_alive import KeepAlive
 from kera.client.consuming.groups.leases import STEPS_MAX
 from kera.client.consuming.groups.settings import GroupConsumerSettings
 from kera.client.producing.producer import Producer
@@ -70,8 +71,11 @@ async def make_producer() -> AsyncIterator[MakeProducer]:
 
 
 @pytest.fixture
-async def groups(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[GroupCluster]:
+async def groups(
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[GroupCluster]:
     """A cluster whose stream has one streamlet, or as many as the test's parameter says."""
+    monkeypatch.setattr(KeepAlive, "_say", lambda _: None)  # no server listens there, and many attempts take long
     coordinator = Cluster()
     coordinator.clock = SystemClock()  # type: ignore[assignment]
     await coordinator.restart()

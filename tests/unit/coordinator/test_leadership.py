@@ -25,7 +25,7 @@ from kera.core.errors import InternalError, KeraError, NotLeader, ProtocolError,
 from kera.core.rpc import Call, Peer, Reply, Service, api
 from kera.v1 import coordinator_pb2 as messages
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 LEASE_S = 0.1
 """By the clock of the test. Only the interval of proofs, a quarter of it, is real time."""
 

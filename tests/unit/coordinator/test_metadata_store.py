@@ -34,6 +34,11 @@ STORES: dict[str, Callable[[Path], MetadataStore]] = {
 }
 
 
+@pytest.fixture
+def tmp_path(in_memory: Path) -> Path:
+    return in_memory
+
+
 @pytest.fixture(params=STORES)
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[MetadataStore]:
     made = STORES[request.param](tmp_path)

@@ -23,6 +23,11 @@ KINDS: dict[str, type[DataDirectory]] = {"broker": broker.BrokerDirectory, "back
 ME = rf"\(process {os.getpid()}\)"
 
 
+@pytest.fixture
+def tmp_path(in_memory: Path) -> Path:
+    return in_memory
+
+
 @pytest.mark.parametrize("second", KINDS)
 @pytest.mark.parametrize("first", KINDS)
 def test_the_error_names_the_kind_of_the_holder(tmp_path: Path, first: str, second: str) -> None:

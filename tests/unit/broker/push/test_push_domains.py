@@ -43,7 +43,7 @@ from kera.v1 import access_pb2, push_pb2
 from tests.unit.broker.support import CHUNK_BYTES, Broker, Engine, chunk, stream_info
 from tests.unit.core.access.support import PASSWORD, Now, guard, rule, table, user
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0
 ORDERS, PAYMENTS = 7, 8
 SOMEBODY = 12_345
 """The id of a host user without a name."""

@@ -38,7 +38,7 @@ from tests.unit.broker.push_support import lane
 from tests.unit.broker.support import CHUNK_BYTES, STREAM_ID, Broker, Engine, chunk, stream_info
 
 EPOCH = 12
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0
 
 
 @pytest.fixture

@@ -11,6 +11,6 @@ from tests.unit.broker.takeover_support import Cluster, cluster
 
 
 @pytest.fixture
-async def world(tmp_path: Path, shm_dir: Path) -> AsyncIterator[Cluster]:
-    async with cluster(tmp_path, shm_dir, 3) as found:
+async def world(root: Path, shm_dir: Path) -> AsyncIterator[Cluster]:
+    async with cluster(root, shm_dir, 3) as found:
         yield found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 from kera.core.access.certificates import DAEMONS, USERS, CertificateNames
@@ -40,11 +41,17 @@ def rule(
     )
 
 
+@cache
+def _verifier(password: str) -> messages.ScramVerifier:
+    """The same for each user with this password: computing it takes milliseconds."""
+    return verifier_for(password, iterations=ITERATIONS_MIN)
+
+
 def user(name: str, *roles: str, password: str = PASSWORD, version: int = 1) -> messages.UserRecord:
     return messages.UserRecord(
         name=name,
         roles=roles,
-        scram=verifier_for(password, iterations=ITERATIONS_MIN),
+        scram=_verifier(password),
         password_version=version,
     )
 

@@ -24,6 +24,16 @@ from tests.unit.core.rpc.transports import HOST, Closing, Grpc, Tcp, Unix, Wire
 
 HERE = Path(__file__).parent
 TEST_S = 40
+LARGE = (
+    "test_a_server_takes_a_limited_number_of_waiting_calls",
+    "test_all_replies_of_a_large_burst_arrive",
+    "test_calls_of_a_method_arrive_in_the_order",
+    "test_many_calls_in_flight",
+    "test_many_large_calls",
+    "test_the_server_stops_reading",
+    "test_untaken_deferred_replies",
+)
+"""Tests that take long on each transport."""
 
 
 def pytest_asyncio_loop_factories(
@@ -37,7 +47,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """Leave combinations of loop and transport that repeat others to `make test-all`."""
     if item.path.is_relative_to(HERE / "conformance"):
         repeated: tuple[str, ...] = ("asyncio-unix", "asyncio-grpc", "asyncio-tcp_tls", "uvloop-grpc_tls")
-    elif item.path.is_relative_to(HERE) and item.path.name.startswith("test_grpc"):
+        if item.name.startswith(LARGE):
+            repeated += ("uvloop-tcp_tls", "uvloop-unix")
+    elif item.path.is_relative_to(HERE) and (item.path.name.startswith("test_grpc") or item.name.startswith(LARGE)):
         repeated = ("asyncio",)
     else:
         return

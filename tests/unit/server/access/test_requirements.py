@@ -105,17 +105,17 @@ def expected(requirement: Requirement, method: Method[Any, Any], who: str) -> se
 
 @pytest.mark.parametrize("who", ["nobody", "wrong", "without", "with", "super", "daemon"])
 async def test_a_method_is_served_only_to_its_permitted_callers(who: str) -> None:
-    for name in sorted(DECLARED):
-        with guard(Now(), super_users=["user:root"]) as door:
-            door.apply(table(rules=EVERYTHING + OF_OTHERS), 1)
-            identity = {
-                "nobody": None,
-                "wrong": MALLORY,
-                "without": Identity("bob"),
-                "with": ALICE,
-                "super": door.authenticator.known(Identity("root")),
-                "daemon": DAEMON,
-            }[who]
+    with guard(Now(), super_users=["user:root"]) as door:
+        door.apply(table(rules=EVERYTHING + OF_OTHERS), 1)
+        identity = {
+            "nobody": None,
+            "wrong": MALLORY,
+            "without": Identity("bob"),
+            "with": ALICE,
+            "super": door.authenticator.known(Identity("root")),
+            "daemon": DAEMON,
+        }[who]
+        for name in sorted(DECLARED):
             method = METHODS[name]
             assert await outcome(door, method, identity) in expected(REQUIREMENTS[method], method, who), name
 
