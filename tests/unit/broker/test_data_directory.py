@@ -280,9 +280,7 @@ def test_a_flipped_bit_in_the_index_is_found_in_a_process_that_may_crash(data_di
 
 @pytest.mark.parametrize("bit", first_quick(range(8), 1))
 @pytest.mark.parametrize("name", ["broker.json", "broker.copy.json"])
-def test_a_flipped_bit_in_an_identity_file_does_not_stop_a_start(
-    data_dir: Path, name: str, bit: int
-) -> None:
+def test_a_flipped_bit_in_an_identity_file_does_not_stop_a_start(data_dir: Path, name: str, bit: int) -> None:
     path = data_dir / name
     directory = BrokerDirectory(data_dir)
     directory.load()  # gives a directory of an earlier version its own id

@@ -152,9 +152,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("parameter", "call", "values"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
-)
+@pytest.mark.parametrize(("parameter", "call", "values"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
 async def test_the_error_for_a_wrong_argument_names_the_parameter(
     parameter: str, call: Call, values: tuple[Any, ...]
 ) -> None:
