@@ -90,7 +90,7 @@ def test_progress_shows_the_shortest_target_when_the_target_cannot_be_kept(
 
     def take(batch: DataFrame, _: int) -> None:
         batch.count()
-        time.sleep(0.2)
+        time.sleep(0.2)  # sleep: the work takes longer than the target
 
     writer = kera.stream(stream, startingOffsets="earliest", latencyTarget="100ms").writeStream.foreachBatch(take)
     query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()

@@ -164,7 +164,7 @@ def test_a_seal_that_fails_leaves_another_seal_under_way_alone(make_engine: Make
         cluster.owner.paused = True
         write = asyncio.ensure_future(cluster.owner.write(chunk(1, 0)))  # type: ignore[arg-type]
         first = asyncio.ensure_future(cluster.seal(1, wait_ms=20))
-        await asyncio.sleep(0.01)  # half of its time
+        await asyncio.sleep(0.01)  # sleep: half of its virtual time
         second = asyncio.ensure_future(cluster.seal(1))
         with pytest.raises(Unavailable):
             await first

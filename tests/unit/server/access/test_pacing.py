@@ -192,7 +192,7 @@ async def test_connections_of_a_user_take_turns(door: Guard) -> None:
             assert not connection.held
 
     tasks = [asyncio.create_task(send(name)) for name in sizes]
-    await asyncio.sleep(10)
+    await asyncio.sleep(10)  # sleep: of virtual time
     for task in tasks:
         task.cancel()
     assert sent == {name: pytest.approx(500_000, abs=20_000) for name in sizes}
@@ -204,7 +204,7 @@ async def test_a_client_that_leaves_holds_no_connection_and_no_debt(door: Guard)
     await gone(door, connection, 11_000)
     assert not connection.held
     usage = door.usages.busiest(1)[0]
-    await asyncio.sleep(0.11)
+    await asyncio.sleep(0.11)  # sleep: of virtual time
     assert not usage.left_behind
     assert not usage._waiting
     assert usage._timer is None
