@@ -31,13 +31,13 @@ async def through(bootstrap: str, traces: str, records: int = 3) -> list[dict[st
 
 
 @pytest.mark.parametrize(
-    "received",
+    "receiver",
     [pytest.param(receiving, id="receiver"), pytest.param(collecting, id="collector", marks=pytest.mark.slow)],
 )
 def test_a_trace_follows_a_record_from_producer_over_broker_and_backup_to_consumer(
-    tmp_path: Path, received: Callable[[Path], AbstractContextManager[Received]]
+    tmp_path: Path, receiver: Callable[[Path], AbstractContextManager[Received]]
 ) -> None:
-    with received(tmp_path) as collector:
+    with receiver(tmp_path) as collector:
         traces = f"otlp {collector.url} 1"
         with LocalCluster.running(brokers=1, backups=1, env={"KERA_BROKER_TRACES": traces}) as cluster:
             headers = asyncio.run(through(cluster.bootstrap, traces))
