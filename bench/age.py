@@ -1,6 +1,6 @@
 """The age of recorded results, in commits and days; a warning for those that are older than 200 commits.
 
-The age is that of the commit that was measured. If a result names no commit, or history lacks it, the age is that of
+Only commits that change the product count: tests, pages and other results change nothing that was measured. The age is that of the commit that was measured. If a result names no commit, or history lacks it, the age is that of
 the commit that recorded the result.
 """
 
@@ -16,6 +16,7 @@ from typing import Any
 from bench.common import ROOT, git, parser
 
 RESULTS = ROOT / "bench" / "results"
+PRODUCT = ("proto", "core", "broker", "coordinator", "backup", "client", "spark_connector")
 COMMITS_MAX = 200
 DAY_S = 86_400
 
@@ -31,7 +32,7 @@ class Age:
     days: float
 
     def __str__(self) -> str:
-        return f"{self.commits:,} commits and {self.days:.0f} days ago"
+        return f"{self.commits:,} commits of the product and {self.days:.0f} days ago"
 
 
 def machines(path: Path) -> Iterator[dict[str, Any]]:
@@ -60,7 +61,7 @@ def age_of(path: Path, ask: Git = git) -> Age | None:
 def _age(commit: str, ask: Git) -> Age | None:
     if not commit or ask("merge-base", "--is-ancestor", commit, "HEAD") is None:
         return None
-    commits = ask("rev-list", "--count", f"{commit}..HEAD")
+    commits = ask("rev-list", "--count", f"{commit}..HEAD", "--", *PRODUCT)
     then_s, now_s = (ask("show", "-s", "--format=%ct", each) for each in (commit, "HEAD"))
     if commits is None or then_s is None or now_s is None:
         return None

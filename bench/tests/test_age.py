@@ -17,7 +17,9 @@ def ask(*arguments: str) -> str | None:
     match arguments:
         case ("merge-base", _, commit, _):
             return "" if commit in HISTORY else None
-        case ("rev-list", _, commits):
+        case ("rev-list", _, commits, "--", *folders):
+            assert "broker" in folders
+            assert "tests" not in folders
             return str(HISTORY[commits.partition("..")[0]])
         case ("show", *_, commit):
             return str(-DAY_S * HISTORY.get(commit, 0))
@@ -39,7 +41,7 @@ def commits_of(path: Path) -> int | None:
 def test_the_age_is_that_of_the_measured_commit(tmp_path: Path) -> None:
     age = age_of(result(tmp_path, {"machine": {"commit": "old+"}}), ask)
     assert age == Age(250, 250)
-    assert str(age) == "250 commits and 250 days ago"
+    assert str(age) == "250 commits of the product and 250 days ago"
 
 
 def test_the_oldest_of_several_runs_decides_the_age(tmp_path: Path) -> None:
