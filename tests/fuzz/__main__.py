@@ -1,14 +1,14 @@
-"""Everything that a peer sends, spoilt: ``make fuzz-wire SEED=7 SECONDS=600``.
+"""Fuzzes everything that a peer sends: ``make fuzz-wire SEED=7 SECONDS=600``.
 
-    python -m tests.fuzz --seed 7 --seconds 600            # all of it
-    python -m tests.fuzz --only payloads java-push         # some of it, see --list
-    python -m tests.fuzz --seed 7 --again payloads 2398    # a single input once more, as a defect has named it
+    python -m tests.fuzz --seed 7 --seconds 600            # all targets
+    python -m tests.fuzz --only payloads java-push         # some targets, see --list
+    python -m tests.fuzz --seed 7 --again payloads 2398    # repeat a single input, as a defect names it
     python -m tests.fuzz --seed 7 --keep payloads 2398 a-name-that-says-what-was-found
 
-The decoders one after the other, each in a process of its own (`targets`); those in Java (`jvm`), if there is a JDK;
-real daemons (`daemons`), also with security on; consumers of poisoned chunks (`consumers`); and clients whose peers lie
-(`sessions`). The same seed makes the same inputs: those for daemons but for the ids, epochs and times that a cluster
-gives out.
+It runs the decoders one after the other, each in a process of its own (`targets`); the decoders in Java (`jvm`), if
+there is a JDK; real daemons (`daemons`), also with security on; consumers of poisoned chunks (`consumers`); and clients
+whose peers lie (`sessions`). The same seed makes the same inputs. Those for daemons differ in the ids, epochs and times
+that a cluster gives out.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from tests.fuzz.targets import TARGETS
 
 DAEMONS, SECURED, CONSUMERS, SESSIONS = "daemons", "secured-daemons", "consumers", "sessions"
 SHARES = {"decoders": 0.25, "java": 0.1, DAEMONS: 0.25, SECURED: 0.2, CONSUMERS: 0.1, SESSIONS: 0.1}
-"""Of the time."""
+"""Each part's share of the time."""
 CLUSTERS = (DAEMONS, SECURED, CONSUMERS, SESSIONS)
 NAMES = [*TARGETS, *(target.name for target in jvm.JAVA_TARGETS), *CLUSTERS]
 
 
 def fuzz(seed: int, seconds: float, only: Sequence[str]) -> list[str]:
-    """All of it, or what is named; what was found."""
+    """Fuzz all targets, or those that `only` names. Returns the defects."""
     chosen = [name for name in NAMES if not only or name in only]
     java = [target for target in jvm.JAVA_TARGETS if target.name in chosen]
     if java and shutil.which("javac") is None:
@@ -80,7 +80,7 @@ def _told(reports: Sequence[running.Report] | Iterator[running.Report]) -> list[
 
 
 def main() -> int:
-    """See the head of this module."""
+    """Fuzz, or list the targets, or repeat or keep a single input."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=60.0)

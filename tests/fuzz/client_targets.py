@@ -1,4 +1,4 @@
-"""Targets: what a client makes of schemas, descriptions, read answers and of what a broker pushes."""
+"""Targets: schemas, descriptions, read answers and pushed messages, as a client decodes them."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def _schema(random_: Random) -> bytes:
 
 
 def _look_at_schema(data: bytes) -> str:
-    """As a coordinator does that is to make a stream of it, then all who read that stream."""
+    """Check a schema as a coordinator does that creates a stream with it, then as the readers of that stream do."""
     stream = common_pb2.StreamInfo()
     stream.CopyFrom(theirs().stream)
     stream.schemas[0].CopyFrom(validation.checked_schema(common_pb2.StreamSchema(arrow_schema=data)))
     description = StreamDescription.from_message(stream)
     repr(description)
-    with contextlib.suppress(SchemaMismatch):  # Spark does not have each of Arrow's types
+    with contextlib.suppress(SchemaMismatch):  # Spark lacks some of Arrow's types
         columns_of(description.schema, typed=True)
     added = validation.extended_schema(stream, data, lambda number: number + 1)
     invariant(not added, "columns that are there count as new ones")
@@ -85,7 +85,7 @@ def _look_at_schema(data: bytes) -> str:
 
 
 def _stream_and_brokers(message: coordinator_pb2.DescribeStreamResponse) -> object:
-    """As a producer is to write to it."""
+    """Make the objects with which a producer writes to the stream."""
     stream = StreamDescription.from_message(message.stream, message.brokers)
     StreamLanes(stream, ProducerIdentity(producer_id=9, first_epoch=0, last_epoch=4))
     streamlet_of(b"key", stream.config.streamlets)
@@ -130,7 +130,7 @@ def _describe(data: bytes) -> str:
 
 @cache
 def log_chunks() -> list[bytes]:
-    """Chunks of a few records, of the default schema, as they lie in a log."""
+    """Chunks of a few records with the default schema, as they lie in a log."""
     batch = sources()[0].batch
     found = []
     for at in range(3):
@@ -158,14 +158,14 @@ def _read_answer(random_: Random) -> bytes:
 
 
 class _Item:
-    """A range of a session."""
+    """A range that a read session reads."""
 
     def __init__(self) -> None:
         self.wanted = Wanted(ENTRY, START, None)
 
 
 class _Channel:
-    """Answers every request with the same."""
+    """A channel that answers every request with the same reply."""
 
     def __init__(self, reply: Reply[Any]) -> None:
         self._reply = reply
@@ -175,7 +175,7 @@ class _Channel:
 
 
 def _read(data: bytes) -> str:
-    """A read session takes an answer, and opens what came with it."""
+    """A read session takes an answer, and its chunks are opened."""
     size = int.from_bytes(data[:4], "little")
     message, bulk = parse(broker_pb2.MultiReadChunksResponse, data[4 : 4 + size]), memoryview(data)[4 + size :]
     session = ReadSession(_Channel(Reply(message, [bulk])), items=[_Item(), _Item()])  # type: ignore[arg-type]
@@ -195,7 +195,7 @@ def _open(fetched: Fetched) -> None:
         invariant(newer.rest.buffers, "nothing is left of what was not opened")
 
 
-# -- what is pushed ----------------------------------------------------------------------------------------------------
+# -- pushed messages ---------------------------------------------------------------------------------------------------
 
 SLOTS, SLOT_BYTES, ROWS_AT, ROW_BYTES, SLOTS_AT = 4, 1 << 14, 4096, 64, 8192
 ARENA_BYTES = SLOTS_AT + SLOTS * SLOT_BYTES
@@ -204,7 +204,7 @@ LANES = 3
 
 @cache
 def _arena() -> memoryview:
-    """The memory of a broker: in each slot there are chunks, and the last one is spoilt."""
+    """The shared memory of a broker: each slot has chunks, and those of the last slot are corrupt."""
     memory = mmap.mmap(-1, ARENA_BYTES)
     for slot in range(SLOTS):
         memory[ROWS_AT + slot * ROW_BYTES : ROWS_AT + slot * ROW_BYTES + 8] = (slot + 1).to_bytes(8, "little")
@@ -216,7 +216,7 @@ def _arena() -> memoryview:
 
 
 def broker_hello(**changed: Any) -> push_pb2.PushHello:
-    """What a broker greets with."""
+    """A broker's greeting."""
     fields: dict[str, Any] = {
         "version": VERSION, "broker_id": 1, "broker_epoch": 1, "arena_path": "/nowhere", "arena_bytes": ARENA_BYTES,
         "slots": SLOTS, "slot_bytes": SLOT_BYTES, "slots_at": SLOTS_AT, "rows_at": ROWS_AT, "row_bytes": ROW_BYTES,
@@ -225,7 +225,7 @@ def broker_hello(**changed: Any) -> push_pb2.PushHello:
 
 
 def some_run(random_: Random) -> Run:
-    """A run with which all is well, most of the time."""
+    """A run, unchanged half of the time, else with one field changed."""
     slot, first = random_.randrange(SLOTS), random_.randrange(3)
     length = sum(map(len, log_chunks()[first:]))
     offset = sum(map(len, log_chunks()[:first]))
@@ -241,7 +241,7 @@ def some_run(random_: Random) -> Run:
 
 
 def _pushed(random_: Random) -> bytes:
-    """Messages of a broker, in the pieces in which they come."""
+    """Messages of a broker, with the length of the first piece in front."""
     messages = []
     for _ in range(random_.choice((1, 2, 4))):
         match random_.randrange(4):
@@ -266,7 +266,7 @@ def _pushed(random_: Random) -> bytes:
 
 
 def _take_pushed(data: bytes) -> str:
-    """What a client is pushed lies in the slot that was named, or the connection ends."""
+    """A client's runs lie within the arena's slots, and all of its subscriptions end with the connection."""
     size, data = int.from_bytes(data[:4], "little"), data[4:]
     ended: list[SubscriptionEnd] = []
     fetched: list[Fetched] = []
@@ -310,7 +310,7 @@ def _arena_file() -> Path:
 
 
 def _greet(data: bytes) -> str:
-    """A client maps the memory of a broker as it is said to be, and looks at where it is said to be."""
+    """A client maps a broker's memory by the greeting, and reads the numbers at the places that it names."""
     hello = parse(push_pb2.PushHello, data)
     with socket.socket(socket.AF_UNIX) as unconnected:
         memory = push_connect._map(hello, os.open(_arena_file(), os.O_RDONLY), unconnected)
@@ -354,7 +354,7 @@ _BODIES: dict[PushKind, Callable[[bytes], object]] = {
 
 
 def _decode(data: bytes) -> str:
-    """In whatever pieces it comes, the same messages are there, and the same error behind them."""
+    """Any pieces give the same messages, and the same error behind them."""
     size, data = int.from_bytes(data[:4], "little"), data[4:]
     whole, parts = _decoded([data]), _decoded([data[:size], data[size:]])
     invariant(whole == parts, "in pieces it says something else")

@@ -1,4 +1,4 @@
-"""What a client of TLS 1.3 says first, and what is none of that. Pure."""
+"""The first message of a TLS 1.3 client (ClientHello), and corrupted versions of it. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _numbers(*numbers: int) -> bytes:
 
 @cache
 def hello() -> bytes:
-    """One that is answered."""
+    """A message that a server answers."""
     extensions = {
         SERVER_NAME: _sized(b"\x00" + _sized(b"localhost", 2), 2),
         GROUPS: _sized(_numbers(X25519, 23), 2),
@@ -38,12 +38,12 @@ def hello() -> bytes:
 
 
 def record(data: bytes, kind: int = HANDSHAKE) -> bytes:
-    """As TLS has it."""
+    """A record of TLS around `data`."""
     return bytes((kind, 3, 1)) + _sized(data, 2)
 
 
 def spoilt_hello(random_: Random) -> bytes:
-    """Of which something is other than it was: bytes, its lengths, how it is cut into records, what comes with it."""
+    """The hello with one change: in its bytes, its lengths, how it is cut into records, or in data that follows it."""
     data = hello()
     match random_.randrange(6):
         case 0:

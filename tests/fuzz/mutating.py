@@ -1,7 +1,7 @@
-"""Bytes that somebody has spoilt. Pure: the same `Random` makes the same of the same bytes.
+"""Corrupts bytes. Pure: the same `Random` makes the same change to the same bytes.
 
-Numbers are what decoders trust most, so most of what is changed are numbers: of each width, in either order of bytes,
-to what is at an edge, or near what was there.
+Decoders trust numbers most, so most changes are to numbers: of each width, in either byte order, to a value at an edge
+or near the old value.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ WILD = (
     ),
     *(1 << 63, (1 << 64) - 2, (1 << 64) - 1),
 )
-"""Numbers at the edges of what there is; taken modulo the width."""
+"""Numbers at the edges of common ranges; taken modulo the width."""
 NEAR = (-64, -8, -1, 1, 8, 64)
 LONGER_MAX = 1 << 12
-"""Bytes that are put in at once."""
+"""Bytes that one change inserts at most."""
 BYTES_MAX = 1 << 18
-"""Nothing gets longer than this."""
+"""Length limit of a changed input."""
 
 
 def wild(random_: Random, bits: int = 64) -> int:
-    """A number at an edge, without a sign."""
+    """An unsigned number at an edge."""
     return random_.choice(WILD) % (1 << bits)
 
 
 def near(random_: Random, was: int, bits: int = 64) -> int:
-    """A number that is at an edge, or near `was`."""
+    """A number at an edge, or near `was`."""
     return random_.choice((wild(random_, bits), was + random_.choice(NEAR), 2 * was, -was)) % (1 << bits)
 
 
 def mutated(data: bytes, random_: Random, others: Sequence[bytes] = ()) -> bytes:
-    """`data` with some of it changed; pieces of `others` may be put in."""
+    """`data` with some changes, which may insert pieces of `others`."""
     changed = bytearray(data)
     for _ in range(random_.choice((1, 1, 1, 2, 3, 6))):
         random_.choice(_CHANGES)(changed, random_, others)
@@ -53,7 +53,7 @@ def mutated(data: bytes, random_: Random, others: Sequence[bytes] = ()) -> bytes
 
 
 def pieces(data: bytes, random_: Random) -> list[bytes]:
-    """`data` as it may come over a network: in a few pieces."""
+    """`data` in a few pieces, as it may come over a network."""
     ends = sorted(random_.randrange(len(data) + 1) for _ in range(random_.choice((0, 0, 1, 3)))) if data else []
     bounds = [0, *ends, len(data)]
     return [data[begin:end] for begin, end in pairwise(bounds) if begin < end]

@@ -1,8 +1,8 @@
-"""Readers of poisoned chunks, in a process of their own whose memory is bounded.
+"""Readers of poisoned chunks, in a process with bounded memory.
 
     python -m tests.fuzz.poisoned_reader sdk|spark BOOTSTRAP
 
-A line of JSON says which range of an entry is to be read, and is answered with one: what came of it.
+A line of JSON names the range of an entry to read. The answer is a line of JSON with the outcome.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from kera.spark_connector.reading.worker import read_partition
 from tests.fuzz.chunk_targets import has_many_values
 
 MEMORY_BYTES_MAX = 3 << 30
-"""Address space: what a chunk takes beyond this is found."""
+"""Address space of the process. A chunk that takes more is a defect."""
 
 
 def read_as_sdk(bootstrap: str) -> Callable[[dict[str, Any]], int]:
-    """Records, one after the other, as `Client.read_range` gives their chunks."""
+    """A function that reads records one by one from the chunks of `Client.read_range`."""
     loop = asyncio.new_event_loop()
     client = loop.run_until_complete(Client.connect(bootstrap))
 
@@ -49,7 +49,7 @@ def read_as_sdk(bootstrap: str) -> Callable[[dict[str, Any]], int]:
 
 
 def read_as_spark(bootstrap: str) -> Callable[[dict[str, Any]], int]:
-    """As a Python worker of Spark hands it on."""
+    """A function that reads batches as a Python worker of Spark hands them on."""
     options = {"kera.bootstrap.servers": bootstrap, "subscribe": "any"}
 
     def read(asked: dict[str, Any]) -> int:
@@ -77,17 +77,17 @@ def read_as_spark(bootstrap: str) -> Callable[[dict[str, Any]], int]:
 
 
 def answer(read: Callable[[dict[str, Any]], int], asked: dict[str, Any]) -> dict[str, Any]:
-    """What came of it, in words."""
+    """The outcome of a read, in words."""
     try:
         return {"outcome": "read", "records": read(asked)}
     except KeraError as error:
         return {"outcome": error.code, "message": error.message, "attributes": error.attributes}
-    except Exception as error:  # noqa: BLE001 - it is told
+    except Exception as error:  # noqa: BLE001 - it is reported
         return {"outcome": type(error).__name__, "message": "".join(traceback.format_exception(error))[-2_000:]}
 
 
 def main(kind: str, bootstrap: str) -> None:
-    """See the head of this module."""
+    """Answer each line of standard input, as the SDK or as Spark reads."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     configure_logging("critical")

@@ -1,7 +1,7 @@
-"""Runs targets in child processes, so that an input that ends one, takes its memory or never returns is found.
+"""Runs targets in child processes, to find inputs that end a process, exhaust its memory or never return.
 
-A child says in a page of shared memory which input it is at, and gets another one's place when it is gone or stands
-still. Nothing is written per input: some decoders take a hundred thousand of them a second.
+A child keeps the number of its current input in a page of shared memory. When it ends or hangs, another child takes
+its place. Nothing is written per input, because some decoders take a hundred thousand inputs a second.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from kera.core.base.telemetry import configure_logging
 from tests.fuzz.target import Target, outcome, random_of
 
 MEMORY_BYTES_MAX = 3 << 30
-"""Address space of a child: what an input takes beyond this is found."""
+"""Address space of a child. An input that takes more is a defect."""
 STILL_S_MAX = 20.0
 """An input that takes longer never returns."""
 GROWTH_BYTES_MAX = 64 << 20
-"""What a child has more than it had after a tenth of its inputs is what they leave behind."""
+"""The most that a child's memory may grow after a tenth of its inputs: growth beyond it is a leak."""
 LOOK_S = 0.05
 KEPT = 5
-"""Inputs of the same defect that are told."""
+"""Inputs that are reported of the same defect."""
 _AT = struct.Struct("<q")
 
 
 @dataclass
 class Report:
-    """What came of the inputs of a target."""
+    """The outcomes and defects of a target's inputs."""
 
     target: str
     seed: int
@@ -51,7 +51,7 @@ class Report:
     defects: list[str] = field(default_factory=list)
     slowest_s: float = 0.0
     grown_bytes: int = 0
-    """Of the child, since it had seen a tenth of its inputs."""
+    """Growth of the child's memory since it had seen a tenth of its inputs."""
 
     def __str__(self) -> str:
         rate = self.inputs / self.taken_s if self.taken_s else 0.0
@@ -65,7 +65,7 @@ class Report:
 def run(
     target: Target, seed: int, seconds: float, *, inputs_max: int = sys.maxsize, module: str = "tests.fuzz.targets"
 ) -> Report:
-    """Give a target, which is in the `TARGETS` of `module`, inputs for so long, and say what came of them."""
+    """Give inputs for `seconds` to a target from the `TARGETS` of `module`, and report the outcomes."""
     report = Report(target.name, seed, module)
     first, deadline_s = 0, time.monotonic() + seconds
     while first < inputs_max and (left_s := deadline_s - time.monotonic()) > 0:
@@ -77,7 +77,7 @@ def run(
 
 
 def _one_child(report: Report, first: int, inputs_max: int, seconds: float, folder: Path) -> int:
-    """Inputs from `first` on in a child, until it ends; the input that is next."""
+    """Run inputs from `first` on in a child until it ends. Returns the number of the next input."""
     place, result, found = folder / "at", folder / "result", folder / "found"
     place.write_bytes(_AT.pack(first))
     found.touch()
@@ -106,8 +106,8 @@ def _one_child(report: Report, first: int, inputs_max: int, seconds: float, fold
 
 
 def _watched(child: subprocess.Popen[bytes], place: Path, first: int) -> int:
-    """Wait for the child, but for none that stands still; at which input it was."""
-    at, since_s = first, time.monotonic() + STILL_S_MAX  # its start takes a while
+    """Wait for the child, and kill it if it hangs. Returns the number of its last input."""
+    at, since_s = first, time.monotonic() + STILL_S_MAX  # the child is slow to start
     while child.poll() is None:
         time.sleep(LOOK_S)
         (now,) = _AT.unpack(place.read_bytes())
@@ -121,13 +121,13 @@ def _watched(child: subprocess.Popen[bytes], place: Path, first: int) -> int:
 
 
 def resident_bytes() -> int:
-    """Memory of this process that is there."""
+    """Resident memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
 def child(target: Target, seed: int, first: int, inputs_max: int, seconds: float, folder: Path) -> None:
-    """Give inputs to a target for so long; what is found is in a file at once, should the next one end the process."""
-    if "asan" not in os.environ.get("LD_PRELOAD", ""):  # which maps terabytes that it does not use
+    """Give inputs to a target for `seconds`. Defects go to a file at once, since the next input may end the process."""
+    if "asan" not in os.environ.get("LD_PRELOAD", ""):  # asan maps terabytes that it does not use
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with (folder / "at").open("r+b") as file:
@@ -135,7 +135,7 @@ def child(target: Target, seed: int, first: int, inputs_max: int, seconds: float
     outcomes: Counter[str] = Counter()
     kept: Counter[str] = Counter()
     slowest_s, warm_bytes, number = 0.0, 0, first
-    with contextlib.suppress(Exception):  # what is made once takes a while
+    with contextlib.suppress(Exception):  # the first input also fills caches, which is slow
         target.make(random_of(target.name, seed, first))
     begun_s = now_s = time.monotonic()
     with (folder / "found").open("a", buffering=1) as found:
@@ -145,7 +145,7 @@ def child(target: Target, seed: int, first: int, inputs_max: int, seconds: float
             made_s = time.monotonic()
             try:
                 outcomes[outcome(target, data)] += 1
-            except Exception as error:  # noqa: BLE001 - it is told
+            except Exception as error:  # noqa: BLE001 - it is reported
                 outcomes[type(error).__name__] += 1
                 kept[what := f"{type(error).__name__} {traceback.extract_tb(error.__traceback__)[-1].lineno}"] += 1
                 if kept[what] <= KEPT:
@@ -163,13 +163,13 @@ def child(target: Target, seed: int, first: int, inputs_max: int, seconds: float
 
 
 def told(target: Target, seed: int, number: int, error: BaseException) -> str:
-    """A defect, with where it was."""
+    """The text of a defect, with the place of the error."""
     lines = traceback.format_exception(error)
     return f"{target.name} seed {seed} input {number}: {error!r}\n{''.join(lines[-4:])}"
 
 
 def main(arguments: Sequence[str]) -> None:
-    """A child, see `child`."""
+    """Run a child process, see `child`."""
     configure_logging("critical")
     module, name, seed, first, inputs_max, seconds, folder = arguments
     target: Target = importlib.import_module(module).TARGETS[name]

@@ -1,8 +1,8 @@
-"""A decoder that is fuzzed: how its inputs are made, and what may come of them.
+"""A decoder that is fuzzed: how its inputs are made, and which outcomes are allowed.
 
-An input is bytes, made from a seed and nothing else, so that one that was found can be kept as a file. What comes of it
-is a word. A decoder may refuse with an error of KerA's; whatever else it raises is a defect, and so is an error that
-says that there is one.
+An input is bytes, made from a seed and nothing else, so an input that found a defect can be kept as a file. Its outcome
+is a word. A decoder may refuse an input with an error of KerA's. Any other exception is a defect, and so is
+`InternalError`.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from kera.core.errors import InternalError, KeraError
 
 
 class Target(NamedTuple):
-    """See the head of this module."""
+    """A decoder to fuzz: it makes inputs, and runs each of them."""
 
     name: str
     make: Callable[[Random], bytes]
     run: Callable[[bytes], str]
-    """What came of an input. Raises."""
+    """Decode an input and return the outcome. Raises."""
     modules: tuple[str, ...] = ()
-    """What decodes it, for the share of lines that a corpus reaches."""
+    """The modules that decode, for the share of lines that a corpus reaches."""
     slow_s: float = 1.0
-    """An input that takes longer holds up whoever decodes it."""
+    """An input that takes longer holds up its reader."""
 
 
 def random_of(target: str, seed: int, number: int) -> Random:
-    """What one input of a target is made with."""
+    """The random numbers that make one input of a target."""
     return Random(f"{seed} {target} {number}")
 
 
 def outcome(target: Target, data: bytes) -> str:
-    """What came of an input: the word, or the code of the error that it was refused with. Raises what is a defect."""
+    """The outcome of an input: a word, or the code of the error that refused it. Raises if the input finds a defect."""
     try:
         return target.run(data)
     except InternalError:
