@@ -1,4 +1,4 @@
-"""Targets: what shows who somebody is, as daemons and clients decode it that do not know yet whom they talk to."""
+"""Targets: passwords, tokens and certificates, as daemons and clients decode them before they know their peer."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from tests.token_issuer import AUDIENCE, ISSUER, claims_of, encoded, jwk, key_se
 
 USER, PASSWORD = "some", "correct horse battery"
 NONCE = b"{nonce}"
-"""Stands in an input for what differs each time."""
+"""Placeholder in an input for the nonce, which differs each time."""
 SINCE = datetime(2026, 1, 1, tzinfo=UTC)
 NOW_US = 1_800_000_000_000_000
 WORDS = (
     *(b"i=", b"\xc2\xb2", b"i=\xc2\xb9", b"=2C", b"=3D", b"=", b",", b",,", b"m=ext", b"y,,", b"p=tls-unique,,"),
     *(b"a=admin", b"n=", b"r=", b"s=", b"\xff", b"\x00", b"\xe2\x80\xae", b"\xc2\xaa", b"i=0", b"i=-1", b"i=1e9"),
 )
-"""That mean something in SCRAM, or to who prepares names."""
+"""Words that mean something in SCRAM, or to the preparation of names."""
 
 
 def _words(data: bytes, random_: Random, others: tuple[bytes, ...] = WORDS) -> bytes:
-    """Changed by its parts, or by its bytes."""
+    """`data` with some of its parts changed, or some of its bytes."""
     if random_.random() < 0.4:
         return mutated(data, random_, others)
     parts = data.split(b",")
@@ -79,7 +79,7 @@ def _login(random_: Random) -> bytes:
 
 
 def _log_in(data: bytes) -> str:
-    """As a daemon does: a beginning, or an end behind one that is right."""
+    """A daemon's side of a login: a first message, or a final message after a valid first one."""
     clock = FakeClock()
     logins = Logins(lambda name: [_verifier()] if name == USER else [], clock.monotonic_s)
     if not data[:4].startswith(b"\x01"):
@@ -105,7 +105,7 @@ def _server_says(random_: Random) -> bytes:
 
 
 def _hear(data: bytes) -> str:
-    """As a client does that asks somebody for a proof that it is the server."""
+    """A client's side of a login: the server has to prove that it knows the password."""
     at = 4 + int.from_bytes(data[:4], "little")
     login = Login(USER, PASSWORD)
     nonce = login.first().rpartition(b"r=")[2]
@@ -121,7 +121,7 @@ def _hear(data: bytes) -> str:
 
 
 class _Keys:
-    """Of the issuer of tests."""
+    """The keys of the tests' issuer."""
 
     version = b"1"
 
@@ -148,7 +148,7 @@ DEEP = b"[" * 900 + b"]" * 900
 
 
 def _object(given: dict[str, Any], random_: Random) -> bytes:
-    """As JSON, of which something is other than it was."""
+    """An object as JSON, with some changes."""
     changed = dict(given)
     for _ in range(random_.choice((0, 1, 1, 2))):
         name = random_.choice((*given, "crit", "jku", "nbf", "realm", "realm.roles", "aud", "x"))
@@ -163,7 +163,7 @@ def _object(given: dict[str, Any], random_: Random) -> bytes:
 
 
 def _jwt(random_: Random) -> bytes:
-    """Whether it is signed, header and claims."""
+    """A token's parts: whether it is signed, its header and its claims."""
     header = {"alg": "ES256", "typ": "JWT", "kid": "one"}
     if random_.random() < 0.1:
         header["alg"] = random_.choice(sorted(ALGORITHMS))
@@ -201,7 +201,7 @@ def _jwks(random_: Random) -> bytes:
 
 @cache
 def _key_set() -> bytes:
-    """Public keys that are always the same."""
+    """Public keys, always the same."""
     algorithms = get_default_algorithms()
     public = {
         "EdDSA": ed25519.Ed25519PrivateKey.from_private_bytes(bytes(32)).public_key(),
@@ -228,7 +228,7 @@ def _parse_keys(data: bytes) -> str:
 
 @cache
 def _certificate() -> bytes:
-    """One with names of all kinds, always the same."""
+    """A certificate with names of all kinds, always the same."""
     key = ed25519.Ed25519PrivateKey.from_private_bytes(bytes(32))
     name = x509.Name(
         [x509.NameAttribute(NameOID.COMMON_NAME, "broker"), x509.NameAttribute(NameOID.ORGANIZATION_NAME, "some, more")]
@@ -248,7 +248,7 @@ def _certificate() -> bytes:
 
 def _spoilt_certificate(random_: Random) -> bytes:
     data = _certificate()
-    if random_.random() < 0.7:  # what is signed is not looked at any more here, so nothing has to fit
+    if random_.random() < 0.7:  # signatures are not checked here, so any bytes may change
         at = random_.randrange(len(data))
         return data[:at] + mutated(data[at:], random_, (data,))
     return mutated(data, random_, (data,))
@@ -261,7 +261,7 @@ def _names(data: bytes) -> str:
 
 ACCESS_TARGETS = (
     Target("logins", _login, _log_in, ("kera.core.access.passwords",)),
-    Target("server-logins", _server_says, _hear, ("kera.core.access.passwords",), slow_s=10.0),  # it may ask for much
+    Target("server-logins", _server_says, _hear, ("kera.core.access.passwords",), slow_s=10.0),  # many iterations
     Target("jwts", _jwt, _identify, ("kera.server.access.jwt_tokens", "kera.core.base.strict_json")),
     Target("jwt-keys", _jwks, _parse_keys, ("kera.server.access.jwt_keys", "kera.core.base.strict_json")),
     Target("certificates", _spoilt_certificate, _names, ("kera.core.access.certificates",)),

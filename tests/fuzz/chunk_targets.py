@@ -51,29 +51,29 @@ joining: Any = sys.modules["kera.core.format.joining"]
 CHUNKS_MAX = 6
 VALUES_MAX = 1 << 22
 WRITTEN_OUT_BYTES_MAX = VALUES_MAX
-"""That are looked at one by one."""
+"""Limits of a batch whose values are read one by one."""
 RECORDS_MAX = 8
-"""Of each of the chunks that follow each other."""
+"""Records of each of the chunks that follow each other."""
 PLACE = ("stream", "streamlet_id", "entry", "position")
-"""What an error about a chunk says of where it is."""
+"""Attributes with which an error about a chunk says where it is."""
 EACH = ConsumerSettings(joined_bytes_max=ByteSize(0))
 TOGETHER = ConsumerSettings()
 SKIPPING = ConsumerSettings(corrupt_chunks="skip")
 
 
 def numbered(number: int, data: bytes) -> bytes:
-    """With which of the sources it is about in front."""
+    """`data` with the number of its source in front."""
     return _NUMBER.pack(number) + data
 
 
 def source_of(data: bytes) -> tuple[Source, bytes]:
-    """The source that an input is about, and the rest of it."""
+    """The source that an input names, and the rest of the input."""
     number = _NUMBER.unpack(data[:4])[0] if len(data) >= 4 else 0
     return sources()[number % len(sources())], data[4:]
 
 
 def both_ways(function: Callable[..., Any], *arguments: Any, **named: Any) -> Outcome:
-    """What comes of a call, which is the same in Python and in the native core."""
+    """The outcome of a call, which must be the same in Python and in the native core."""
     found = outcome_of(function, *arguments, **named)
     twin = twin_of(function)
     if twin is not None:
@@ -86,7 +86,7 @@ def both_ways(function: Callable[..., Any], *arguments: Any, **named: Any) -> Ou
 
 @contextlib.contextmanager
 def without_native() -> Iterator[None]:
-    """Lean payloads are decoded, and chunks joined, in Python."""
+    """Decode lean payloads, and join chunks, in Python."""
     native, lean_decode.native, joining.native = lean_decode.native, None, None
     try:
         yield
@@ -99,7 +99,7 @@ def without_native() -> Iterator[None]:
 
 @cache
 def _small() -> list[bytes]:
-    """Chunks of a few records, of each source that has so few bytes; placed and not."""
+    """Chunks of each source with a small payload, placed and not."""
     found = [framed(source, source.payload) for source in sources() if len(source.payload) < 4_000]
     return [*found, *map(placed, found)]
 
@@ -110,7 +110,7 @@ def _chunk(random_: Random) -> bytes:
 
 
 def _headers(data: bytes) -> str:
-    """All that looks at headers and checksums alone."""
+    """All functions that check headers and checksums alone."""
     view = memoryview(data)
     header = both_ways(chunk_format.verify_header, view, 0)
     whole = both_ways(chunk_format.verify_chunk, view, 0)
@@ -136,7 +136,7 @@ def _payload(random_: Random) -> bytes:
 
 
 def _open(data: bytes) -> str:
-    """Open a payload as readers do; a lean one is the same to Python and to the native core."""
+    """Open a payload as readers do. Python and the native core decode a lean one to the same values."""
     source, payload = source_of(data)
     if source.version != LEAN_VERSION or lean_decode.native is None:
         opened(source, payload)
@@ -153,7 +153,7 @@ def _open(data: bytes) -> str:
 
 
 def _use(data: bytes) -> str:
-    """What the SDK, ``kera consume`` and Spark's Python worker make of the values of a payload."""
+    """Use the values of a payload as the SDK, ``kera consume`` and Spark's Python worker do."""
     source, payload = source_of(data)
     batch = opened(source, payload)
     if has_many_values(batch):
@@ -162,7 +162,7 @@ def _use(data: bytes) -> str:
 
 
 def has_many_values(batch: pa.RecordBatch) -> bool:
-    """Whether Python takes long to make values of it: a reader takes as much as there are bytes for."""
+    """Whether Python takes long to make the values of a batch: its size is limited only by the bytes of a chunk."""
     try:
         check_written_out(batch, WRITTEN_OUT_BYTES_MAX)
     except CorruptChunk:
@@ -171,7 +171,7 @@ def has_many_values(batch: pa.RecordBatch) -> bool:
 
 
 def _values_within(column: pa.Array) -> int:
-    """How many values there are, with those within others. Nulls in a list take no bytes, but in Python they do."""
+    """The number of values, with those within others. Nulls in a list take no bytes, but in Python they do."""
     kind = column.type
     within: list[pa.Array] = []
     if pa.types.is_struct(kind) or pa.types.is_union(kind):
@@ -182,7 +182,7 @@ def _values_within(column: pa.Array) -> int:
 
 
 def _door(data: bytes) -> str:
-    """What a broker looks at before it takes a chunk, in Python and in the native core."""
+    """Check a chunk as a broker does before it takes it, in Python and in the native core."""
     source, payload = source_of(data)
     chunk = framed(source, payload)
     header, known = read_header(chunk), lean.known_of(source.batch.schema)
@@ -200,11 +200,11 @@ def _door(data: bytes) -> str:
 
 @cache
 def _following(number: int) -> list[bytes]:
-    """Some chunks of a few records each, as they lie in a segment one behind the other."""
+    """Some chunks of a few records each, as they follow each other in a segment."""
     source, found, first = sources()[number], [], 0
     for at in range(CHUNKS_MAX):
         batch = source.batch.slice(at, 1 + at % RECORDS_MAX)
-        batch = pa.RecordBatch.from_pylist(batch.to_pylist(), batch.schema)  # of its own, and not a part of others
+        batch = pa.RecordBatch.from_pylist(batch.to_pylist(), batch.schema)  # not a slice of another batch
         payload = lean.encode(batch, None, bytes_max=1 << 20)
         invariant(payload is not None, "not lean")
         one = framed(source._replace(batch=batch), bytes(payload or b""), sequence=at)
@@ -215,7 +215,7 @@ def _following(number: int) -> list[bytes]:
 
 @cache
 def _joinable() -> list[int]:
-    """Which sources are those of chunks that can be joined."""
+    """Numbers of the sources whose chunks can be joined."""
     return [
         number
         for number, source in enumerate(sources())
@@ -250,7 +250,7 @@ def _fetched(data: bytes) -> Fetched:
 
 
 def _records(stream: StreamDescription, data: bytes, settings: ConsumerSettings) -> tuple[list[Any], str]:
-    """The records that a reader is given, with their ordinals, and the error that ends it."""
+    """The records that a reader gets, with their ordinals, and the error that ends the read."""
     found: list[Any] = []
     try:
         for batch in batches_of(_fetched(data), stream, settings):
@@ -272,7 +272,7 @@ def _told(batch: ChunkBatch) -> list[Any]:
 
 
 def _read(data: bytes) -> str:
-    """Chunks one by one, and put together: the same records, and the same error behind them."""
+    """Chunks read one by one, or joined, give the same records, and the same error behind them."""
     source, data = source_of(data)
     stream = replace(stream_of(source.batch.schema), stream_id=STREAM_ID)
     each, together = _records(stream, data, EACH), _records(stream, data, TOGETHER)
@@ -312,7 +312,7 @@ CHUNK_TARGETS = (
             *("kera.client.consuming.delivering.records", "kera.client.consuming.delivering.values"),
             *("kera.cli._format", "kera.spark_connector.columns"),
         ),
-        slow_s=15.0,  # so many values, one by one
+        slow_s=15.0,  # many values, one by one
     ),
     Target(
         "broker-door",

@@ -1,7 +1,7 @@
-"""Chunks whose checksums are right and whose bytes are not: headers, Arrow messages, lean payloads. Pure.
+"""Chunks with valid checksums and wrong bytes: headers, Arrow messages, lean payloads. Pure.
 
-What `tests.chaos.chunks` spoils at random is spoilt here where it hurts as well: how many records, values and nulls
-there are said to be, where each buffer is, what a compressed one becomes, where each value of a list or a text begins.
+`tests.chaos.chunks` changes payloads at random. Here the changes also go where they hurt: the numbers of records,
+values and nulls, the place of each buffer, the decompressed length, where each value of a list or a text begins.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from tests.integration.field_mutants import HEADER_FIELDS, PLACEMENT_FIELDS, fie
 STREAM_ID, STREAMLET_ID, SCHEMA_ID = 7, 0, 1
 GROUP_ID, SEGMENT_ID, EPOCH = 1, 1, 1
 DEEP = 40
-"""Lists within lists of a schema."""
+"""Depth of the lists within lists of a schema."""
 _I64 = struct.Struct("<q")
 
 
 class Chunk(NamedTuple):
-    """What a chunk was made of."""
+    """A chunk and its source."""
 
     source: Source
     data: bytes
@@ -48,7 +48,7 @@ class Chunk(NamedTuple):
 
 @cache
 def sources() -> list[Source]:
-    """All kinds of payloads, which are to be spoilt. Inputs that were kept name them by number: new ones come last."""
+    """All kinds of payloads, to be changed. Kept inputs name them by number: new ones come last."""
     nested: pa.Array = pa.array(range(8), pa.int8())
     for _ in range(DEEP):
         nested = pa.ListArray.from_arrays(pa.array([0, *range(1, len(nested) + 1)], pa.int32()), nested)
@@ -59,7 +59,7 @@ def sources() -> list[Source]:
 
 
 def spoilt_payload(source: Source, random_: Random) -> bytes:
-    """The payload of `source` with some of it changed."""
+    """The payload of `source`, with some changes."""
     if random_.random() < (0.3 if source.version == ARROW_VERSION else 0.8):
         return chaos_chunks.mutated(source, random_)
     if source.version != ARROW_VERSION or random_.random() < 0.1:
@@ -82,14 +82,14 @@ def _count(data: bytearray, at: int) -> int:
 
 
 def _records(data: bytearray, shape: Shape, random_: Random) -> None:
-    """How many records there are: wherever the metadata have that number."""
+    """Change the number of records, at one of the places in the metadata with that number."""
     places = [at for at in range(8, shape.body_at - 7, 4) if _I64.unpack_from(data, at)[0] == shape.records]
     if places:
         _put(data, random_.choice(places), 8, random_)
 
 
 def _node(data: bytearray, shape: Shape, random_: Random) -> None:
-    """How many values, or nulls, a field has; or how many fields there are."""
+    """Change how many values or nulls a field has, or how many fields there are."""
     count = _count(data, shape.nodes_at)
     if not count or random_.random() < 0.1:
         _put(data, shape.nodes_at, 4, random_)
@@ -98,7 +98,7 @@ def _node(data: bytearray, shape: Shape, random_: Random) -> None:
 
 
 def _buffer(data: bytearray, shape: Shape, random_: Random) -> None:
-    """Where a buffer is, or how long; or that of another one; or how many there are."""
+    """Change where a buffer is, or its length; or replace both by another buffer's; or change the number of buffers."""
     count = _count(data, shape.buffers_at)
     if not count or random_.random() < 0.1:
         _put(data, shape.buffers_at, 4, random_)
@@ -112,7 +112,7 @@ def _buffer(data: bytearray, shape: Shape, random_: Random) -> None:
 
 
 def _values(data: bytearray, shape: Shape, random_: Random) -> None:
-    """A number in a buffer, such as where a value begins, what it refers to, or what it becomes; or many of them."""
+    """Change a number in a buffer, such as an offset, an index or a decompressed length; or change many of them."""
     count = _count(data, shape.buffers_at)
     if not count:
         return
@@ -132,7 +132,7 @@ def _values(data: bytearray, shape: Shape, random_: Random) -> None:
 
 
 def _metadata(data: bytearray, shape: Shape, random_: Random) -> None:
-    """A word of the tables that say where all else is."""
+    """Change a word of the tables that locate everything else."""
     _put(data, random_.randrange(0, max(1, shape.body_at // 2)) * 2, random_.choice((1, 2, 4, 8)), random_)
 
 
@@ -152,7 +152,7 @@ _CHANGES: tuple[Callable[[bytearray, Shape, Random], None], ...] = (
 
 
 def framed(source: Source, payload: bytes, *, sequence: int = 0, records: int | None = None) -> bytes:
-    """A chunk as its producer sends it, with these bytes, and checksums that match."""
+    """A chunk of this payload as its producer sends it, with valid checksums."""
     return encode_chunk(
         payload,
         record_count=source.batch.num_rows if records is None else records,
@@ -181,7 +181,7 @@ def placed(chunk: bytes, first_record: int = 0) -> bytes:
 
 
 def with_payload(chunk: bytes, payload: bytes) -> bytes:
-    """`chunk` with another payload, and checksums that match."""
+    """`chunk` with another payload and valid checksums."""
     header = bytearray(chunk[:HEADER_BYTES].ljust(HEADER_BYTES, b"\0"))
     body = payload + padding_of(len(payload))
     header[8:12] = len(payload).to_bytes(4, "little")
@@ -191,7 +191,7 @@ def with_payload(chunk: bytes, payload: bytes) -> bytes:
 
 
 def with_spoilt_field(chunk: bytes, random_: Random) -> bytes:
-    """`chunk` with another number in a field of its header, and checksums that match."""
+    """`chunk` with another number in a field of its header, and valid checksums."""
     if len(chunk) < HEADER_BYTES:
         return chunk
     name = random_.choice([*HEADER_FIELDS, *PLACEMENT_FIELDS])
@@ -204,7 +204,7 @@ def with_spoilt_field(chunk: bytes, random_: Random) -> bytes:
 
 
 def spoilt_chunk(chunk: bytes, random_: Random) -> bytes:
-    """A chunk with some of it changed; most of the time its checksums match."""
+    """A chunk with some changes; most of the time its checksums are valid."""
     match random_.randrange(6):
         case 0:
             return mutated(chunk, random_)

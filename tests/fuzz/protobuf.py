@@ -1,9 +1,9 @@
-"""Messages of protobuf, spoilt field by field and not byte by byte. Pure.
+"""Changes messages of protobuf field by field, not byte by byte. Pure.
 
-A message is taken apart into its fields, those of messages within it too, and put together again with some of them
-absent, repeated, in another order, of another kind, or with values that no honest peer sends; or with fields that
-nobody knows, and messages within messages within messages. What comes of it is a message again, most of the time, so it
-gets to the handlers, which bytes that were flipped seldom do.
+A message is taken apart into its fields, including those of messages within it. It is put together again with some
+fields absent, repeated, in another order, of another kind, or with values that no honest peer sends; or with unknown
+fields, and messages within messages within messages. Most results are valid messages again, so they reach the handlers,
+while messages with flipped bytes seldom do.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ TEXTS = (
 )
 MANY = 1_000
 SELDOM = 0.05
-"""How often what is repeated is repeated so often: to make such messages takes longest."""
+"""How often a repetition is a long one: such messages take longest to make."""
 DEEP = (2, 20, 99, 101, 1_000, 5_000)
-"""Protobuf itself takes a hundred messages within each other."""
+"""Depths of nested messages. Protobuf itself takes a hundred messages within each other."""
 BYTES_MAX = 1 << 19
-"""Requests are not larger, but for few of them."""
+"""Length limit of a changed message: few requests are larger."""
 
 
 _SMALL = [bytes([number]) for number in range(0x80)]
 
 
 Descriptor: TypeAlias = Any
-"""Protobuf has several, of the same face."""
+"""Protobuf has several classes of descriptors with the same interface."""
 
 
 class Field(NamedTuple):
@@ -53,11 +53,11 @@ class Field(NamedTuple):
     value: Any
     """A number, bytes, or the fields of a message."""
     within: Descriptor = None
-    """Of the message that it is."""
+    """The descriptor, if the field is a message."""
 
 
 def fields_of(data: bytes, descriptor: Descriptor) -> list[Field]:
-    """A message that protobuf has written, taken apart."""
+    """The fields of a message that protobuf has written."""
     found: list[Field] = []
     at = 0
     while at < len(data):
@@ -79,7 +79,7 @@ def fields_of(data: bytes, descriptor: Descriptor) -> list[Field]:
 
 
 def data_of(fields: list[Field]) -> bytes:
-    """The message that these fields are."""
+    """The message that these fields make."""
     out = bytearray()
     for number, kind, value, _ in fields:
         out += varint(number << 3 | kind)
@@ -94,7 +94,7 @@ def data_of(fields: list[Field]) -> bytes:
 
 
 def varint(value: int, width: int = 0) -> bytes:
-    """A number as protobuf writes it; in at least `width` bytes, as it does not."""
+    """A number as protobuf writes it; padded to `width` bytes, which protobuf never does."""
     if 0 <= value < 0x80 and width < 2:
         return _SMALL[value]
     out = bytearray()
@@ -117,7 +117,7 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def spoilt(message: Message, random_: Random) -> bytes:
-    """The bytes of `message`, with one or several of its fields changed, or a few of its bytes."""
+    """The bytes of `message`, with one or several fields changed, or a few bytes."""
     if random_.random() < 0.1:
         return mutated(message.SerializeToString(), random_)
     fields = fields_of(message.SerializeToString(), message.DESCRIPTOR)
@@ -130,7 +130,7 @@ def spoilt(message: Message, random_: Random) -> bytes:
 
 
 class _Place(NamedTuple):
-    """A message, and one of its fields; -1: it has none."""
+    """A message and the index of one of its fields; -1 stands for the message itself."""
 
     fields: list[Field]
     at: int
@@ -159,7 +159,7 @@ def _repeated(place: _Place, random_: Random) -> None:
 
 
 def _copied(field: Field) -> Field:
-    """What is changed in one of them later is not changed in the others."""
+    """A copy of a field: later changes to it leave the other copies alone."""
     if not isinstance(field.value, list):
         return field
     return field._replace(value=[_copied(each) for each in field.value])
@@ -170,7 +170,7 @@ def _reordered(place: _Place, random_: Random) -> None:
 
 
 def _valued(place: _Place, random_: Random) -> None:
-    """The field, or one that the message could have, has another value of its kind."""
+    """Give the field, or one that the message could have, another value of its kind."""
     if place.at < 0:
         _added(place, random_)
         return
@@ -187,7 +187,7 @@ def _valued(place: _Place, random_: Random) -> None:
 
 
 def _added(place: _Place, random_: Random) -> None:
-    """A field that the message could have and may not have had."""
+    """Add a field of the message's type, which it may have already."""
     if place.descriptor is None or not place.descriptor.fields:
         return
     known = random_.choice(list(place.descriptor.fields))
@@ -227,7 +227,7 @@ def _unknown(place: _Place, random_: Random) -> None:
 
 
 def _nested(place: _Place, random_: Random) -> None:
-    """Messages within each other, in a field that is a message if there is one."""
+    """Add messages within each other, in a field that is a message if there is one."""
     numbers = [field.number for field in place.fields if field.within is not None] or [random_.choice((1, 15, 99))]
     number = random_.choice(numbers)
     place.fields.append(Field(number, BYTES, _deep(number, random_.choice(DEEP))))
@@ -258,4 +258,4 @@ _TAILS: tuple[Callable[[Random], bytes], ...] = (
     lambda _: b"\xff" * 11,
     lambda random_: varint(3 << 3 | VARINT, width=5) + varint(1, width=10) + random_.randbytes(3),
 )
-"""What no list of fields is."""
+"""Ends that are not valid lists of fields."""

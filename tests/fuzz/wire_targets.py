@@ -48,7 +48,7 @@ _BY_NUMBER = {method.number: method for method in METHODS}
 
 @cache
 def answer_of(method: Method[Any, Any]) -> Message:
-    """With something in every field."""
+    """A method's answer, with a value in every field."""
     answer: Message = filled(method.response)
     return answer
 
@@ -64,7 +64,7 @@ def _requests() -> list[Message]:
 
 
 def same(*outcomes: Any) -> None:
-    """Two ways to do the same have done the same."""
+    """Several ways to do the same have the same outcome."""
     first, *others = outcomes
     invariant(all(each == first for each in others), f"they differ: {outcomes!r}"[:600])
 
@@ -80,21 +80,21 @@ def _frame_header(random_: Random) -> bytes:
 
 
 def _decode_header(data: bytes) -> str:
-    """As Python and the native core do: with the same outcome."""
+    """Decode a header in Python and in the native core, with the same outcome."""
     found = outcome_of(frames.decode_header, memoryview(data), 0, BULK_BYTES_MAX)
     twin = twin_of(frames.decode_header)
     if twin is not None:
         same(found, outcome_of(twin, memoryview(data), 0, BULK_BYTES_MAX))
     if found.error is None:
         return "header"
-    if len(data) < HEADER_BYTES:  # nobody calls it with less
+    if len(data) < HEADER_BYTES:  # callers never pass less
         return "short"
     invariant(issubclass(found.error[0], ProtocolError), f"not refused: {found.error}")
     return "protocol"
 
 
 def some_requests(random_: Random) -> list[Frame]:
-    """Requests of a client, whole ones and some whose heads or chunks are not."""
+    """Requests of a client, some of them with a changed head or with a chunk."""
     found = []
     for number in range(random_.choice((1, 2, 4))):
         method = random_.choice(METHODS)
@@ -111,7 +111,7 @@ def _to_server(random_: Random) -> bytes:
 
 
 class Loop:
-    """An event loop that never runs by itself, for protocols that a target plays the network for."""
+    """An event loop that runs only within calls: a target plays the network for its protocols."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -119,7 +119,7 @@ class Loop:
         self.loop.set_exception_handler(lambda _, context: self.unhandled.append(context))
 
     def do(self, what: Callable[[], Any]) -> Any:
-        """Call something within the loop, and give what it has begun a few turns."""
+        """Call a function within the loop, and give the tasks that it began a few turns."""
 
         async def run() -> Any:
             found = what()
@@ -137,14 +137,14 @@ _loops: list[Loop] = []
 
 
 def in_loop(what: Callable[[], Any]) -> Any:
-    """See `Loop.do`."""
+    """Call a function within the loop of this process, see `Loop.do`."""
     if not _loops:
         _loops.append(Loop())
     return _loops[0].do(what)
 
 
 def in_loop_until(awaitable: Coroutine[Any, Any, T]) -> T:
-    """Wait for something within the loop."""
+    """Await a coroutine within the loop of this process."""
     in_loop(lambda: None)
     return _loops[0].loop.run_until_complete(awaitable)
 
@@ -162,7 +162,7 @@ def _server() -> FrameServer:
 
 
 def _serve(data: bytes) -> str:
-    """A framed connection of a server: it answers with frames, or closes the connection, and raises nothing."""
+    """A server's framed connection answers with frames, or closes, and raises nothing."""
     size, data = _NUMBER.unpack(data[:4])[0] if len(data) >= 4 else 0, data[4:]
     splits = [part for part in (size & 0xFFFF, size >> 16) if part < len(data)]
 
@@ -191,7 +191,7 @@ def _serve(data: bytes) -> str:
 
 
 def _with_splits(make: Callable[[Random], bytes]) -> Callable[[Random], bytes]:
-    """With where what comes is in pieces, in front."""
+    """Put in front where the data is cut into pieces."""
 
     def made(random_: Random) -> bytes:
         data = make(random_)
@@ -208,7 +208,7 @@ ASKED = 8
 
 
 def _from_server(random_: Random) -> bytes:
-    """Answers to requests 1 to `ASKED`, of which request n is of method n."""
+    """Answers to requests 1 to `ASKED`, where request n calls `METHODS[n - 1]`."""
     found = []
     for _ in range(random_.choice((1, 3, 6))):
         number = random_.randrange(1, ASKED + 1)
@@ -225,7 +225,7 @@ def _from_server(random_: Random) -> bytes:
 
 
 def _ask(data: bytes) -> str:
-    """A framed connection of a client: each request ends with an answer or with an error of KerA's."""
+    """A client's framed connection ends each request with an answer or an error of KerA's."""
     size, data = _NUMBER.unpack(data[:4])[0] if len(data) >= 4 else 0, data[4:]
     splits = [part for part in (size & 0xFFFF, size >> 16) if part < len(data)]
 
@@ -269,7 +269,7 @@ def _spoilt_message(random_: Random) -> bytes:
 
 
 def _parse(data: bytes) -> str:
-    """With its bulk beside it, a message is what protobuf makes of all of it."""
+    """A message and its bulk, parsed apart, are what protobuf parses from all of the bytes."""
     number, data = _NUMBER.unpack(data[:4])[0] if len(data) >= 4 else 0, data[4:]
     method = _BY_NUMBER.get(number >> 1, METHODS[0])
     kind = method.response if number & 1 else method.request
@@ -281,7 +281,7 @@ def _parse(data: bytes) -> str:
         return "message"
     message, bulk = parse_with_bulk(kind, data)
     invariant(whole is not None, "protobuf takes it for no message")
-    if not hasattr(whole, "chunks"):  # of one way only: here it is a field that nobody knows
+    if not hasattr(whole, "chunks"):  # bulk goes one way only: here it is an unknown field
         return "message with bulk in vain" if bulk else "message"
     invariant(bytes(bulk) == whole.chunks, "another bulk")
     whole.ClearField("chunks")
@@ -290,7 +290,7 @@ def _parse(data: bytes) -> str:
 
 
 def spoilt_error(random_: Random) -> bytes:
-    """An error as it travels, with some of it changed."""
+    """An error on the wire, with some changes."""
     error = common_pb2.Error(
         code=random_.choice(("data_lost", "invalid_cursor", "not_owner", "corrupt_chunk", "kera", "some", "internal")),
         message="it is not there",
@@ -301,7 +301,7 @@ def spoilt_error(random_: Random) -> bytes:
 
 
 def _error(data: bytes) -> str:
-    """An error that came travels on."""
+    """A received error can be sent on."""
     error = error_from_message(parse(common_pb2.Error, data))
     again = error_from_message(parse(common_pb2.Error, error_to_message(error).SerializeToString()))
     invariant(error.code in {again.code, "internal"}, "another error")
@@ -319,7 +319,7 @@ _HEADS = (
 
 
 def http_head(random_: Random) -> bytes:
-    """A request for metrics or health, with some of it changed."""
+    """A request for metrics or health, with some changes."""
     head = mutated(random_.choice(_HEADS), random_, _HEADS)
     return head + random_.choice((b"", b"\r\n\r\n", b"\r\n"))
 
