@@ -1,11 +1,11 @@
-"""Inputs that are kept: those that found something, and those that together reach what all inputs have reached.
+"""Keeps inputs: those that found a defect, and those that together reach the lines that all inputs have reached.
 
-Each target has a folder in ``tests/fuzz/corpus``. What found something is a file of its own, whose name says what that
-was. The others are lines of ``reaching``, in base 64: the fewest of many thousand that reach the same lines of the
-modules that decode.
+Each target has a folder in ``tests/fuzz/corpus``. An input that found a defect is a file of its own, named after the
+defect. The others are lines of ``reaching``, in base 64: the fewest of many thousand inputs that reach the same lines
+of the modules that decode.
 
     python -m tests.fuzz.corpus              # how many lines the kept inputs reach
-    python -m tests.fuzz.corpus --grow 5000  # choose anew, of so many inputs of each target and those that are kept
+    python -m tests.fuzz.corpus --grow 5000  # choose anew, from 5000 inputs of each target and the kept ones
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from tests.fuzz.targets import TARGETS
 FOLDER = Path(__file__).parent / "corpus"
 REACHING = "reaching"
 INPUT_BYTES_MAX = 6_000
-"""Larger ones are not kept for what they reach."""
+"""Larger inputs are not kept for the lines that they reach."""
 SEED = 1
 Line = tuple[str, int]
 
 
 class Kept(NamedTuple):
-    """An input."""
+    """A kept input."""
 
     name: str
     data: bytes
 
 
 def kept(target: str) -> Iterator[Kept]:
-    """All inputs of a target."""
+    """All kept inputs of a target."""
     folder = FOLDER / target
     if not folder.is_dir():
         return
@@ -53,7 +53,7 @@ def kept(target: str) -> Iterator[Kept]:
 
 
 def keep(target: str, name: str, data: bytes) -> Path:
-    """Keep an input that found something."""
+    """Keep an input that found a defect."""
     path = FOLDER / target / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
@@ -64,7 +64,7 @@ def keep(target: str, name: str, data: bytes) -> Path:
 
 
 def lines_of(module: str) -> set[Line]:
-    """The lines of a module's functions: what it does when it is imported is not decoding."""
+    """The lines of a module's functions. Lines that run at import are not decoding."""
     path = str(importlib.import_module(module).__file__)
     found: set[Line] = set()
 
@@ -81,7 +81,7 @@ def lines_of(module: str) -> set[Line]:
 
 
 def reached(paths: set[str], do: Callable[[], object]) -> set[Line]:
-    """The lines of some files that are reached while something is done. What it raises does not matter."""
+    """The lines of some files that `do` reaches. Its exceptions do not matter."""
     found: set[Line] = set()
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
@@ -103,12 +103,12 @@ def reached(paths: set[str], do: Callable[[], object]) -> set[Line]:
 
 
 def reached_by(target: Target, data: bytes, wanted: set[Line]) -> set[Line]:
-    """Of the lines `wanted`, those that an input reaches."""
+    """The lines among `wanted` that an input reaches."""
     return reached({path for path, _ in wanted}, lambda: outcome(target, data)) & wanted
 
 
 def fewest(found: Iterable[tuple[bytes, set[Line]]]) -> list[bytes]:
-    """Inputs that together reach what all do: the one that adds most first, of two that add as much the shorter."""
+    """A small set that reaches the same lines: repeatedly the input that adds most, and among equals the shortest."""
     left = list(found)
     missing: set[Line] = set().union(*(lines for _, lines in left)) if left else set()
     chosen = []
@@ -120,7 +120,7 @@ def fewest(found: Iterable[tuple[bytes, set[Line]]]) -> list[bytes]:
 
 
 def grow(target: Target, inputs: int) -> int:
-    """Choose anew what is kept of a target for what it reaches; how many inputs those are."""
+    """Choose anew the inputs that are kept for the lines that they reach. Returns their number."""
     wanted = set().union(*map(lines_of, target.modules))
     known: set[Line] = set()
     found: list[tuple[bytes, set[Line]]] = []
@@ -140,7 +140,7 @@ def grow(target: Target, inputs: int) -> int:
 
 
 def coverage() -> dict[str, tuple[int, int]]:
-    """By module: how many lines of its functions the kept inputs of all targets reach, and how many there are."""
+    """By module: how many lines of its functions the kept inputs of all targets reach, and how many it has."""
     found: set[Line] = set()
     wanted: dict[str, set[Line]] = {}
     for target in TARGETS.values():
@@ -152,7 +152,7 @@ def coverage() -> dict[str, tuple[int, int]]:
 
 
 def main() -> None:
-    """See the head of this module."""
+    """Choose inputs anew if asked, then print the coverage."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--grow", type=int, metavar="INPUTS")
     parser.add_argument("targets", nargs="*", default=[])

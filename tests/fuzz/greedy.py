@@ -1,6 +1,6 @@
-"""Strangers who want daemons to take memory for them: how much that is for each of their connections.
+"""Strangers who make daemons use memory, and how much a daemon uses for each of their connections.
 
-To each port over TCP so many connect at once, and each says that much is to come, and sends it as long as it is taken.
+Many connect to each TCP port at once. Each announces a lot of data, and sends it as long as the daemon takes it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ CONNECTIONS = 32
 CALLERS = 8
 """Connections of gRPC."""
 CALLS = 50
-"""Of each of them at once."""
+"""Simultaneous calls of each of these connections."""
 SENT_BYTES = 8 << 20
-"""By each connection, or call: as much as is taken of it."""
+"""The most that each connection, or call, sends: a daemon may take less."""
 PIECE_BYTES = 1 << 16
 TAKEN_BYTES_MAX = 1 << 20
-"""Of a daemon's memory, for each connection."""
+"""The most of a daemon's memory for each connection."""
 CALLS_TAKEN_BYTES_MAX = 8 << 20
-"""For each connection of gRPC: of each call 64 KiB are received before it is refused, and what is shown beside it."""
+"""The most for each connection of gRPC. Of each call, 64 KiB and the metadata are received before it is refused."""
 WAIT_S = 2.0
 LOOK_S = 0.01
 HEALTH = "/grpc.health.v1.Health/Check"
@@ -43,14 +43,14 @@ GRPC_PATHS = (
 
 
 def _frame(method: int, head_bytes: int, bulk_bytes: int) -> bytes:
-    """The header of one that says it is so large."""
+    """The header of a frame that announces these sizes."""
     header = bytearray(with_header(b"", FrameKind.REQUEST, method, 1, 0)[:HEADER_BYTES])
     header[16:20], header[20:24] = head_bytes.to_bytes(4, "little"), bulk_bytes.to_bytes(4, "little")
     return checked(header)
 
 
 def _frames() -> Iterator[bytes]:
-    """What begins what is sent over connections of frames."""
+    """The beginnings of the data that is sent over connections of frames."""
     login = access_pb2.AuthenticateRequest(token="x" * (60 << 10)).SerializeToString()
     yield Frame(FrameKind.REQUEST, api.AUTHENTICATE.number, 1, login).data * 64
     for method in (api.AUTHENTICATE, api.MULTI_WRITE_CHUNKS, api.REPLICATE, api.DESCRIBE_DAEMON):
@@ -66,7 +66,7 @@ BEGINNINGS: Mapping[str, tuple[bytes, ...]] = {
 
 
 async def _pour(port: Port, access: Access, beginning: bytes) -> None:
-    """Over one connection, until it ends."""
+    """Send data over one connection until it ends."""
     with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
         async with asyncio.timeout(WAIT_S):
             _, writer = await Talk(port, access).connected()
@@ -92,7 +92,7 @@ async def _call(channel: grpc.aio.Channel, path: str, data: bytes) -> None:
 
 
 async def _call_much(port: Port, access: Access, path: str) -> None:
-    """The same over one connection of gRPC."""
+    """Send data in simultaneous calls over one connection of gRPC."""
     if access.ca is None:
         raise AssertionError("strangers are those whom daemons ask")
     options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
@@ -103,14 +103,14 @@ async def _call_much(port: Port, access: Access, path: str) -> None:
 
 
 def anonymous_bytes(pid: int) -> int:
-    """Memory that is a process's own."""
+    """The anonymous memory of a process, which it does not share."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
 
 
 @contextlib.asynccontextmanager
 async def _watched(pid: int) -> AsyncIterator[list[int]]:
-    """The most that a process has taken, beyond what it had."""
+    """The most memory that a process has taken meanwhile beyond its memory before."""
     before = anonymous_bytes(pid)
     most = [0]
 
@@ -129,14 +129,14 @@ async def _watched(pid: int) -> AsyncIterator[list[int]]:
 
 
 def limit(port: Port) -> int:
-    """The most that a daemon may take for each connection to a port."""
+    """The most memory that a daemon may take for each connection to a port."""
     return CALLS_TAKEN_BYTES_MAX if port.kind == "grpc_address" else TAKEN_BYTES_MAX
 
 
 async def taken(port: Port, access: Access, pid: int, *, own_bytes: int = 0) -> dict[str, int]:
-    """By what was sent: the most memory that the daemon took meanwhile, for each connection.
+    """By the data sent: the most memory that the daemon took meanwhile, for each connection.
 
-    `own_bytes`: that it may take meanwhile for others, who are not to be counted.
+    `own_bytes`: memory that the daemon may take meanwhile for other clients. It does not count.
     """
     found = {}
     count = CALLERS if port.kind == "grpc_address" else CONNECTIONS

@@ -1,7 +1,7 @@
-"""Targets in Java: what the columnar engine decodes in Spark's executors, in one JVM that gets inputs by the thousand.
+"""Targets in Java: decoders of the columnar engine in Spark's executors. One JVM gets thousands of inputs.
 
-The program is ``kera.wire.Decoding`` in ``tests/spark/jvm``. What it throws that is neither an `IOException` nor an
-error of KerA's is a defect, and so is its end.
+The program is ``kera.wire.Decoding`` in ``tests/spark/jvm``. An exception that is neither an `IOException` nor an error
+of KerA's is a defect, and so is the end of the JVM.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class JavaTarget(NamedTuple):
 
     name: str
     kind: int
-    """By which the program knows it."""
+    """The number by which the program knows it."""
     make: Callable[[Random], bytes]
 
 
@@ -70,7 +70,7 @@ def _chunks(random_: Random) -> bytes:
 
 @cache
 def _columnar() -> list[int]:
-    """Which of the sources the engine has columns for."""
+    """Numbers of the sources for which the engine has columns."""
     return [number for number, source in enumerate(sources()) if spark_has(source.batch.schema)]
 
 
@@ -92,7 +92,7 @@ def _schemas() -> Iterator[bytes]:
 
 
 def _answers(random_: Random) -> bytes:
-    """Of a broker, to requests 1, 2, … for copies."""
+    """A broker's answers to requests 1, 2, … for copies."""
     frames, position = [], 0
     for number in range(1, random_.randrange(2, 5)):
         chunks = _chunks(random_)
@@ -109,7 +109,7 @@ def _answers(random_: Random) -> bytes:
 
 
 def _pushed(random_: Random) -> bytes:
-    """A greeting, and what is pushed behind it."""
+    """A greeting, followed by pushed messages."""
     hello = broker_hello(arena_path="arena")
     messages = [encode(PushKind.HELLO, spoilt(hello, random_) if random_.random() < 0.2 else hello.SerializeToString())]
     for _ in range(random_.randrange(1, 5)):
@@ -139,7 +139,7 @@ JAVA_TARGETS = (
 
 
 class Decoding:
-    """The program, while it runs."""
+    """The running program."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -155,7 +155,7 @@ class Decoding:
             self._answers.put((outcome, out.read(size).decode("utf-8", "replace")))
 
     def give(self, kind: int, inputs: Sequence[bytes]) -> list[tuple[int, str]]:
-        """What became of each: its outcome, and what was thrown. Fewer, if the program ends, or stands still."""
+        """The outcome of each input, and the text of its exception. Returns fewer if the program ends or hangs."""
         given = self._process.stdin
         if given is None:
             raise AssertionError("there is no pipe")
@@ -171,7 +171,7 @@ class Decoding:
 
 @contextlib.contextmanager
 def decoding(folder: Path) -> Iterator[Decoding]:
-    """The program, which works in `folder`."""
+    """Run the program in `folder`."""
     command = compiled("kera.wire.Decoding")
     folder.mkdir(exist_ok=True)
     (folder / "arena").write_bytes(bytes(ARENA_BYTES))
@@ -185,7 +185,7 @@ def decoding(folder: Path) -> Iterator[Decoding]:
 
 
 def run(target: JavaTarget, java: Decoding, seed: int, seconds: float, *, inputs_max: int = 1 << 40) -> Report:
-    """Give a target inputs for so long."""
+    """Give inputs to a target for `seconds`."""
     report, begun_s, number = Report(target.name, seed), time.monotonic(), 0
     while time.monotonic() < begun_s + seconds and number < inputs_max and len(report.defects) < KEPT:
         count = min(AT_ONCE, inputs_max - number)

@@ -1,9 +1,9 @@
-"""A client that behaves well, in a process of its own: how long its writes and reads take, as asked for line by line.
+"""A client that behaves well, in a process of its own. It reports how long its writes and reads take.
 
     python -m tests.fuzz.probe BOOTSTRAP STREAM
 
-A record every `PAUSE_S` to each streamlet, a reader of them, and somebody who connects anew every `CONNECT_PAUSE_S` and
-asks. Each line on standard input is answered with the percentiles since the one before, and what failed, as JSON.
+It writes a record every `PAUSE_S` to each streamlet, reads them, and every `CONNECT_PAUSE_S` connects anew and asks for
+a description. Each line on standard input is answered with the percentiles and errors since the line before, as JSON.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WRONG_MAX, TEXT_MAX = 5, 1_000
 
 
 class Probe:
-    """Writes and reads, and keeps how long that took."""
+    """Writes, reads and connects, and records how long each takes."""
 
     def __init__(self, client: Client, stream: str, streamlets: int) -> None:
         self._client = client
@@ -40,7 +40,7 @@ class Probe:
         self.acknowledged = self.read = 0
 
     async def write(self, streamlet: int) -> None:
-        """One record after the other."""
+        """Write one record after the other."""
         async with self._client.producer() as producer:
             await producer.prepare(self._stream)
             while True:
@@ -55,7 +55,7 @@ class Probe:
                 await asyncio.sleep(PAUSE_S)
 
     async def follow(self) -> None:
-        """Each record, as it comes."""
+        """Read each record as it comes."""
         while True:
             try:
                 async with self._client.consumer(self._stream, start="earliest", shared_memory="never") as consumer:
@@ -67,7 +67,7 @@ class Probe:
                 await asyncio.sleep(PAUSE_S)
 
     async def connect(self, bootstrap: str) -> None:
-        """Anew, as who starts does, and ask."""
+        """Connect anew, as a starting client does, and ask for a description."""
         while True:
             begun_s = time.monotonic()
             try:
@@ -84,7 +84,7 @@ class Probe:
             self.wrong.append(text[:TEXT_MAX])
 
     def report(self) -> dict[str, Any]:
-        """Since the last one."""
+        """The percentiles and errors since the last report."""
         found = {"write": percentiles(self.written_s), "read": percentiles(self.read_s), "errors": self.wrong}
         found["connect"] = percentiles(self.connected_s)
         self.written_s, self.read_s, self.connected_s, self.wrong = [], [], [], []
@@ -92,7 +92,7 @@ class Probe:
 
 
 def percentiles(times_s: list[float]) -> dict[str, float]:
-    """In milliseconds."""
+    """Percentiles of times, in milliseconds."""
     ordered = sorted(times_s)
     if not ordered:
         return {}
@@ -103,19 +103,19 @@ def percentiles(times_s: list[float]) -> dict[str, float]:
 
 
 class Probing:
-    """That process, from outside."""
+    """A handle on the process of the probe."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
 
     async def report(self) -> dict[str, Any]:
-        """Since the last one."""
+        """The percentiles and errors since the last report."""
         return await self._process.answer(ANSWER_S_MAX, "report")
 
 
 @contextlib.asynccontextmanager
 async def probing(bootstrap: str, stream: str, **env: str) -> AsyncIterator[Probing]:
-    """The process, which writes and reads meanwhile."""
+    """Run a probe, which writes and reads meanwhile."""
     process = await Process.start("tests.fuzz.probe", bootstrap, stream, env=env)
     try:
         yield Probing(process)
@@ -124,7 +124,7 @@ async def probing(bootstrap: str, stream: str, **env: str) -> AsyncIterator[Prob
 
 
 async def main(bootstrap: str, stream: str) -> None:
-    """See the head of this module."""
+    """Run a probe, and answer each line of standard input with a report."""
     async with await Client.connect(bootstrap, ClientSettings()) as client:
         described = await client.describe(stream)
         probe = Probe(client, stream, described.config.streamlets)
