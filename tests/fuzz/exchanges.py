@@ -1,7 +1,7 @@
-"""What peers say to each other when all is well: a request and an answer of every method there is.
+"""Valid messages between peers: a request and an answer of every method.
 
-Requests are those of `field_cases`, about what there is in a cluster. A method that is not named there, and each
-answer, gets a message with something in every field, so that a new one is spoilt too before anybody thinks of it.
+The requests are those of `field_cases`, about resources of a cluster. A method that is missing there, and each answer,
+gets a message with a value in every field, so a new method is fuzzed from its first day.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from tests.integration.field_cases import CASES, Theirs
 METHODS: tuple[Method[Any, Any], ...] = tuple(
     sorted({each for each in vars(api).values() if isinstance(each, Method)}, key=lambda method: method.number)
 )
-"""All of the tables, in the order of their numbers."""
+"""All methods of the tables, in the order of their numbers."""
 DEPTH_MAX = 3
-"""Messages within messages that are filled."""
+"""Depth to which messages within messages are filled."""
 STREAMLETS = 2
 MessageT = TypeVar("MessageT", bound=Message)
 
 
 @cache
 def theirs() -> Theirs:
-    """What requests are about that no daemon gets."""
+    """The resources in requests that no daemon gets."""
     schemas = [common_pb2.StreamSchema(schema_id=1, arrow_schema=schema_to_bytes(DEFAULT_SCHEMA))]
     config = common_pb2.StreamConfig(streamlets=STREAMLETS, entries=1, group_segments=4)
     assignments = [
@@ -60,12 +60,12 @@ def theirs() -> Theirs:
 
 
 def request_of(method: Method[Any, Any], of: Theirs) -> Message:
-    """A request with which all is well, or, of a method that nobody has thought of, one with all there is to say."""
+    """A valid request; for a method without a case, one with a value in every field."""
     return CASES[method].build(of) if method in CASES else filled(method.request)
 
 
 def filled(kind: type[MessageT], depth: int = DEPTH_MAX) -> MessageT:
-    """A message with something in every field."""
+    """A message with a value in every field."""
     message = kind()
     for field in message.DESCRIPTOR.fields:
         if field.message_type is None:
@@ -101,11 +101,11 @@ _FIELDS = (
     ("bulk", 20, 4),
     ("reserved", 24, 4),
 )
-"""Of a frame's header that has a checksum: name, place, width."""
+"""Fields of a frame's header with a checksum: name, place, width."""
 
 
 class Frame(NamedTuple):
-    """Before it is bytes."""
+    """The parts of a frame."""
 
     kind: int
     method: int
@@ -115,17 +115,17 @@ class Frame(NamedTuple):
 
     @property
     def data(self) -> bytes:
-        """As it is sent."""
+        """The bytes that are sent."""
         return with_header(self.head, FrameKind(self.kind), self.method, self.request_id, len(self.bulk)) + self.bulk
 
 
 def checked(header: bytes | bytearray) -> bytes:
-    """A frame's header whose fields were changed, with the checksum that fits."""
+    """A frame's header whose fields were changed, with a valid checksum."""
     return bytes(header[:28]) + crc32c(bytes(header[:28])).to_bytes(4, "little")
 
 
 def with_spoilt_header(data: bytes, random_: Random) -> bytes:
-    """A frame of which one number in the header is another, and the checksum fits."""
+    """A frame with another number in one field of its header, and a valid checksum."""
     header = bytearray(data[:HEADER_BYTES])
     _, at, width = random_.choice(_FIELDS)
     was = int.from_bytes(header[at : at + width], "little")
@@ -134,7 +134,7 @@ def with_spoilt_header(data: bytes, random_: Random) -> bytes:
 
 
 def conversation(frames: list[Frame], random_: Random) -> bytes:
-    """What is sent of these frames: some again, some in another place, some cut, some with other headers."""
+    """The bytes of frames after a few changes: some repeated, moved or cut, some with other headers."""
     sent = [frame.data for frame in frames]
     for _ in range(random_.choice((1, 1, 2))):
         at = random_.randrange(len(sent))
@@ -156,7 +156,7 @@ def conversation(frames: list[Frame], random_: Random) -> bytes:
 
 
 def chunk_of(of: Theirs, streamlet: int, sequence: int, producer_id: int, rows: int = 3) -> bytes:
-    """A chunk that a broker takes, if it is the next one of its producer."""
+    """A chunk that a broker accepts, if it is the next chunk of its producer."""
     return encode_chunk(
         _payload(rows),
         record_count=rows,
@@ -183,10 +183,10 @@ def _request_of(method: Method[Any, Any]) -> Message:
 
 
 def spoilt_request(method: Method[Any, Any], of: Theirs, random_: Random) -> bytes:
-    """The head of a request that differs from one with which all is well."""
+    """The head of a valid request, with changes."""
     return spoilt(_request_of(method) if of is theirs() else request_of(method, of), random_)
 
 
 def some_number(random_: Random) -> int:
-    """Of a request, mostly a small one."""
+    """A request's number, often a small one."""
     return random_.choice((random_.randrange(1, 100), wild(random_)))

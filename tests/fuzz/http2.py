@@ -1,6 +1,6 @@
-"""A call of gRPC as bytes of HTTP/2, and what is none. Pure.
+"""Calls of gRPC as bytes of HTTP/2, valid and not. Pure.
 
-Only as much of HTTP/2 as it takes: a preface, settings, headers that are written out, data, and a few other frames.
+It has as much of HTTP/2 as calls need: a preface, settings, uncompressed headers, data, and a few other frames.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def bulk_field(bulk: bytes) -> bytes:
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """A frame."""
+    """A frame of HTTP/2."""
     return len(payload).to_bytes(3, "big") + bytes((kind % 256, flags % 256)) + stream.to_bytes(4, "big") + payload
 
 
@@ -31,12 +31,12 @@ def _string(text: bytes) -> bytes:
 
 
 def headers(pairs: list[tuple[bytes, bytes]]) -> bytes:
-    """Each of them as it is, by its name."""
+    """Headers as literals with their names, without compression."""
     return b"".join(b"\x00" + _string(name) + _string(value) for name, value in pairs)
 
 
 def message(data: bytes, *, compressed: bool = False) -> bytes:
-    """As gRPC has it."""
+    """A message with the prefix of gRPC."""
     return bytes((compressed,)) + len(data).to_bytes(4, "big") + data
 
 
@@ -89,7 +89,7 @@ def _with_spoilt_header(one: bytes, random_: Random) -> bytes:
 
 
 def spoilt_call(path: str, data: bytes, random_: Random) -> bytes:
-    """A connection with one call, and something wrong with it."""
+    """The bytes of a connection with one call, most of the time with something wrong."""
     sent = _frames(path, data, random_)
     for _ in range(random_.choice((0, 1, 1, 2, 4))):
         at = random_.randrange(len(sent))

@@ -1,7 +1,8 @@
-"""What is sent to the ports of daemons: frames, gRPC, HTTP, what readers push. Pure: made from a seed and a `World`.
+"""Inputs for the ports of daemons: frames, gRPC, HTTP, readers' messages. Pure: made from a seed and a `World`.
 
-Every method of each service is asked, also at daemons that do not have it. What a request is *meant* to do to somebody
-else's is not sent (`World.allows`): whoever is let in may delete a stream by its name, and no decoder is to blame.
+They call every method of each service, also at daemons that lack it. A request that is *meant* to change somebody
+else's resources is not sent (`World.allows`): an admitted user may delete a stream by its name, and no decoder is to
+blame.
 """
 
 from __future__ import annotations
@@ -40,25 +41,25 @@ SERVICES = {
     "broker": {api.BROKER},
     "backup": {api.BACKUP},
 }
-"""That only such daemons have; one that nobody has alone is everybody's."""
+"""Services that only daemons of a role have. All daemons have any other service."""
 WAIT_MS_MAX = 50
-"""An answer that a request wants to wait for, for longer, is one that nobody here waits for."""
+"""Requests that want to wait longer for an answer are not sent."""
 REQUESTS_MAX = 16
-"""Of one connection."""
+"""Requests of one connection."""
 OTHER_SERVICE = 0.05
-"""How often a daemon is asked for what it does not have."""
+"""How often a daemon gets a call of a method that it may not have."""
 TRIES = 1_000
 STRANGERS = 1 << 16
 VALID = 0.15
-"""How much of what is sent is as it should be: so that there is something to be spoilt."""
+"""The share of requests that are valid, so that the cluster has data which others can corrupt."""
 STREAM_ID_AT = 16
-"""In a chunk's header."""
+"""The place of the stream id in a chunk's header."""
 GROUP = "group:"
-"""Before the name of a consumer group in the path of a latency constraint."""
+"""Prefix of a consumer group's name in the path of a latency constraint."""
 _SAYS_WHERE = frozenset({"kera.v1.StreamletAssignment"})
-"""Messages that name brokers of which they want nothing."""
+"""Messages that name brokers without changing them."""
 LOGINS = 0.4
-"""How often who is asked for it says who he is."""
+"""How often a client authenticates where daemons ask for it."""
 SCRAM_STEPS = (
     b"n,,n=some,r=fyko+d2lbbFgONRv9qkxdawL",
     b"n,,n=admin,r=rOprNGfwEbeRWgbNEkqO",
@@ -75,30 +76,30 @@ GRPC_PATHS = ("/grpc.health.v1.Health/Check", "/grpc.reflection.v1alpha.ServerRe
 
 @dataclass(frozen=True)
 class World:
-    """What there is in a cluster: what requests are about, and what of it is somebody else's."""
+    """The contents of a cluster: those that requests use, and those that belong to others."""
 
     foreign: Theirs
     names: frozenset[str]
-    """Of others: streams, consumer groups, members, producers."""
+    """Names of others' streams, consumer groups, members and producers."""
     stream_ids: frozenset[int]
     member_ids: frozenset[int]
-    """Of the brokers and backups that there are."""
+    """Ids of the cluster's brokers and backups."""
     producer_ids: tuple[int, ...]
-    """That the coordinator has given to whoever asks."""
+    """Ids that the coordinator has given to any client that asked."""
     asks: bool = False
-    """Daemons ask who somebody is: many tell them."""
+    """Daemons ask clients to authenticate, so many requests do."""
     valid: float = VALID
-    """How much of what is sent is as it should be."""
+    """The share of requests that are valid."""
     requests: dict[int, Message] = field(default_factory=dict, compare=False)
     strangers: set[int] = field(default_factory=set, compare=False)
-    """Brokers that there are not, of which backups may have replicas."""
+    """Ids of invented brokers, of which backups may have replicas."""
 
     def request(self, method: Method[Any, Any]) -> Message:
-        """One with which all is well."""
+        """A valid request."""
         return self.requests.setdefault(method.number, request_of(method, self.foreign))
 
     def allows(self, method: Method[Any, Any], head: bytes, bulk: bytes = b"") -> bool:
-        """Whether a request says nothing about what is somebody else's, as far as it would be heard."""
+        """Whether a request, as far as a daemon parses it, leaves others' resources alone."""
         if self._has_chunks_of_others(bulk) or self._has_chunks_of_others(head):
             return False
         try:
@@ -139,7 +140,7 @@ class World:
 
 
 def _field(message: Message, path: str) -> tuple[Message, FieldDescriptor]:
-    """A field by its name, ``inner.name`` in a message of the message; with the message that has it."""
+    """A field by its name, or ``inner.name`` in a message within the message; with the message that has it."""
     *outer, name = path.split(".")
     for each in outer:
         message = getattr(message, each)
@@ -148,15 +149,15 @@ def _field(message: Message, path: str) -> tuple[Message, FieldDescriptor]:
 
 
 class Sent(NamedTuple):
-    """What is sent over a connection."""
+    """The bytes that are sent over a connection."""
 
     data: bytes
     requests: int
-    """That are whole, and so answered; 0: nobody knows."""
+    """Whole requests, which are answered; 0 if unknown."""
 
 
 class Called(NamedTuple):
-    """What is sent in a call of gRPC."""
+    """The path, messages and metadata of a call of gRPC."""
 
     path: str
     messages: list[bytes]
@@ -165,7 +166,7 @@ class Called(NamedTuple):
 
 
 def methods_of(role: str, random_: Random) -> Method[Any, Any]:
-    """A method of a daemon, mostly one that it has."""
+    """A method, mostly one that the daemon has."""
     return random_.choice(METHODS if random_.random() < OTHER_SERVICE else _methods(role))
 
 
@@ -180,7 +181,7 @@ def _methods(role: str) -> list[Method[Any, Any]]:
 
 
 def request(method: Method[Any, Any], world: World, random_: Random) -> tuple[bytes, bytes]:
-    """Head and bulk of a request, with some of it changed."""
+    """Head and bulk of a request, most of the time with changes."""
     for _ in range(TRIES):
         bulk = _bulk(method, world, random_)
         message = world.request(method)
@@ -195,7 +196,7 @@ def request(method: Method[Any, Any], world: World, random_: Random) -> tuple[by
 
 
 def _of_a_stranger(method: Method[Any, Any], world: World, random_: Random, bulk: bytes) -> Message:
-    """A request of a broker that there is not, to a backup: of another one each time, as a fence is there for good."""
+    """A request of an invented broker to a backup. The id varies, because a fence is permanent."""
     message: Any = method.request()
     message.CopyFrom(world.request(method))
     message.broker_id = STRANGER_ID + random_.randrange(STRANGERS) + STRANGERS * (method is api.FENCE_BROKER)
@@ -222,7 +223,7 @@ def _login(random_: Random) -> Message:
 
 
 def _waits(method: Method[Any, Any], head: bytes) -> bool:
-    """Whether the answer would only come after a while, as the request wants it."""
+    """Whether a request asks for a long wait before its answer."""
     if "wait_ms" not in method.request.DESCRIPTOR.fields_by_name:
         return False
     try:
@@ -241,7 +242,7 @@ def _bulk(method: Method[Any, Any], world: World, random_: Random) -> bytes:
 
 
 def hostile_chunk(world: World, random_: Random) -> bytes:
-    """A chunk for the foreign stream, in which something is wrong most of the time."""
+    """A chunk for the foreign stream, most of the time with something wrong."""
     producer_id = random_.choice(world.producer_ids)
     if random_.random() < world.valid:
         return chunk_of(world.foreign, random_.randrange(2), 0, producer_id)
@@ -260,7 +261,7 @@ def hostile_chunk(world: World, random_: Random) -> bytes:
 
 
 def frames(role: str, world: World, random_: Random) -> Sent:
-    """Requests over a framed connection: whole frames, or, now and then, what is none."""
+    """Requests over a framed connection: whole frames, or now and then invalid ones."""
     sent = []
     for number in range(random_.randrange(1, REQUESTS_MAX + 1)):
         method = _method(role, world, random_)
@@ -271,7 +272,7 @@ def frames(role: str, world: World, random_: Random) -> Sent:
 
 
 def _harmless(data: bytes, sent: list[Frame], world: World) -> bytes:
-    """`data`, unless what became of its bytes is about somebody else's: then the frames as they were."""
+    """`data`, or the original frames if the changed bytes would affect others' resources."""
     at = 0
     while at < len(data):
         try:
@@ -291,7 +292,7 @@ def _harmless(data: bytes, sent: list[Frame], world: World) -> bytes:
 
 
 def call(role: str, world: World, random_: Random) -> Called:
-    """A call of gRPC with other bytes and metadata than clients have."""
+    """A call of gRPC with bytes and metadata that no client sends."""
     method = _method(role, world, random_)
     messages = []
     for _ in range(random_.choice((1, 1, 3)) if method.bulk else 1):
@@ -320,7 +321,7 @@ def _metadata(random_: Random) -> list[tuple[str, str | bytes]]:
 
 
 def raw_http2(role: str, world: World, random_: Random) -> Sent:
-    """A call of gRPC as the bytes of HTTP/2, some of which are others."""
+    """A call of gRPC as bytes of HTTP/2, some of them changed."""
     method = methods_of(role, random_)
     head, bulk = request(method, world, random_)
     data = http2.spoilt_call(method.path, head + (http2.bulk_field(bulk) if bulk else b""), random_)
@@ -339,7 +340,7 @@ def http(role: str, world: World, random_: Random) -> Sent:
 
 
 def pushed(role: str, world: World, random_: Random) -> Sent:
-    """What a reader tells a broker's push socket."""
+    """A reader's messages to a broker's push socket."""
     del role
     messages = []
     for number in range(random_.randrange(1, 5)):
@@ -365,7 +366,7 @@ def pushed(role: str, world: World, random_: Random) -> Sent:
 
 
 def unencrypted(role: str, world: World, random_: Random) -> Sent:
-    """What a port over TLS gets of who speaks it badly, or not at all."""
+    """Bytes for a TLS port from a client that speaks TLS badly, or not at all."""
     if random_.random() < 0.7:
         return Sent(spoilt_hello(random_), 0)
     return Sent(random_.choice((frames, raw_http2, http))(role, world, random_).data, 0)
@@ -378,14 +379,14 @@ PROTOCOLS = {
     "metrics_address": (http,),
     "push_unix_path": (pushed,),
 }
-"""By what a daemon's ready line calls the address: what is sent there. One that is not here is a port nobody fuzzes."""
+"""The inputs for each kind of address in a daemon's ready line. A kind that is missing here is not fuzzed."""
 UNENCRYPTED = dict.fromkeys(("frames_address", "grpc_address", "metrics_address"), (unencrypted,))
 NO_PORTS = frozenset({"arena_path"})
-"""Of a ready line, what ends like an address and is none."""
+"""Keys of a ready line that end like an address and are none."""
 
 
 def has_error(message: Message) -> str | None:
-    """The text of an error in an answer, or in a part of it, that says that a daemon has a defect."""
+    """The text of an error in an answer, or in a part of it, that reports a defect of the daemon."""
     for known, value in message.ListFields():
         if known.message_type is None or known.message_type.GetOptions().map_entry:
             continue

@@ -1,6 +1,6 @@
-"""A cluster with security on that is fuzzed: by nobody whom it knows, and by a user who may do little.
+"""A cluster with security on, fuzzed by unknown clients, and by a user with few rights.
 
-Who comes over a unix socket as the daemons' own user may do what they may, so nobody does here.
+A client on a unix socket that runs as the daemons' own user has all of their rights, so no client does that here.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ RIGHTS: Mapping[str, tuple[Operation, ...]] = {
     "producer:foreign*": (Operation.USE,),
     "cluster": (Operation.DESCRIBE,),
 }
-"""Of the user."""
+"""Rights of the user."""
 
 
 class Door(NamedTuple):
-    """How those get in who are let in."""
+    """Credentials for the cluster's daemons."""
 
     tls: Tls | None = None
     secret: str = ""
-    """Of daemons; none: nobody is asked who they are."""
+    """The daemons' secret. If it is empty, daemons do not ask who a client is."""
     access: Mapping[str, Access] = {"": OPEN}
-    """By who talks to daemons."""
+    """Access by the kind of client."""
 
     @property
     def introduction(self) -> Any:
-        """A daemon's."""
+        """The introduction of a daemon."""
         return of_daemon(self.secret) if self.secret else None
 
     def channel(self, address: str) -> GrpcChannel:
-        """To a daemon, as one."""
+        """A channel to a daemon, with a daemon's credentials."""
         return GrpcChannel(address, tls=self.tls, introduction=self.introduction)
 
 
@@ -60,7 +60,7 @@ class Door(NamedTuple):
 async def secured_cluster(
     directory: Path, *, encrypted: bool = True, **settings: Any
 ) -> AsyncIterator[tuple[LocalCluster, Door]]:
-    """Such a cluster; clients that are made meanwhile are a super user. `settings`: of `LocalCluster`, but of roles."""
+    """Start the cluster. Clients made meanwhile are a super user. `settings` go to `LocalCluster`, merged for roles."""
     directory.mkdir(parents=True, exist_ok=True)
     authority, _ = Authority.open_or_make(directory)
     one, secret, ca = authority.issue(HOST), directory / "secret", authority.path if encrypted else None
@@ -105,7 +105,7 @@ async def _ask(
 
 @contextlib.contextmanager
 def _as_user(ca: Path | None, user: str) -> Iterator[None]:
-    """Clients of this process, and of those that it starts, are that user."""
+    """Make clients of this process, and of those that it starts, authenticate as that user."""
     variables = {"KERA_CLIENT_USER": user, "KERA_CLIENT_PASSWORD": PASSWORD}
     variables |= {"KERA_CLIENT_TLS_CA": str(ca)} if ca else {}
     before = {name: os.environ.get(name) for name in variables}
