@@ -55,7 +55,7 @@ WRITTEN_OUT_BYTES_MAX = VALUES_MAX
 RECORDS_MAX = 8
 """Records of each of the chunks that follow each other."""
 PLACE = ("stream", "streamlet_id", "entry", "position")
-"""Attributes with which an error about a chunk says where it is."""
+"""Attributes of an error about a chunk that locate it."""
 EACH = ConsumerSettings(joined_bytes_max=ByteSize(0))
 TOGETHER = ConsumerSettings()
 SKIPPING = ConsumerSettings(corrupt_chunks="skip")

@@ -68,7 +68,7 @@ def _schema(random_: Random) -> bytes:
 
 
 def _look_at_schema(data: bytes) -> str:
-    """Check a schema as a coordinator does that creates a stream with it, then as the readers of that stream do."""
+    """Create a stream's description with a schema as a coordinator does, then use it as readers do."""
     stream = common_pb2.StreamInfo()
     stream.CopyFrom(theirs().stream)
     stream.schemas[0].CopyFrom(validation.checked_schema(common_pb2.StreamSchema(arrow_schema=data)))
@@ -85,7 +85,7 @@ def _look_at_schema(data: bytes) -> str:
 
 
 def _stream_and_brokers(message: coordinator_pb2.DescribeStreamResponse) -> object:
-    """Make the objects with which a producer writes to the stream."""
+    """Make a producer's objects for the stream."""
     stream = StreamDescription.from_message(message.stream, message.brokers)
     StreamLanes(stream, ProducerIdentity(producer_id=9, first_epoch=0, last_epoch=4))
     streamlet_of(b"key", stream.config.streamlets)

@@ -1,9 +1,9 @@
-"""Chunks with right checksums and wrong records in the log of a real broker, and consumers that read them.
+"""Chunks with valid checksums and wrong records in the log of a real broker, and consumers that read them.
 
-Each consumer is a process with bounded memory: one of the SDK, one that does what a Python worker of Spark does, and
-``kera consume``. Checked: none ends, stands still or takes much memory; a chunk is read, or refused with an error of
-KerA's that says of which stream it is, and where in it. The broker takes whatever comes (`UncheckedCluster`): so may an
-older one have done.
+Each consumer is a process with bounded memory: one uses the SDK, one reads as a Python worker of Spark does, and one is
+``kera consume``. Checks: no consumer ends, hangs or takes much memory; a chunk is read, or refused with an error of
+KerA's that names its stream and its place there. The broker accepts every chunk (`UncheckedCluster`), as an older
+broker may have done.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Poisoned(NamedTuple):
     """A chunk in a log."""
 
     number: int
-    """Of the input."""
+    """The number of the input."""
     stream: str
     start: list[int]
     end: list[int]
@@ -58,13 +58,13 @@ class Poisoned(NamedTuple):
 
     @property
     def asked(self) -> str:
-        """The line that has it read."""
+        """The line that asks a reader to read it."""
         fields = {"stream": self.stream, "start": self.start, "end": self.end}
         return json.dumps({**fields, "first_record": self.first_record, "records": self.records}) + "\n"
 
 
 class Poisoning:
-    """Somebody who writes such chunks."""
+    """A writer of poisoned chunks."""
 
     def __init__(self, client: Client, seed: int) -> None:
         self._client = client
@@ -77,7 +77,7 @@ class Poisoning:
             await channel.close()
 
     async def write(self, first: int) -> list[Poisoned]:
-        """Some chunks for a stream of their own, of one kind of payload."""
+        """Write some chunks with one kind of payload to a new stream."""
         source = sources()[first // PER_STREAM * 7 % len(sources())]
         typed = not source.batch.schema.equals(DEFAULT_SCHEMA)
         name = f"poisoned-{first}"
@@ -117,7 +117,7 @@ class Poisoning:
 
 
 class Consumer:
-    """One of the processes; begun anew when it is gone."""
+    """One of the reader processes, started anew when it has ended."""
 
     def __init__(self, kind: str, bootstrap: str) -> None:
         self.kind = kind
@@ -125,7 +125,7 @@ class Consumer:
         self._process: asyncio.subprocess.Process | None = None
 
     async def read(self, chunk: Poisoned) -> dict[str, Any] | str:
-        """What came of a chunk; a text: the process has ended, or stood still."""
+        """The outcome of a chunk, or a text if the process has ended or hangs."""
         if self._process is None:
             pipe = asyncio.subprocess.PIPE
             self._process = await asyncio.create_subprocess_exec(*self._command, stdin=pipe, stdout=pipe, limit=1 << 24)
@@ -147,7 +147,7 @@ class Consumer:
         return told
 
     async def close(self) -> None:
-        """End it."""
+        """End the process."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
@@ -156,7 +156,7 @@ class Consumer:
 
 
 def defect_of(chunk: Poisoned, told: dict[str, Any] | str) -> str | None:
-    """What is wrong with what became of a chunk, if something is."""
+    """The defect in the outcome of a chunk, if there is one."""
     if isinstance(told, str):
         return told
     outcome, attributes, text = told["outcome"], told.get("attributes", {}), str(told.get("message"))
@@ -165,7 +165,7 @@ def defect_of(chunk: Poisoned, told: dict[str, Any] | str) -> str | None:
         is_named = (
             place == [chunk.stream, 0, 0, chunk.start] and chunk.stream in text and str(tuple(chunk.start)) in text
         )
-    else:  # `schema_mismatch` of a column: Spark does not have such a value
+    else:  # `schema_mismatch` of a column: Spark lacks such values
         is_named = outcome == "read" or (
             outcome == "schema_mismatch" and place[0] == chunk.stream and "record" in attributes
         )
@@ -173,8 +173,8 @@ def defect_of(chunk: Poisoned, told: dict[str, Any] | str) -> str | None:
 
 
 def command_defects(bootstrap: str, stream: str) -> Iterator[str]:
-    """What is wrong with what ``kera consume`` makes of a stream."""
-    # By a shell: of a process with gRPC in it, a child that runs Python before its program may end there.
+    """The defects of ``kera consume`` with a stream."""
+    # A shell sets the limit: this process has gRPC in it, so a forked child that runs Python may end before `exec`.
     limit = ["sh", "-c", f'ulimit -v {MEMORY_BYTES_MAX >> 10} && exec "$@"', "sh"]
     for corrupt_chunks, codes in (("fail", (0, 1)), ("skip", (0,))):
         command = [
@@ -200,7 +200,7 @@ def command_defects(bootstrap: str, stream: str) -> Iterator[str]:
 
 @contextlib.asynccontextmanager
 async def poisoned(directory: Path, seed: int) -> AsyncIterator[tuple[LocalCluster, Poisoning]]:
-    """A cluster that takes such chunks, and somebody who writes them."""
+    """Start a cluster that accepts such chunks, and a writer."""
     settings = {"metrics_port": 0}
     async with (
         UncheckedCluster(
@@ -220,7 +220,7 @@ async def poisoned(directory: Path, seed: int) -> AsyncIterator[tuple[LocalClust
 
 
 async def run(directory: Path, seed: int, seconds: float, *, commands: int = 3) -> list[Report]:
-    """Write such chunks, and have them read, for so long; ``kera consume`` gets the first few streams."""
+    """Write such chunks for `seconds`, and have them read. ``kera consume`` reads the first few streams."""
     reports = {kind: Report(f"consumers-{kind}", seed) for kind in (*KINDS, "command")}
     async with poisoned(directory, seed) as (cluster, writing):
         consumers = [Consumer(kind, cluster.bootstrap) for kind in KINDS]

@@ -1,8 +1,8 @@
-"""Real daemons in processes of their own, all ports of which are sent what `ports` makes, while others use them.
+"""Fuzzes all ports of real daemons with the inputs of `ports`, while well-behaved clients use the same daemons.
 
-Checked after each batch: every daemon lives and answers, none has logged a defect, and no answer told of one. At the
-end: memory has not grown, and what others wrote meanwhile is all there (`kera check`). How long a client waits that
-behaves well is measured, without and with those who do not.
+Checks after each batch: every daemon lives and answers, none has logged a defect, and no answer reports one. Checks at
+the end: memory has not grown, and all records that others wrote meanwhile are there (`kera check`). It measures how
+long a well-behaved client waits, with and without the fuzzing.
 """
 
 from __future__ import annotations
@@ -45,63 +45,63 @@ FOREIGN, PROBED = "foreign", "probed"
 STREAMLETS = 2
 PRODUCERS = 256
 AT_ONCE = 8
-"""Connections to a port."""
+"""Simultaneous connections to a port."""
 BATCH = 200
-"""Inputs for each port and protocol, but for those that take long."""
+"""Inputs for each port and protocol, except the slow ones."""
 BATCH_SLOW = 40
-"""Metrics are made one after the other, with a rest in between; and who is not known has to wait for being told so."""
+"""For metrics, which a daemon makes one at a time with rests, and for strangers, whose refusals are delayed."""
 ANSWER_S_MAX = 10.0
 WARM_BATCHES = 3
 FOREIGN_BYTES = 1 << 20
-"""That the foreign stream keeps."""
+"""Retention of the foreign stream."""
 BACKUP_BYTES = 256 << 20
-"""So that what is sent between two batches has room there."""
+"""Memory of a backup, with room for the data that is sent between two batches."""
 VALID_PROTOCOLS = {"frames_address": (frames,), "frames_unix_path": (frames,), "grpc_address": (call_of,)}
-"""That can send what is as it should be."""
+"""Protocols that can send valid requests."""
 OWN_BYTES = 24 << 20
-"""That a daemon may take for those who are not to notice, and give back."""
+"""Memory that a daemon may take for well-behaved clients and give back."""
 EPOCH_MAX = (1 << 64) - 1
 KEPT = 5
 RATE = 200.0
-"""Records a second of those who are not to notice."""
+"""Records a second of the well-behaved load."""
 _LOUD = ("error", "critical", "exception")
 _OF_GRPC = re.compile(r"[IWE]\d{4} \d\d:\d\d:.*$")
-"""What gRPC itself says of what it was sent, which may come in the middle of a line; what is fatal begins with F."""
+"""gRPC's own messages about its input, which may begin in the middle of a line; fatal ones begin with F."""
 _TEXTS = ("Traceback", "unexpected", "handler failed", "invariant broken", "never retrieved", "Segmentation", "Fatal")
 
 
 @dataclass
 class Report:
-    """What came of it."""
+    """The counts, measurements and defects of a run."""
 
     seed: int
     inputs: Counter[str] = field(default_factory=Counter)
-    """By port: connections and calls."""
+    """Connections and calls by port."""
     requests: Counter[str] = field(default_factory=Counter)
-    """What was sent in them."""
+    """Requests by port."""
     outcomes: dict[str, Counter[str]] = field(default_factory=dict)
     defects: list[str] = field(default_factory=list)
     seconds: float = 0.0
     warm_bytes: dict[str, int] = field(default_factory=dict)
     """Memory of each daemon after the first batches."""
     resident_bytes: dict[str, int] = field(default_factory=dict)
-    """And now."""
+    """Memory of each daemon now."""
     idle: dict[str, Any] = field(default_factory=dict)
-    """Of the client that behaves well."""
+    """Times of the well-behaved client while nothing else is sent."""
     valid: dict[str, Any] = field(default_factory=dict)
-    """Beside as many requests with which all is well."""
+    """Its times beside valid requests."""
     busy: dict[str, Any] = field(default_factory=dict)
     taken_bytes: dict[str, int] = field(default_factory=dict)
-    """By port: what strangers had the daemon take, for each of their connections."""
+    """By port: the daemon's memory for each of the strangers' connections."""
     acknowledged: int = 0
     verdict: str = ""
 
     def grown_bytes(self) -> dict[str, int]:
-        """What each daemon has taken since."""
+        """Memory that each daemon has taken since the first batches."""
         return {name: now - self.warm_bytes[name] for name, now in self.resident_bytes.items()}
 
     def lines(self) -> Iterator[str]:
-        """For people."""
+        """The report as lines of text."""
         for port, count in sorted(self.inputs.items()):
             most = ", ".join(f"{word} {number}" for word, number in self.outcomes[port].most_common(5))
             rate = self.requests[port] / self.seconds
@@ -118,14 +118,14 @@ class Report:
 
 
 class Logs:
-    """What daemons say."""
+    """The logs of the daemons."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._read: dict[Path, int] = {}
 
     def defects(self) -> list[str]:
-        """Lines since the last look that say that something is wrong with a daemon itself."""
+        """Lines since the last look that report a defect of a daemon."""
         found: list[str] = []
         for path in sorted(self._folder.glob("*.log")):
             data = path.read_bytes()
@@ -139,7 +139,7 @@ class Logs:
     @staticmethod
     def _is_wrong(line: str) -> bool:
         line = _OF_GRPC.sub("", line).strip()
-        if line.startswith(MARK.strip()):  # what gRPC says of what it was sent
+        if line.startswith(MARK.strip()):  # gRPC's own messages about its input
             return False
         if not line.startswith("{"):
             return bool(line)
@@ -151,7 +151,7 @@ class Logs:
 
 
 def ports_of(cluster: LocalCluster, whos: Iterable[str] = ("",)) -> list[Port]:
-    """All ports of all daemons, each for everybody who talks to it. Fails for one that nobody fuzzes."""
+    """All ports of all daemons, once for each kind of client. Fails for a kind of port without a protocol."""
     found = []
     for daemon, ready in cluster.ready.items():
         role = daemon.partition("-")[0]
@@ -165,7 +165,7 @@ def ports_of(cluster: LocalCluster, whos: Iterable[str] = ("",)) -> list[Port]:
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory of a process that is there and is its own: an arena is shared."""
+    """Resident memory of a process, without shared memory such as an arena."""
     _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_text().split()
     return (int(resident) - int(shared)) * mmap.PAGESIZE
 
@@ -187,7 +187,7 @@ class Field:
         self._batches = 0
 
     async def prepare(self) -> None:
-        """Make the world: all that there is is somebody else's, but for the foreign stream."""
+        """Make the world: all resources belong to somebody else, except the foreign stream."""
         admin = self.client.admin
         await admin.create_stream(
             FOREIGN, streamlets=STREAMLETS, entries=2, replication=1, retention_bytes=FOREIGN_BYTES
@@ -222,14 +222,14 @@ class Field:
     # -- batches -----------------------------------------------------------------------------------------------
 
     async def run(self, seconds: float) -> None:
-        """One batch after the other."""
+        """Run one batch after the other."""
         begun_s = time.monotonic()
         while time.monotonic() < begun_s + seconds and len(self.report.defects) < KEPT:
             await self.batch()
         self.report.seconds += time.monotonic() - begun_s
 
     async def run_valid(self, seconds: float) -> None:
-        """The same with requests with which all is well: to see what others wait for then. They do not count."""
+        """Run batches of valid requests, to measure how long others wait then. They do not count in the report."""
         if self._world is None:
             raise AssertionError("there is no world yet")
         spoiling, self._world, counted = self._world, replace(self._world, valid=1.0), self.report
@@ -243,7 +243,7 @@ class Field:
             talk.outcomes.clear()
 
     async def batch(self, protocols: Mapping[str, Sequence[Callable[..., Any]]] = PROTOCOLS) -> None:
-        """Some inputs for each port, and a look at everybody behind them."""
+        """Send some inputs to each port, then check all daemons."""
         async with asyncio.TaskGroup() as tasks:
             for port in self._ports:
                 for protocol in (UNENCRYPTED if port.who == NOT_TLS else protocols).get(port.kind, ()):
@@ -281,7 +281,7 @@ class Field:
             self.report.defects.append(text)
 
     async def ask_for_memory(self) -> None:
-        """Have strangers ask daemons for much, see `greedy`."""
+        """Have strangers make daemons use memory, see `greedy`."""
         for port in self._ports:
             if port.who != STRANGER:
                 continue
@@ -293,7 +293,7 @@ class Field:
                     self._defect(f"{port} takes {most >> 10} KiB for each connection of strangers, by {what}")
         await self._check()
 
-    # -- behind a batch ----------------------------------------------------------------------------------------
+    # -- after a batch -----------------------------------------------------------------------------------------
 
     async def _check(self) -> None:
         gone = sorted(self.cluster.ready.keys() - self.cluster.processes.keys())
@@ -321,7 +321,7 @@ class Field:
             await channel.close()
 
     async def _clean(self) -> None:
-        """Remove what requests have made, as those may who are let in: nobody is to run out of room for it."""
+        """Remove the resources that requests have made, so that daemons do not run out of room."""
         admin, world = self.client.admin, self._world
         if world is None:
             return
@@ -330,7 +330,7 @@ class Field:
                 await admin.delete_stream(stream.name)
         for group in await admin.consumer_groups():
             if group.consumer_group not in world.names:
-                with contextlib.suppress(KeraError):  # it has members still
+                with contextlib.suppress(KeraError):  # it still has members
                     await admin.delete_consumer_group(group.consumer_group)
         await self._forget_members(world)
         for port in self._ports:
@@ -364,7 +364,7 @@ class Field:
 async def clusters(directory: Path, *, security: bool) -> AsyncIterator[tuple[LocalCluster, Door]]:
     """A cluster with two brokers and two backups."""
     sizes: dict[str, Any] = {"brokers": 2, "backups": 2, "backup_memory_bytes": BACKUP_BYTES}
-    settings = {"heartbeats_missed_max": 25, "metrics_port": 0}  # two cores that are shared are slow
+    settings = {"heartbeats_missed_max": 25, "metrics_port": 0}  # two shared cores are slow
     if not security:
         others: dict[str, Any] = {"coordinator_settings": settings, "backup_settings": {"metrics_port": 0}}
         async with control_cluster(directory, **sizes, **others) as cluster:
@@ -378,7 +378,7 @@ async def clusters(directory: Path, *, security: bool) -> AsyncIterator[tuple[Lo
 
 @contextlib.asynccontextmanager
 async def fuzzed(directory: Path, seed: int, *, security: bool) -> AsyncIterator[tuple[Field, Load, Probing]]:
-    """Such a cluster, those who use it, and what is to be sent to it."""
+    """Start a cluster, a load and a probe. Yields what fuzzes it, the load and the probe."""
     async with (
         clusters(directory, security=security) as (cluster, door),
         await Client.connect(cluster.bootstrap) as client,
@@ -402,11 +402,11 @@ async def fuzzed(directory: Path, seed: int, *, security: bool) -> AsyncIterator
 async def run(
     directory: Path, seed: int, seconds: float, *, idle_s: float | None = None, security: bool = False
 ) -> Report:
-    """Fuzz for so long; twice a tenth of it, or `idle_s`, goes to see how it is alone, and beside good requests."""
+    """Fuzz for `seconds`. Measuring alone and beside valid requests takes a tenth of it each, or `idle_s`."""
     idle_s = seconds / 10 if idle_s is None else idle_s
     async with fuzzed(directory, seed, security=security) as (made, _, probe):
         await probe.report()
-        await asyncio.sleep(idle_s)  # sleep: how it is when nothing is sent is to be measured
+        await asyncio.sleep(idle_s)  # sleep: measures the client while nothing else is sent
         made.report.idle = await probe.report()
         await made.run_valid(idle_s)
         made.report.valid = await probe.report()

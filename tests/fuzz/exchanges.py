@@ -1,7 +1,7 @@
 """Valid messages between peers: a request and an answer of every method.
 
 The requests are those of `field_cases`, about resources of a cluster. A method that is missing there, and each answer,
-gets a message with a value in every field, so a new method is fuzzed from its first day.
+gets a message with a value in every field, so a new method is fuzzed at once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ METHODS: tuple[Method[Any, Any], ...] = tuple(
 )
 """All methods of the tables, in the order of their numbers."""
 DEPTH_MAX = 3
-"""Depth to which messages within messages are filled."""
+"""Depth limit of the messages within messages that are filled."""
 STREAMLETS = 2
 MessageT = TypeVar("MessageT", bound=Message)
 

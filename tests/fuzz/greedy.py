@@ -32,7 +32,7 @@ PIECE_BYTES = 1 << 16
 TAKEN_BYTES_MAX = 1 << 20
 """The most of a daemon's memory for each connection."""
 CALLS_TAKEN_BYTES_MAX = 8 << 20
-"""The most for each connection of gRPC. Of each call, 64 KiB and the metadata are received before it is refused."""
+"""The most for each connection of gRPC: a daemon receives 64 KiB and the metadata of a call before it refuses."""
 WAIT_S = 2.0
 LOOK_S = 0.01
 HEALTH = "/grpc.health.v1.Health/Check"

@@ -50,7 +50,7 @@ class JavaTarget(NamedTuple):
 
     name: str
     kind: int
-    """The number by which the program knows it."""
+    """The number that names it to the program."""
     make: Callable[[Random], bytes]
 
 

@@ -1,8 +1,7 @@
 """Inputs for the ports of daemons: frames, gRPC, HTTP, readers' messages. Pure: made from a seed and a `World`.
 
 They call every method of each service, also at daemons that lack it. A request that is *meant* to change somebody
-else's resources is not sent (`World.allows`): an admitted user may delete a stream by its name, and no decoder is to
-blame.
+else's resources is not sent (`World.allows`): an admitted user may delete a stream by its name, without any defect.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ OTHER_SERVICE = 0.05
 TRIES = 1_000
 STRANGERS = 1 << 16
 VALID = 0.15
-"""The share of requests that are valid, so that the cluster has data which others can corrupt."""
+"""The share of requests that are valid, so that the cluster has some state to break."""
 STREAM_ID_AT = 16
 """The place of the stream id in a chunk's header."""
 GROUP = "group:"
@@ -87,12 +86,12 @@ class World:
     producer_ids: tuple[int, ...]
     """Ids that the coordinator has given to any client that asked."""
     asks: bool = False
-    """Daemons ask clients to authenticate, so many requests do."""
+    """Daemons ask clients to authenticate: then many requests do."""
     valid: float = VALID
     """The share of requests that are valid."""
     requests: dict[int, Message] = field(default_factory=dict, compare=False)
     strangers: set[int] = field(default_factory=set, compare=False)
-    """Ids of invented brokers, of which backups may have replicas."""
+    """Ids of invented brokers whose replicas backups may have."""
 
     def request(self, method: Method[Any, Any]) -> Message:
         """A valid request."""
@@ -382,7 +381,7 @@ PROTOCOLS = {
 """The inputs for each kind of address in a daemon's ready line. A kind that is missing here is not fuzzed."""
 UNENCRYPTED = dict.fromkeys(("frames_address", "grpc_address", "metrics_address"), (unencrypted,))
 NO_PORTS = frozenset({"arena_path"})
-"""Keys of a ready line that end like an address and are none."""
+"""Keys of a ready line that look like an address but name a file."""
 
 
 def has_error(message: Message) -> str | None:

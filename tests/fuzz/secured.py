@@ -60,7 +60,7 @@ class Door(NamedTuple):
 async def secured_cluster(
     directory: Path, *, encrypted: bool = True, **settings: Any
 ) -> AsyncIterator[tuple[LocalCluster, Door]]:
-    """Start the cluster. Clients made meanwhile are a super user. `settings` go to `LocalCluster`, merged for roles."""
+    """A running cluster; new clients are a super user. `settings`: of `LocalCluster`, with those of roles merged."""
     directory.mkdir(parents=True, exist_ok=True)
     authority, _ = Authority.open_or_make(directory)
     one, secret, ca = authority.issue(HOST), directory / "secret", authority.path if encrypted else None

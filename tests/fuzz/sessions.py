@@ -1,10 +1,9 @@
-"""Clients whose peers lie: answers of real daemons, of which some are spoilt before the SDK gets to see them.
+"""Clients whose peers lie: some answers of real daemons are corrupted before the SDK sees them.
 
-    python -m tests.fuzz.sessions BOOTSTRAP SEED SECONDS     # a child, which prints what came of it as JSON
+    python -m tests.fuzz.sessions BOOTSTRAP SEED SECONDS     # a child, which prints its outcomes as JSON
 
-The messages of one answer in `SPOILT` are spoilt where they are parsed, below everything that the SDK makes of them.
-Checked: whatever a client is asked for then ends with a value, an error of KerA's, or in time with nothing, and nothing
-fails behind its back.
+The message of one answer in `SPOILT` is corrupted where it is parsed, below all other code of the SDK. Checks: each
+operation of a client then ends with a value, an error of KerA's or its timeout, and no background task fails.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ from tests.fuzz.running import MEMORY_BYTES_MAX, Report
 from tests.fuzz.target import random_of
 
 SPOILT = 4
-"""One of so many answers."""
+"""One answer in this number is corrupted."""
 STREAM, TYPED, GROUP = "some", "typed", "some-group"
 OPERATION_S = 3.0
-"""For each thing that a client is asked for: whoever is told that there is nothing yet waits for it."""
+"""Timeout of each operation, because a client waits for data that an answer denies."""
 CLOSED_S_MAX = 20.0
 DEFECTS_MAX = 20
 RECORDS = 5
@@ -52,18 +51,18 @@ SETTINGS: dict[str, Any] = {
 
 
 class Spoiling:
-    """Stands before `parse` in all modules that take answers."""
+    """Replaces `parse` in all modules that take answers."""
 
     def __init__(self) -> None:
         self.random: Random | None = None
-        """None: nothing is spoilt."""
+        """None leaves answers as they are."""
 
     def parse(self, kind: Any, data: Any) -> Any:
-        """See `kera.core.rpc.wire.parse`."""
+        """Parse as `kera.core.rpc.wire.parse` does, some messages with changes."""
         return wire.parse(kind, self._spoilt(wire.parse(kind, data)) if self._is_due() else data)
 
     def parse_with_bulk(self, kind: Any, data: bytes, head_bytes_max: int | None = None) -> Any:
-        """See `kera.core.rpc.wire.parse_with_bulk`."""
+        """Parse as `kera.core.rpc.wire.parse_with_bulk` does, some messages with changes."""
         message, bulk = wire.parse_with_bulk(kind, data, head_bytes_max)
         return (wire.parse(kind, self._spoilt(message)) if self._is_due() else message), bulk
 
@@ -75,7 +74,7 @@ class Spoiling:
 
     @contextlib.contextmanager
     def everywhere(self) -> Iterator[None]:
-        """Until the block ends."""
+        """Replace the functions until the block ends."""
         modules: tuple[Any, ...] = (frame_client, grpc_client, push, push_connect)
         functions = {"parse": self.parse, "parse_with_bulk": self.parse_with_bulk}
         with contextlib.ExitStack() as stack:
@@ -89,7 +88,7 @@ class Spoiling:
 _numbers = count(1)
 
 
-# -- what clients are asked for ----------------------------------------------------------------------------------------
+# -- operations of clients ---------------------------------------------------------------------------------------------
 
 
 async def _produce(client: Client) -> None:
@@ -172,7 +171,7 @@ OPERATIONS: tuple[Callable[[Client], Awaitable[None]], ...] = (
 
 
 async def session(bootstrap: str, random_: Random, spoiling: Spoiling) -> str:
-    """A client that is asked for something; what came of it."""
+    """Run one operation of a client. Returns the outcome."""
     transport = random_.choice(("auto", "tcp", "grpc"))
     operation = random_.choice(OPERATIONS)
     spoiling.random = random_
@@ -182,7 +181,7 @@ async def session(bootstrap: str, random_: Random, spoiling: Spoiling) -> str:
                 async with asyncio.timeout(OPERATION_S):
                     await operation(client)
     except InternalError as error:
-        # One that a newer daemon has, or so it is said; or of a write of which nobody knows what has become.
+        # The answer may claim a code of a newer daemon, or the client may not know the fate of a write.
         if "code" not in error.attributes and " answered " not in error.message:
             raise
         return "internal"
@@ -197,11 +196,11 @@ async def session(bootstrap: str, random_: Random, spoiling: Spoiling) -> str:
 
 
 async def child(bootstrap: str, seed: int, seconds: float) -> dict[str, Any]:
-    """One session after the other."""
+    """Run one session after the other. Returns the outcomes and defects."""
     spoiling, outcomes = Spoiling(), Counter[str]()
     defects: list[str] = []
     places: set[str] = set()
-    """Where something was found: once is enough."""
+    """Places of the defects: one defect of each is enough."""
     unheard: list[str] = []
 
     def hear(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -217,7 +216,7 @@ async def child(bootstrap: str, seed: int, seconds: float) -> dict[str, Any]:
             random_, at_s = random_of("sessions", seed, number), time.monotonic()
             try:
                 outcomes[await session(bootstrap, random_, spoiling)] += 1
-            except Exception as error:  # noqa: BLE001 - it is told
+            except Exception as error:  # noqa: BLE001 - it is reported
                 outcomes[type(error).__name__] += 1
                 if _place(error) not in places:
                     defects.append(f"sessions seed {seed} input {number}: {error!r}\n{_last_lines(error)}")
@@ -239,7 +238,7 @@ def _last_lines(error: BaseException) -> str:
 
 
 async def run(directory: Path, seed: int, seconds: float) -> Report:
-    """Have a child do so, at a cluster of its own."""
+    """Run sessions in a child, against a cluster of its own."""
     report = Report("sessions", seed)
     async with LocalCluster(
         data_dir=directory, brokers=2, arena_bytes=32 << 20, segment_bytes=1 << 18, broker_settings={"metrics_port": 0}

@@ -1,4 +1,4 @@
-"""Sends inputs to the ports of daemons, and looks at what is answered."""
+"""Sends inputs to the ports of daemons, and checks the answers."""
 
 from __future__ import annotations
 
@@ -24,55 +24,55 @@ from tests.fuzz.ports import Called, Sent, has_error
 
 CONNECT_S = 10.0
 ANSWER_S = 3.0
-"""Whoever has no answer by then gives up, as a client does that goes away."""
+"""Timeout of an answer; the caller then gives up, like a client that goes away."""
 CLOSED_S = 0.5
-"""Likewise who has said that nothing more will come."""
+"""Timeout of an answer after the sender has closed its side."""
 READ_BYTES = 1 << 16
 _BY_NUMBER = {method.number: method for method in METHODS}
 _BY_PATH = {method.path: method for method in METHODS}
 
 
 class Port(NamedTuple):
-    """Where a daemon listens."""
+    """An address where a daemon listens, and the kind of client that connects."""
 
     daemon: str
     role: str
     kind: str
-    """As the daemon calls it."""
+    """The name of the address in the daemon's ready line."""
     address: str
     who: str = ""
-    """Who talks to it, where daemons ask."""
+    """The kind of client, where daemons ask who it is."""
 
     def __str__(self) -> str:
         return " ".join(filter(None, (self.daemon, self.kind, self.who)))
 
 
 class Access(NamedTuple):
-    """What it takes to talk to daemons that ask who somebody is."""
+    """Credentials for daemons that ask who a client is."""
 
     ca: Path | None = None
-    """Of a cluster over TLS."""
+    """The certificate authority of a cluster with TLS."""
     token: str = ""
-    """Of somebody whom they know."""
+    """The token of a known user."""
 
 
 OPEN = Access()
 
 
 class Defect(Exception):
-    """An answer that says that a daemon has a defect."""
+    """An answer that reports a defect of a daemon."""
 
 
 class Talk:
-    """Connections to a port, one after the other, and what came of them."""
+    """Connections to a port, one after the other, and their outcomes."""
 
     def __init__(self, port: Port, access: Access = OPEN) -> None:
         self.port = port
         self._access = access
         self._speaks = access.ca is not None or not port.who
-        """Else what is answered is TLS's."""
+        """Whether answers are in the port's protocol; if not, they are TLS's."""
         self._first = b""
-        """What is said first over a connection of frames."""
+        """The first frame of a connection."""
         if access.token and port.kind.startswith("frames"):
             shown = access_pb2.AuthenticateRequest(token=access.token).SerializeToString()
             self._first = Frame(FrameKind.REQUEST, api.AUTHENTICATE.number, 1 << 32, shown).data
@@ -90,7 +90,7 @@ class Talk:
             await self._channel.close()
 
     async def say(self, what: Sent | Called) -> None:
-        """Send an input. Raises `Defect`."""
+        """Send an input, and check its answers. Raises `Defect`."""
         if isinstance(what, Called):
             await self._call(what)
             return
@@ -98,7 +98,7 @@ class Talk:
             reader, writer = await self.connected()
         except (OSError, TimeoutError) as error:
             if self._context is not None and isinstance(error, ConnectionResetError | ssl.SSLError):
-                self.outcomes["crowded out"] += 1  # of those who still greet each other, some make room for others
+                self.outcomes["crowded out"] += 1  # the daemon drops some unfinished handshakes to make room
                 return
             raise Defect(f"cannot connect: {error!r}") from error
         try:
@@ -114,7 +114,7 @@ class Talk:
             self.outcomes["answered" if answers else "closed"] += 1
 
     async def connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection. Raises `OSError` and `TimeoutError`."""
+        """Open a connection. Raises `OSError` and `TimeoutError`."""
         async with asyncio.timeout(CONNECT_S):
             if self.port.kind.endswith("_path"):
                 return await asyncio.open_unix_connection(self.port.address)
@@ -132,7 +132,7 @@ class Talk:
         writer.write(what.data)
         requests = what.requests
         if not requests and writer.can_write_eof():
-            writer.write_eof()  # so that the daemon ends it, whatever it was waiting for
+            writer.write_eof()  # makes the daemon end the connection, whatever it waits for
         found = bytearray()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ANSWER_S if requests else CLOSED_S):
@@ -225,7 +225,7 @@ class Talk:
 
 
 def _replies(data: bytearray) -> int:
-    """How many frames are whole."""
+    """The number of whole frames."""
     view, at, count = memoryview(bytes(data)), 0, 0
     while at + HEADER_BYTES <= len(view):
         head_bytes = int.from_bytes(view[at + 16 : at + 20], "little")
