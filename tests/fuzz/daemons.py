@@ -49,7 +49,7 @@ AT_ONCE = 8
 BATCH = 200
 """Inputs for each port and protocol, except the slow ones."""
 BATCH_SLOW = 40
-"""For metrics, which a daemon makes one at a time with rests, and for strangers, whose refusals are delayed."""
+"""Inputs for metrics, which a daemon makes one at a time with rests, and for strangers, whom it refuses slowly."""
 ANSWER_S_MAX = 10.0
 WARM_BATCHES = 3
 FOREIGN_BYTES = 1 << 20

@@ -191,7 +191,7 @@ def _serve(data: bytes) -> str:
 
 
 def _with_splits(make: Callable[[Random], bytes]) -> Callable[[Random], bytes]:
-    """Put in front where the data is cut into pieces."""
+    """Inputs of `make` with the places in front where the data is cut into pieces."""
 
     def made(random_: Random) -> bytes:
         data = make(random_)
