@@ -5,7 +5,7 @@ Then the user loses access: a right, the role that had it, its token, its passwo
 round the leading coordinator is killed during that request; the client repeats the request until it gets an answer.
 Two seconds after the answer a marker is written to the stream.
 
-Promised, and checked: the log has nothing from the user behind the marker; the user has not read the marker, though it
+Promised, and checked: the log has no record of the user behind the marker; the user has not read the marker, though it
 has tried to, and was refused; rules, users and tokens are as they were set, also at the coordinator that leads next;
 and after the right is granted again, the user goes on writing and reading.
 """

@@ -79,7 +79,7 @@ class Load:
         self._check.acknowledgements.begin_period()
 
     def pause_s(self, streamlets: Collection[int] | None = None) -> float:
-        """The longest time of this period in which one of these had no acknowledgement; None: in which none had one."""
+        """The longest time of this period without an acknowledgement for one of these; None: without any at all."""
         return self._check.acknowledgements.pause_s(streamlets)
 
     def end(self) -> None:
@@ -90,7 +90,7 @@ class Load:
 @asynccontextmanager
 async def loaded(bootstrap: str, options: Options) -> AsyncIterator[Load]:
     """Run a load during the block, and end it after; then its outcome is available. Errors come in a group."""
-    options = replace(options, keep=True)  # whatever the outcome is, the cluster may be looked at
+    options = replace(options, keep=True)  # the test may look at the cluster after any outcome
     begun = asyncio.get_running_loop().create_future()
 
     @asynccontextmanager

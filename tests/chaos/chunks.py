@@ -53,7 +53,7 @@ from tests.fuzz import running
 from tests.fuzz.target import Target, outcome, random_of
 
 SLOW_S = 15.0
-"""With all values of a chunk, one by one."""
+"""Time limit of one chunk, including a look at all its values."""
 LONG_S = 1e6
 NUMBER = struct.Struct("<I")
 """The index of the payload's source, in front of the payload."""
@@ -401,7 +401,7 @@ def run(examples: int, seed: int, version: int | None = None, *, structure: bool
 
 
 def main() -> int:
-    """See the head of this module."""
+    """Run the check with the options of the command line; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--examples", type=int, default=2_000)
     parser.add_argument("--seed", type=int, default=1)

@@ -265,7 +265,7 @@ class Chaos:
         self._number, self._batch = self._driver.begin("batch")
         self.seen["ended early"] += 1 + HEADS
 
-    # -- what is common ------------------------------------------------------------------------------------------
+    # -- common parts --------------------------------------------------------------------------------------------
 
     def _readers(self) -> list[psutil.Process]:
         """The executors that have the broker's memory mapped."""

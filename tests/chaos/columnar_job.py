@@ -83,7 +83,7 @@ class Job:
             found = getattr(self, command["do"])(command)
         except AssertionError as error:
             self.tell(wrong=str(error))
-        except Exception as error:  # noqa: BLE001 - whoever asked knows whether it had to be
+        except Exception as error:  # noqa: BLE001 - the parent knows whether it was expected
             self.tell(id=number, failed=f"{type(error).__name__}: {error}"[:2000])
         else:
             self.tell(id=number, **found)

@@ -255,7 +255,7 @@ class Chaos:
     async def _moment(self, most_s: float) -> None:
         await asyncio.sleep(self._moments.random() * most_s)  # sleep: a random moment
 
-    # -- what is done to a cluster -------------------------------------------------------------------------------
+    # -- scenarios -----------------------------------------------------------------------------------------------
 
     def _pick(self, names: Sequence[str]) -> str:
         return self._moments.choice([name for name in names if name in self._cluster.processes])
@@ -709,7 +709,7 @@ RESTART_SHAPE = Shape(
 
 
 def in_turn(names: Sequence[str], moments: random.Random) -> Iterator[str]:
-    """All names, in a new random order each time, without end; ends at once if there are none."""
+    """All names, in a new random order each time, without end; nothing if `names` is empty."""
     while names:
         yield from moments.sample(names, len(names))
 

@@ -1,7 +1,7 @@
 """The attacks of strangers without a password, and of known users with bad intentions: see `tests.chaos.crowd`.
 
 Each attack goes on until it is cancelled, and counts its actions: one of `ARRIVED` each time that it reached a daemon,
-`LET_IN` each time that a daemon served a stranger, and the ways in which its attempts ended.
+`LET_IN` each time that a daemon served a stranger, and the outcomes of its attempts.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ async def _for_ever(target: Target, once: Callable[[], Awaitable[object]]) -> No
     await asyncio.gather(*(worker() for _ in range(WORKERS)))
 
 
-# -- those who only connect ------------------------------------------------------------------------------------
+# -- idle connections ------------------------------------------------------------------------------------------
 
 
 async def _idle(target: Target, ports: Mapping[Way, int], way: Way) -> None:
@@ -133,7 +133,7 @@ def idle(way: Way, *, coordinator: bool = False) -> Attack:
     return lambda target: _idle(target, target.coordinator_ports if coordinator else target.ports, way)
 
 
-# -- those who speak slowly ------------------------------------------------------------------------------------
+# -- slow requests ---------------------------------------------------------------------------------------------
 
 
 async def _trickle(target: Target, port: int, data: bytes, context: ssl.SSLContext | None) -> None:
@@ -190,7 +190,7 @@ async def slow_http(target: Target) -> None:
     await _trickle(target, target.ports["metrics"], data, target.context)
 
 
-# -- those who take no answers ----------------------------------------------------------------------------------
+# -- unread answers ---------------------------------------------------------------------------------------------
 
 
 async def stalled_readers(target: Target) -> None:

@@ -50,7 +50,7 @@ SEGMENT_BYTES = 64 * KIB
 ARENA_BYTES = 128 * MIB
 TIMEOUT_S = 300.0
 Batches = dict[int, dict[str, tuple[int, str]]]
-"""By number of the micro-batch: the number of rows and their hash, for each epoch."""
+"""Maps the number of a micro-batch to the number of rows and their hash for each of its epochs."""
 
 
 class Epochs(Load):

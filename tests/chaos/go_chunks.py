@@ -69,7 +69,7 @@ def _records(source: Source, payload: bytes) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    """See the head of this module."""
+    """Run the check with the options of the command line; returns the exit code."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--examples", type=int, default=2_000)
     parser.add_argument("--seed", type=int, default=1)

@@ -79,7 +79,7 @@ EntryKey = tuple[int, int]
 """Streamlet and entry."""
 
 
-# -- what is in a log --------------------------------------------------------------------------------------------
+# -- contents of a log -------------------------------------------------------------------------------------------
 
 
 class Stored(NamedTuple):
@@ -238,7 +238,7 @@ async def _consumed(client: Client, name: str) -> int:
                 start[error.attributes["streamlet_id"]][error.attributes["entry"]] = available
 
 
-# -- somebody else -----------------------------------------------------------------------------------------------
+# -- the hostile client ------------------------------------------------------------------------------------------
 
 
 class Hostile:

@@ -66,8 +66,7 @@ JUMP_S = 5.0
 RATES = (100.0, 1600.0)
 """Lowest and highest load, in records a second; it doubles and halves between them."""
 CHUNK_BYTES = 4 * KIB
-"""With the highest loads chunks are full before their time is over, with the others they are not.
-"""
+"""With the highest loads chunks are full before their time is over, with the others they are not."""
 WINDOWS = 2
 GRACE_S = 0.2
 """Time that a report of a lost broker is delayed: `report_grace_ms`."""
@@ -75,7 +74,7 @@ HEARTBEATS_MISSED_MAX = 20
 """High, so that a broker that stands still for seconds on a busy machine does not count as lost."""
 OUTAGE_S = HEARTBEAT_MS * HEARTBEATS_MISSED_MAX / 1000 + GRACE_S + 20.0
 """The longest time until all streamlets have an owner again: the time until a cluster misses a broker, plus the time to
-recover some megabytes, on a machine that has other work besides."""
+recover some megabytes, on a machine with other work."""
 TIMEOUT_S = 120.0
 UNSEEN_S_MAX = 8 * SLOT_S
 """The longest time between two looks at the description, on a machine that does not stand still meanwhile."""
@@ -142,7 +141,7 @@ class ConstrainedPath:
         self._rate = 0.0
         self._jumps: Counter[str] = Counter()
 
-    # -- what goes on ----------------------------------------------------------------------------------------------
+    # -- clients and looks -----------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
     async def going(self, directory: Path) -> AsyncIterator[None]:
@@ -212,7 +211,7 @@ class ConstrainedPath:
         self._rate = rate
         self._say(WRITER, rate=rate)
 
-    # -- what happens ----------------------------------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------------------------------
 
     async def rounds(self) -> None:
         """Wait until the constraint is held, and run all rounds."""
@@ -284,7 +283,7 @@ class ConstrainedPath:
         self._say(role, step_s=step_s)
         await self._part(f"{role}'s clock {step_s:+g} s", time.monotonic(), through=True)
 
-    # -- what comes of it ------------------------------------------------------------------------------------------
+    # -- verdict ---------------------------------------------------------------------------------------------------
 
     async def _part(self, what: str, at_s: float, *, outage_s: float = 0.0, through: bool = False) -> None:
         """Wait half a round, and judge. `through`: figures must be right from the event on, not just after a while."""

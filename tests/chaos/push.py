@@ -11,7 +11,7 @@ memory is so small that its slots are reused all the time. A round does one thin
   killed. (In a separate cluster, with more memory and without the consumers.)
 
 Promised, and checked: no wrong byte is ever given out as intact, and consumers look twice at each; a consumer that
-wakes too late learns it, and the bytes have indeed changed; every record comes exactly once after the cursor, in order;
+wakes too late learns that, and its bytes have changed; every record comes exactly once after the cursor, in order;
 Spark's results are exact; and after each round, when all consumers are gone, no slot is leased.
 """
 
@@ -298,7 +298,7 @@ class Chaos:
             await asyncio.sleep(0.01)
         return False
 
-    # -- what is common --------------------------------------------------------------------------------------
+    # -- common parts ----------------------------------------------------------------------------------------
 
     async def _until_leased(self) -> None:
         """Wait until a reader holds pushed chunks."""

@@ -51,7 +51,7 @@ class Run:
 
     async def moment(self, most_s: float) -> None:
         """Wait for a random time, at most this long."""
-        await asyncio.sleep(self.moments.random() * most_s)  # sleep: a moment is what is wanted
+        await asyncio.sleep(self.moments.random() * most_s)  # sleep: a random moment
 
     def tell(self, text: object) -> None:
         """Report that a round is over."""
