@@ -60,7 +60,7 @@ DOCSTRINGS_LEFT = {
 
 CODE_LIMIT = 3
 """Riddles per 100 sentences that the docstrings and comments of a package may have."""
-CODE_HIGHER = {"tests/chaos": 19, "tests/fuzz": 24}
+CODE_HIGHER = {"tests/fuzz": 24}
 """Packages that are not rewritten yet, with their limits. Lower a limit when a package gets better; never raise one."""
 CODE_TEXT = re.compile(
     r'^ *r?"""([^\0]*?)"""|((?:^ *# (?!type:|noqa|fmt:|pragma).*\n)+)|  # (?!type:|noqa|fmt:)(.*)$', re.MULTILINE
