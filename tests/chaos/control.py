@@ -376,7 +376,7 @@ class Chaos:
         await self._kill(self._pick([broker_name(self._cluster, owner) for owner in sorted(owners)]))
 
     async def two_brokers(self) -> None:
-        """Kill two brokers, one after the other; the last one takes over everything."""
+        """Kill two brokers, one after the other; the others take over everything."""
         await self._kill(await self._owner())
         await self._moment(self._moments.choice((0, DETECTION_S, 2 * DETECTION_S)))
         await self._kill(self._pick(broker_names(self._cluster)))

@@ -5,9 +5,9 @@ other (`crowd_attacks`) goes on for some seconds. Reported are, for each: how lo
 and during the attack, and which failed; and for broker and coordinator the memory that is theirs alone, file
 descriptors, and lines of their logs. The attacks run with TLS and without.
 
-Promised, and checked: each request of the client succeeds in time; no attacker is let in; a daemon takes at most
-`MEMORY_MAX` for attackers, and its log has few lines about them. An attack that reaches no daemon is a failure, too.
-The waiting times of the client are reported, and not checked: attackers take their part of the processor.
+Promised, and checked: no request of the client fails, or stays without an answer; no attacker is let in; a daemon
+takes at most `MEMORY_MAX` for attackers, and its log has few lines about them. An attack that reaches no daemon is a
+failure, too. The client's waiting times are reported, and not checked: attackers take their part of the processor.
 """
 
 from __future__ import annotations

@@ -282,7 +282,7 @@ async def pushing(target: Target) -> None:
 
 
 def failed_handshakes(way: Way) -> Attack:
-    """Connect without speaking TLS, or with another protocol."""
+    """Connect and send random bytes, which are not a handshake of TLS or another protocol."""
 
     async def once_of(target: Target) -> None:
         async def once() -> None:
