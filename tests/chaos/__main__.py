@@ -42,7 +42,7 @@ PROGRAMS = {
 
 
 def program_of(name: str) -> Program:
-    """What a name stands for."""
+    """The program of this name."""
     module, _, attribute = PROGRAMS[name].place.partition(":")
     found = getattr(importlib.import_module(f"tests.chaos.{module}"), attribute)
     assert isinstance(found, Program)
@@ -50,7 +50,7 @@ def program_of(name: str) -> Program:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """List the programs, or run one; the exit code."""
+    """List the programs, or run one; returns the exit code."""
     if not arguments or arguments[0] in {"-h", "--help"}:
         width = max(map(len, PROGRAMS))
         print("python -m tests.chaos NAME [OPTION …]; NAME --help lists the options.\n")

@@ -1,13 +1,13 @@
-"""Grant and revoke under load, and kill the coordinator that leads in between.
+"""Grant and revoke under load, and kill the leading coordinator in between.
 
-In each round a user writes to a stream and reads from it, over frames or gRPC, and goes on trying whatever it is told.
-Then it loses what it may do: a right, a role that had it, its token, its password, or itself. In every other round the
-coordinator that leads is killed while that is asked for; who asks, asks again until it is answered. Two seconds after
-the answer a marker is written to the stream.
+In each round a user writes to a stream and reads from it, over frames or gRPC, and goes on trying after every refusal.
+Then the user loses access: a right, the role that had it, its token, its password, or its account. In every other
+round the leading coordinator is killed during that request; the client repeats the request until it gets an answer.
+Two seconds after the answer a marker is written to the stream.
 
-Promised, and checked: of what the user has written nothing is behind the marker; it has not read the marker, though it
-has tried to, and was refused; rules, users and tokens are what they were made to be, also as the coordinator says that
-leads next; and after the right is granted again, it goes on to write and to read.
+Promised, and checked: the log has no record of the user behind the marker; the user has not read the marker, though it
+has tried to, and was refused; rules, users and tokens are as they were set, also at the coordinator that leads next;
+and after the right is granted again, the user goes on writing and reading.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.integration.zookeeper import ZooKeeper
 
 STREAM = "s"
 REVOKED_S = 2.0
-"""After the answer, within which what was revoked is over."""
+"""Time after the answer within which a revocation takes effect."""
 ROUND_S_MAX = 60.0
 PAUSE_S = 0.005
 SECRET = "a secret that all daemons of the cluster have"
@@ -40,30 +40,30 @@ PASSWORD = "correct horse battery"
 WAYS = ("right", "role", "token", "password", "user")
 ADMIN, WRITERS = "admin", "writers"
 REFUSED = (AuthenticationFailed, NotAllowed, UnknownStream)
-"""Who may do nothing with a stream is not told that there is one."""
+"""A user without any right to a stream does not learn that the stream exists."""
 IMPATIENT: dict[str, Any] = {"retry_timeout_ms": 200, "request_timeout_ms": 3000, "connect_timeout_ms": 2000}
 
 
 class User:
-    """Somebody who writes and reads, and goes on trying whatever it is told."""
+    """A user that writes and reads, and goes on trying after every refusal."""
 
     def __init__(self, bootstrap: str, settings: ClientSettings, name: str) -> None:
         self._bootstrap = bootstrap
         self._settings = settings
         self._name = name
         self.written = 0
-        """Acknowledged."""
+        """Acknowledged records."""
         self.read = 0
         self.seen: set[bytes] = set()
-        """Markers that it has read."""
+        """Markers that the user has read."""
         self.refused = Counter[str]()
-        """How often it was told that it may not, by what it did."""
+        """Number of refusals, by action."""
         self.failed = Counter[str]()
         """Errors, by their codes."""
 
     @contextlib.asynccontextmanager
     async def at_work(self) -> AsyncIterator[None]:
-        """It tries in the block."""
+        """The user keeps trying inside the block."""
         tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._consume())]
         try:
             yield
@@ -76,7 +76,7 @@ class User:
                 task.result()
 
     async def _write(self) -> None:
-        """Records that name it and count up."""
+        """Write records that name the user and count up."""
 
         async def once(client: Client) -> None:
             async with client.producer(delivery_timeout_ms=3000) as producer:
@@ -88,7 +88,7 @@ class User:
         await self._again_and_again("write", once)
 
     async def _consume(self) -> None:
-        """All that comes from now on."""
+        """Read everything that comes from now on."""
 
         async def once(client: Client) -> None:
             async for chunk in client.consumer(STREAM, start="latest", shared_memory="never").batches():
@@ -118,12 +118,12 @@ class Chaos:
 
     @property
     def bootstrap(self) -> str:
-        """Of both coordinators."""
+        """The addresses of both coordinators."""
         return self._cluster.bootstrap
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """With who administers the cluster."""
+        """Connect as the administrator, and create the stream."""
         runtime = secured(MACHINE, None, of_daemon(SECRET))
         async with Client(Cluster(self.bootstrap, ClientSettings(), runtime=runtime)) as first:
             await first.access.create_user(ADMIN, PASSWORD)
@@ -152,7 +152,7 @@ class Chaos:
             killed = await self._kill() if kills else ""
             await self._take(name, way, token)
             answered_s = time.monotonic()
-            await asyncio.sleep(REVOKED_S)  # sleep: it is promised of the time behind it
+            await asyncio.sleep(REVOKED_S)  # sleep: the promise is about the time after this
             marker = f"marker:{number}".encode()
             await self._producer.send(STREAM, marker)
             before = user.refused.copy()
@@ -160,7 +160,7 @@ class Chaos:
             if killed:
                 await self._cluster.restart(killed)
             await self._check_rules(name, way)
-            # What is refused for the second time has begun after the marker.
+            # The second refusal after the marker was written is of a request that began after it.
             await _until(
                 lambda: all(user.refused[what] > before[what] + 1 for what in ("write", "read")),
                 lambda: f"{name} is not refused both to write and to read: {dict(user.failed)}",
@@ -188,7 +188,7 @@ class Chaos:
             return await client.access.issue_token([f"stream:{STREAM}"])
 
     async def _kill(self) -> str:
-        """The coordinator that leads, and its name."""
+        """Kill the leading coordinator; returns its name."""
         description = await self._client.admin.describe_cluster()
         leader = description.coordinators[0]
         (name,) = [
@@ -199,7 +199,7 @@ class Chaos:
         return name
 
     async def _take(self, name: str, way: str, token: Token | None) -> None:
-        """Until it is answered, however often it is asked."""
+        """Revoke, and repeat the request until there is an answer."""
         access = self._client.access
         calls: dict[str, Callable[[], Awaitable[Any]]] = {
             "right": lambda: access.revoke(f"user:{name}", f"stream:{STREAM}"),
@@ -213,7 +213,7 @@ class Chaos:
                 try:
                     answer = await calls[way]()
                 except InvalidArgument:
-                    # It was carried out the first time, and nobody could say so: once more, to hear that all know.
+                    # The first request took effect, but its answer was lost: ask once more, to hear that all know.
                     answer = await access.grant(f"user:{ADMIN}", ["read"], f"stream:{STREAM}")
                 except KeraError as error:
                     if not error.retriable:
@@ -249,7 +249,7 @@ class Chaos:
             raise Wrong(f"{name} has written {behind[:3]} {REVOKED_S:g} s after it was refused")
 
     async def _goes_on(self, name: str, way: str) -> None:
-        """What was taken is given back, and then the user does what it did; at last it goes."""
+        """Give back the revoked access, and check that the user writes and reads again; then delete the user."""
         access = self._client.access
         if way == "user":
             await access.create_user(name, PASSWORD)
@@ -277,7 +277,7 @@ async def _until(condition: Callable[[], bool], otherwise: Callable[[], str]) ->
 
 
 async def work(run: Run) -> None:
-    """All rounds. Raises `Wrong`."""
+    """Run all rounds. Raises `Wrong`."""
     secret = run.folder / "secret"
     secret.write_text(SECRET)
     settings: dict[str, object] = {"security": True, "cluster_secret_file": secret}

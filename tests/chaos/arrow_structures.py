@@ -1,9 +1,9 @@
-"""Arrow messages whose tables are in order and whose structure is not: the counts, null bits and numbers of a schema.
+"""Arrow messages with intact tables and a wrong structure: the counts, null bits and numbers of a schema.
 
 The payload of an honest writer is taken apart into the nodes and buffers of its fields. Some of them are replaced with
-what no honest writer says: null bits where Arrow has none, offsets that do not ascend, types that a union does not
-have, runs that end before they begin, views beyond their buffers. Then the message is put together again, compressed if
-the source was, so that nothing else is wrong with it.
+things that no honest writer sends: null bits where Arrow has no nulls, offsets that do not ascend, types that a union
+does not have, runs that end before they begin, views beyond their buffers. Then the message is put together again,
+compressed if the source was, so that everything else is correct.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from kera.core.format.record_batch import shape_of
 ALIGNMENT_BYTES = 8
 _U16, _U32, _I64, _PAIR = (struct.Struct(f"<{code}") for code in ("H", "I", "q", "qq"))
 PLACES_MAX = 64
-"""Numbers of a buffer that are changed."""
+"""The most numbers of a buffer that are changed."""
 _NUMBERS = (-1, 0, 1, 2, 3, 40, 41, 127, 255, 1 << 20, (1 << 31) - 1, -(1 << 31))
 
 
 class Role(Enum):
-    """What the numbers in a buffer are."""
+    """The meaning of the numbers in a buffer."""
 
     VALIDITY = "validity"
     OFFSETS = "offsets"
@@ -40,20 +40,20 @@ class Role(Enum):
 
 
 class Field(NamedTuple):
-    """A field as its message has it."""
+    """A field, with its place in the message."""
 
     node: int
     buffers: tuple[tuple[int, Role, int], ...]
-    """Of each its number, its role, and how many bytes a number in it has."""
+    """The index, the role, and the bytes per number of each buffer."""
     never_null: bool
-    """Arrow has no nulls here: keys and entries of maps, ends of runs, what says where something is."""
+    """Arrow has no nulls here: keys and entries of maps, ends of runs, and fields that say where something is."""
 
 
 class Message:
     """A record-batch message, taken apart."""
 
     def __init__(self, payload: bytes, schema: pa.Schema, codec: str | None) -> None:
-        """`payload`: one of `schema` that an honest writer has made."""
+        """`payload`: a message of `schema` that an honest writer has made."""
         self._codec = codec
         shape = shape_of(memoryview(payload))
         self._head = bytearray(payload[: shape.body_at])
@@ -83,7 +83,7 @@ class Message:
         return _I64.pack(len(data)) + bytes(pa.compress(data, self._codec, asbytes=True))
 
     def _variadic(self, payload: bytes) -> list[int]:
-        """How many buffers the data of each field of views is in."""
+        """The number of data buffers of each field of views."""
         batch = _batch_at(payload)
         vtable = batch - struct.unpack_from("<i", payload, batch)[0]
         (vtable_bytes,) = _U16.unpack_from(payload, vtable)
@@ -95,7 +95,7 @@ class Message:
         return [_I64.unpack_from(payload, at + 4 + 8 * number)[0] for number in range(count)]
 
     def to_bytes(self) -> bytes:
-        """The message with its nodes and buffers as they are now."""
+        """The message with its current nodes and buffers."""
         head, body = bytearray(self._head), bytearray()
         for number, node in enumerate(self.nodes):
             _PAIR.pack_into(head, self._nodes_at + 4 + _PAIR.size * number, *map(_signed, node))
@@ -108,12 +108,12 @@ class Message:
 
 
 def _signed(number: int) -> int:
-    """As a number of 64 bits."""
+    """Wrap a number to signed 64 bits."""
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def _batch_at(payload: bytes) -> int:
-    """Where the table of the record batch is."""
+    """The offset of the table of the record batch."""
     message = 8 + _U32.unpack_from(payload, 8)[0]
     vtable = message - struct.unpack_from("<i", payload, message)[0]
     at: int = message + _U16.unpack_from(payload, vtable + 8)[0]
@@ -121,7 +121,7 @@ def _batch_at(payload: bytes) -> int:
 
 
 def _body_bytes_at(payload: bytes) -> int:
-    """Where the length of the body is; 0: the message has none."""
+    """The offset of the length of the body; 0 if the message does not have this field."""
     message = 8 + _U32.unpack_from(payload, 8)[0]
     vtable = message - struct.unpack_from("<i", payload, message)[0]
     (vtable_bytes,) = _U16.unpack_from(payload, vtable)
@@ -197,7 +197,7 @@ def _roles(kind: pa.DataType) -> list[tuple[Role, int]]:  # noqa: PLR0911 - a ki
 
 
 def restructured(payload: bytes, schema: pa.Schema, codec: str | None, random_: random.Random) -> bytes:
-    """`payload`, of a batch of `schema`, with one to three fields that are not as they should be."""
+    """`payload`, of a batch of `schema`, with one to three wrong fields."""
     message = Message(payload, schema, codec)
     if not message.fields:
         return payload
@@ -213,14 +213,14 @@ def restructured(payload: bytes, schema: pa.Schema, codec: str | None, random_: 
 
 
 def _put_node(message: Message, field: Field, random_: random.Random) -> None:
-    """Another number of values or nulls."""
+    """Put another number of values or nulls."""
     length, nulls = message.nodes[field.node]
     wild = random_.choice((0, -1, 1, length - 1, length + 1, 2 * length, 1 << 31, (1 << 63) - 1, -(1 << 63)))
     message.nodes[field.node] = (length, wild) if random_.random() < 0.5 else (wild, nulls)
 
 
 def _put_nulls(message: Message, field: Field, random_: random.Random) -> None:
-    """Null bits, and a number of nulls that may be another one."""
+    """Put null bits, and a number of nulls that may not match."""
     bits = [number for number, role, _ in field.buffers if role is Role.VALIDITY]
     length, _ = message.nodes[field.node]
     if not bits or not 0 <= length < 1 << 16:
@@ -232,7 +232,7 @@ def _put_nulls(message: Message, field: Field, random_: random.Random) -> None:
 
 
 def _put_numbers(message: Message, field: Field, random_: random.Random) -> None:
-    """Other offsets, sizes, types, ends or views; or other bytes of values."""
+    """Put other offsets, sizes, types, ends or views; or other bytes of values."""
     if not field.buffers:
         return
     number, role, width = random_.choice(field.buffers)
@@ -251,7 +251,7 @@ def _put_numbers(message: Message, field: Field, random_: random.Random) -> None
 
 
 def _cut(message: Message, field: Field, random_: random.Random) -> None:
-    """A buffer that is shorter than its values, or not there."""
+    """Make a buffer shorter than its values, or empty."""
     if field.buffers:
         number, _, _ = random_.choice(field.buffers)
         data = message.buffers[number]

@@ -13,13 +13,13 @@ from tests.chaos.verdict import Wrong
 
 LOOK_S = 0.01
 LOAD_S_MAX = 6 * 3600.0
-"""The load ends when it is told to."""
+"""A limit that is never reached: the test ends the load earlier."""
 WITHIN_S = 60.0
-"""What `kera check` gives everything after the load; and each record, until it is given up."""
+"""Time that `kera check` allows for everything after the load, and for each record until it is given up."""
 
 
 class Load:
-    """A check whose load is on."""
+    """A running check."""
 
     def __init__(self, check: Check, options: Options, running: asyncio.Task[Outcome]) -> None:
         self._check = check
@@ -28,13 +28,13 @@ class Load:
 
     @property
     def outcome(self) -> Outcome:
-        """What came of it, once it has ended."""
+        """The outcome of the check, once it has ended."""
         return self._running.result()
 
     async def goes_on(self) -> tuple[float, float]:
-        """How long it takes until each streamlet has had an acknowledgement, and readers all that was there by then.
+        """The time until each streamlet has an acknowledgement, and until readers have all records written by then.
 
-        Raises `Wrong` if nothing can come any more.
+        Raises `Wrong` if that has become impossible.
         """
         check, begun_s = self._check, self._check.now_s()
         await self._until(lambda: check.acknowledgements.since_s(self._options.streamlets) > begun_s)
@@ -57,29 +57,29 @@ class Load:
 
     @property
     def stream(self) -> str:
-        """Its name."""
+        """The name of the stream."""
         return self._check.shared.stream
 
     @property
     def streamlets(self) -> int:
-        """How many it has."""
+        """The number of its streamlets."""
         return self._options.streamlets
 
     @property
     def acknowledged(self) -> int:
-        """Records, so far."""
+        """The number of records acknowledged so far."""
         return self._check.ledger.acknowledged
 
     async def until_acknowledged(self, records: int) -> None:
-        """Wait for so many of them."""
+        """Wait until this many records are acknowledged."""
         await self._until(lambda: self.acknowledged >= records)
 
     def begin_period(self) -> None:
-        """Forget which pauses there were; one that goes on counts from its beginning."""
+        """Forget earlier pauses; a pause that goes on counts from its beginning."""
         self._check.acknowledgements.begin_period()
 
     def pause_s(self, streamlets: Collection[int] | None = None) -> float:
-        """The longest time of this period in which one of these had no acknowledgement; None: in which none had one."""
+        """The longest time of this period without an acknowledgement for one of these; None: without any at all."""
         return self._check.acknowledgements.pause_s(streamlets)
 
     def end(self) -> None:
@@ -89,8 +89,8 @@ class Load:
 
 @asynccontextmanager
 async def loaded(bootstrap: str, options: Options) -> AsyncIterator[Load]:
-    """A load is on in the block, and ends with it; then its outcome is there. What goes wrong comes in a group."""
-    options = replace(options, keep=True)  # whatever the outcome is, the cluster may be looked at
+    """Run a load during the block, and end it after; then its outcome is available. Errors come in a group."""
+    options = replace(options, keep=True)  # the test may look at the cluster after any outcome
     begun = asyncio.get_running_loop().create_future()
 
     @asynccontextmanager
@@ -109,7 +109,7 @@ async def loaded(bootstrap: str, options: Options) -> AsyncIterator[Load]:
 
 @asynccontextmanager
 async def under_check(bootstrap: str, options: Options) -> AsyncIterator[Load]:
-    """Likewise; raises `Wrong` behind it unless every promise was kept, and every record was acknowledged."""
+    """Like `loaded`, and raises `Wrong` after the block unless every promise was kept and every record acknowledged."""
     async with loaded(bootstrap, options) as load:
         yield load
     judge(load.stream, load.outcome)

@@ -1,4 +1,4 @@
-"""What consumer groups do with a chunk that was opened: each looks at all its values."""
+"""The uses that consumer groups make of an opened chunk: each looks at all its values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PLACE = RecordOrigin(0, 0, 0)
 
 
 VALUE_DOES_NOT_FIT = ("would lose data", "would result in out of bounds", "not in range")
-"""Of errors that tell the user of a value that Spark's type does not have, such as a nanosecond."""
+"""Parts of errors that report a value that Spark's type cannot hold, such as a nanosecond."""
 
 
 @cache
@@ -57,7 +57,7 @@ def wanted(schema: pa.Schema) -> StructType:
 
 @cache
 def spark_has(schema: pa.Schema) -> bool:
-    """Whether Spark's engines read such a stream at all: they have no unions, and no lists that are views."""
+    """Whether Spark's engines read such a stream at all: they do not support unions and list views."""
     try:
         wanted(schema)
     except SchemaMismatch:
@@ -66,7 +66,7 @@ def spark_has(schema: pa.Schema) -> bool:
 
 
 def given_to_spark(batch: pa.RecordBatch) -> None:
-    """What Spark's Python engine hands on: Spark's JVM gets these very bytes."""
+    """Shape and serialize as Spark's Python engine does: Spark's JVM gets these very bytes."""
     typed = not batch.schema.equals(DEFAULT_SCHEMA)
     if not spark_has(batch.schema):
         return
@@ -80,9 +80,9 @@ def given_to_spark(batch: pa.RecordBatch) -> None:
 
 
 def reworked(batch: pa.RecordBatch) -> None:
-    """What analyses do with columns: look into them, pick rows, convert them, write them again.
+    """Use columns as analyses do: look into them, pick rows, convert them, write them again.
 
-    What Arrow takes out of a column must be valid.
+    Anything that Arrow takes out of a column must be valid.
     """
     rows = batch.num_rows
     some = pa.array([at % 3 != 1 for at in range(rows)], pa.bool_())
@@ -100,13 +100,13 @@ def reworked(batch: pa.RecordBatch) -> None:
 
 
 def made_a_data_frame(batch: pa.RecordBatch) -> None:
-    """Convert to pandas, which does not have every time that there is."""
+    """Convert to pandas, which cannot represent every time."""
     with contextlib.suppress(pa.ArrowException, ValueError, OverflowError):
         batch.to_pandas()
 
 
 def flattened(column: pa.Array) -> list[pa.Array]:
-    """What is within a column, as Arrow gives it to a caller: also what is below a null, where it gives that."""
+    """The arrays within a column, as Arrow gives them to a caller: also those below a null, if Arrow gives them."""
     if isinstance(column, pa.ExtensionArray):
         return flattened(column.storage)
     kind = column.type
@@ -120,7 +120,7 @@ def flattened(column: pa.Array) -> list[pa.Array]:
         within, without_nulls = [column.values], [column.flatten()] if hasattr(column, "flatten") else []
     else:
         return []
-    # What is within is looked into further, and only once: there are lists in forty others.
+    # The inner arrays are visited further, and only once: some lists are nested forty deep.
     return [*without_nulls, *within, *(each for field in within for each in flattened(field))]
 
 

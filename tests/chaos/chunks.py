@@ -1,17 +1,17 @@
-"""Chunks whose checksums are right and whose records are not, by the hundred thousand: ``make fuzz-chunks``.
+"""Chunks with correct checksums and wrong records, by the hundred thousand: ``make fuzz-chunks``.
 
-Any program may write a chunk. So readers must survive whatever a record batch says of itself: offsets that point beyond
-their buffers, counts that are not, text that is none, a kilobyte that says to be a gigabyte, or whose values are one
+Any program may write a chunk. So readers must survive every claim of a record batch: offsets that point beyond their
+buffers, wrong counts, text that is not text, a kilobyte that claims to be a gigabyte, or whose values fill a gigabyte
 when each is written out (``tests.chaos.growing``). Here record batches of many schemas, of both versions of the format,
-plain and compressed, are changed at random where it hurts, and opened as the SDK opens them; and what opens is made
-Python values, printed as ``kera consume`` does, and shaped as Spark's Python engine hands it on.
+plain and compressed, are changed at random in sensitive places, and opened as the SDK opens them. The opened batches
+are converted to Python values, printed as ``kera consume`` does, and shaped for Spark as its Python engine does.
 
 With ``--structure`` no byte is spoilt: nodes, counts, null bits and places are wrong (``tests.chaos.lean_structures``,
 ``tests.chaos.arrow_structures``), and lean payloads are also checked as brokers do and joined with the one before. With
 ``KERA_NATIVE=0`` in the environment that is done in Python (``make fuzz-structures``).
 
-Promised, and checked: each is opened, or refused with `CorruptChunk`; no process ends of it, none takes much memory.
-The work is done as `tests.fuzz.running` does it, in children: one that is killed is found, with the chunk that did it.
+Promised, and checked: each chunk is opened, or refused with `CorruptChunk`; no process dies, and none takes much
+memory. `tests.fuzz.running` does the work in children: a killed child is found, with the chunk that killed it.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ from tests.fuzz import running
 from tests.fuzz.target import Target, outcome, random_of
 
 SLOW_S = 15.0
-"""With all values of a chunk, one by one."""
+"""Time limit of one chunk, including a look at all its values."""
 LONG_S = 1e6
 NUMBER = struct.Struct("<I")
-"""Which of the sources a payload was made of, before it."""
+"""The index of the payload's source, in front of the payload."""
 ROWS = 40
 VERSIONS = (ARROW_VERSION, LEAN_VERSION)
 CODECS = (Codec.NONE, Codec.NONE, Codec.LZ4, Codec.ZSTD)
 FEW_USES = (records, reworked)
 SOME = 8
-"""Of so many misbuilt chunks one is used in all ways, and the others in a few: `USES` take longer than all else."""
+"""One in `SOME` misbuilt chunks is used in all ways, and the others in a few: `USES` take longer than all else."""
 WILD = (0, 1, -1, 7, 8, 63, 64, 255, 1 << 15, (1 << 31) - 1, -(1 << 31), 1 << 32, (1 << 63) - 1, -(1 << 63))
 
 
@@ -122,20 +122,20 @@ class Source(NamedTuple):
     batch: pa.RecordBatch
     payload: bytes
     version: int
-    """Of the format."""
+    """The version of the format."""
     codec: Codec
     body_at: int
-    """Where in the payload the values are, or what was made of them."""
+    """The offset in the payload of the values, plain or compressed."""
 
 
 def arrow_source(batch: pa.RecordBatch, codec: Codec = Codec.NONE) -> Source:
-    """As an Arrow message."""
+    """The batch as an Arrow message."""
     payload: bytes = encode_payload(batch, codec).to_pybytes()
     return Source(batch, payload, ARROW_VERSION, codec, shape_of(memoryview(payload)).body_at)
 
 
 def lean_source(batch: pa.RecordBatch, codec: Codec = Codec.NONE) -> Source:
-    """As a lean payload, also where an honest writer would make none."""
+    """The batch as a lean payload, also where an honest writer would not make one."""
     payload = lean.encode(batch, ARROW_CODECS.get(codec), bytes_max=sys.maxsize)
     if payload is None:
         raise ValueError("no lean payload")
@@ -144,20 +144,20 @@ def lean_source(batch: pa.RecordBatch, codec: Codec = Codec.NONE) -> Source:
 
 
 def whole() -> list[Source]:
-    """Batches that can be read, with each codec, of both versions."""
+    """Batches that can be read, with each codec, in both versions."""
     found = batches()
     arrow = [arrow_source(batch, codec) for batch in found for codec in CODECS]
     return arrow + [lean_source(batch, codec) for batch in found if lean.is_lean(batch.schema) for codec in CODECS]
 
 
 def too_large() -> list[Source]:
-    """`GROWING`, which are refused as they are."""
+    """The batches of `GROWING`, which are refused without any change."""
     found = [growing(name) for name in GROWING]
     return [arrow_source(batch) for batch in found] + [lean_source(each) for each in found if lean.is_lean(each.schema)]
 
 
 def nested() -> list[Source]:
-    """Maps within all that can be nested, as payloads of both versions."""
+    """Maps nested in all possible types, as payloads of both versions."""
     words = ["", "a", "Zürich", "x" * 30] * (ROWS // 4)
     pairs = [[(word, number)] * (number % 3) for number, word in enumerate(words)]
     batch = pa.RecordBatch.from_pydict(
@@ -197,19 +197,19 @@ def never_null() -> list[Source]:
 
 
 def sources() -> list[Source]:
-    """All that is to be spoilt. Inputs that were kept name them by their number: new ones come last."""
+    """All sources. Stored inputs refer to them by number: append new ones at the end."""
     return whole() + too_large() + nested() + never_null()
 
 
 def sources_of(version: int | None) -> list[Source]:
-    """Those of one version of the format; None: all."""
+    """The sources of one version of the format; None: all."""
     return [source for source in sources() if version in (None, source.version)]
 
 
 def mutated(source: Source, random_: random.Random) -> bytes:
-    """The payload with some of it changed: before its body, its table of buffers, the numbers in its body, anywhere.
+    """The payload with random changes: in its metadata, its table of buffers, the numbers in its body, or anywhere.
 
-    Half of the time one of its schema with a structure that may be wrong.
+    Half of the time a payload of its schema with a structure that may be wrong.
     """
     if random_.random() < 0.5:
         return misbuilt(source, random_)
@@ -224,7 +224,7 @@ def mutated(source: Source, random_: random.Random) -> bytes:
 
 
 def misbuilt(source: Source, random_: random.Random) -> bytes:
-    """A payload of the schema of `source` with a structure that may be wrong, and bytes that are in order."""
+    """A payload of the schema of `source` with intact bytes and a structure that may be wrong."""
     codec = ARROW_CODECS.get(source.codec)
     if source.version == LEAN_VERSION:
         return structured(source.batch.schema, source.batch.num_rows, codec, random_)
@@ -232,7 +232,7 @@ def misbuilt(source: Source, random_: random.Random) -> bytes:
 
 
 def _wild_number(data: bytearray, body_at: int, random_: random.Random) -> None:
-    """A number of the body, such as an offset or the size of a compressed buffer, is another one."""
+    """Change a number of the body, such as an offset or the size of a compressed buffer."""
     width, code = random_.choice(((4, "<i"), (8, "<q")))
     first = min(body_at, len(data) - width)
     at = first + random_.randrange(max(1, (len(data) - width - first) // width + 1)) * width
@@ -240,7 +240,7 @@ def _wild_number(data: bytearray, body_at: int, random_: random.Random) -> None:
 
 
 def _in_metadata(data: bytearray, body_at: int, random_: random.Random) -> None:
-    """A length, a count, or where something is, in the metadata."""
+    """Change a length, a count, or a place in the metadata."""
     width, code = random_.choice(((1, "<b"), (2, "<h"), (4, "<i"), (8, "<q"), (8, "<q")))
     at = random_.randrange(0, max(1, min(body_at, len(data)) - width)) // width * width
     _put(data, at, width, code, random_)
@@ -268,7 +268,7 @@ def _cut(data: bytearray, _: int, random_: random.Random) -> None:
 
 
 def _swap(data: bytearray, _: int, random_: random.Random) -> None:
-    """Sixteen bytes of it, such as a buffer's place and length, change places with others."""
+    """Swap two pieces of sixteen bytes, such as the place and length of two buffers."""
     first, second = (random_.randrange(max(1, len(data) // 16)) * 16 for _ in range(2))
     data[first : first + 16], data[second : second + 16] = data[second : second + 16], data[first : first + 16]
 
@@ -280,7 +280,7 @@ def opened(source: Source, payload: bytes) -> pa.RecordBatch:
 
 
 def open_as_reader(source: Source, payload: bytes, uses: Uses = USES) -> str:
-    """Open a payload, and look at all its values; what became of it, in a word."""
+    """Open a payload, and look at all its values; returns the outcome as one word."""
     try:
         batch = opened(source, payload)
     except KeraError as error:
@@ -289,9 +289,9 @@ def open_as_reader(source: Source, payload: bytes, uses: Uses = USES) -> str:
 
 
 def open_in_all_ways(source: Source, payload: bytes, uses: Uses = USES) -> str:
-    """The same, of a lean payload also as brokers check it and as readers join it with others.
+    """Like `open_as_reader`; a lean payload is also checked as brokers do and joined with others as readers do.
 
-    What a broker refuses, no reader opens.
+    A reader never opens a payload that a broker refuses.
     """
     if source.version != LEAN_VERSION:
         return open_as_reader(source, payload, uses)
@@ -315,7 +315,7 @@ def open_in_all_ways(source: Source, payload: bytes, uses: Uses = USES) -> str:
 
 
 def _join(source: Source, payload: bytes) -> None:
-    """Join two of a payload, as a reader does that gets them one behind the other."""
+    """Join the payload with itself, as a reader does that receives two such chunks in a row."""
     batch, chunks = source.batch, bytearray()
     for number in range(2):
         encoded = encode_chunk(
@@ -353,14 +353,14 @@ def _join(source: Source, payload: bytes) -> None:
 
 
 def use(batch: pa.RecordBatch, uses: Uses = USES) -> str:
-    """Do with a batch what consumer groups do. Errors of values are what a reader gets to see."""
+    """Use a batch as consumer groups do. A reader would see errors of values."""
     for each in uses:
         each(batch)
     return "read"
 
 
 def _target(name: str, version: int | None, *, structure: bool) -> Target:
-    """What is spoilt, and opened: bytes, or structures."""
+    """A target that spoils bytes, or structures, and opens the result."""
 
     @cache
     def found() -> list[Source]:
@@ -388,12 +388,12 @@ TARGETS = {
 
 
 def target_of(version: int | None, *, structure: bool) -> Target:
-    """One of the targets."""
+    """The target for a version and a kind of damage."""
     return TARGETS[f"{'structures' if structure else 'bytes'}-{version or 'all'}"]
 
 
 def run(examples: int, seed: int, version: int | None = None, *, structure: bool = False) -> running.Report:
-    """Open so many; what is not an error of a corrupt chunk is a defect."""
+    """Open this many chunks; every error that does not report a corrupt chunk is a defect."""
     target = target_of(version, structure=structure)
     report = running.run(target, seed, LONG_S, inputs_max=examples, module="tests.chaos.chunks")
     report.defects += sorted(set(report.outcomes) - {"read", CorruptChunk.code})
@@ -401,7 +401,7 @@ def run(examples: int, seed: int, version: int | None = None, *, structure: bool
 
 
 def main() -> int:
-    """See the head of this module."""
+    """Run the check with the options of the command line; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--examples", type=int, default=2_000)
     parser.add_argument("--seed", type=int, default=1)

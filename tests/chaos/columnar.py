@@ -1,22 +1,22 @@
-"""Have whoever reads with the columnar engine die, stall and run out of memory.
+"""Make readers of the columnar engine die, stall and run out of memory.
 
 A producer writes all the time. A Spark cluster (a master, and workers with an executor each, all processes) reads in
-the broker's memory, which is so small that it is used again all the time: a query follows what is written, and a batch
-reads another stream. Both read slowly, so that there is always a chunk under way. A round starts both, does one thing
-while they read, waits for their results, and ends them:
+the broker's memory, which is so small that its slots are reused all the time: a query follows the producer, and a batch
+reads another stream. Both read slowly, so that a chunk is always in use. A round starts both, does one thing while they
+read, waits for their results, and ends them:
 
 * ``executor``: the JVM of an executor is killed with SIGKILL, while it reads in place;
 * ``memory``: another query takes more memory than an executor has, until one that reads in place has died of it;
-* ``broker``: it is killed, and started again with its memory; ``graceful``: it ends as it should, and is started again;
-* ``stalled``: all executors are stopped with SIGSTOP; meanwhile more is written than the broker's memory holds. What
-  they had leased stays as it is, and they go on with it;
+* ``broker``: the broker is killed, and started again with its memory; ``graceful``: it stops cleanly, and is restarted;
+* ``stalled``: all executors are stopped with SIGSTOP; meanwhile more is written than the broker's memory holds. The
+  slots that they had leased keep their contents, and the executors go on with them;
 * ``reused``: they are stopped, the broker is killed and started again, and gives the slots that they had leased to
   other segments, as it may after ``reader_grace_ms``. Then they wake, and have to notice;
 * ``early``: queries that want one record only, and a job that is cancelled.
 
-Promised, and checked: batches give every record once, with all its bytes, and micro-batches too, in order, be they run
-again or not; what the producer sends is acknowledged meanwhile; after each round no slot is leased, and of an executor
-that died no process is left.
+Promised, and checked: batches give every record once, with all its bytes, and so do micro-batches, in order, whether or
+not they are run again; records of the producer are acknowledged meanwhile; after each round no slot is leased, and a
+dead executor leaves no process behind.
 """
 
 from __future__ import annotations
@@ -61,18 +61,18 @@ STREAMLETS = 2
 KINDS = ("executor", "memory", "broker", "graceful", "stalled", "reused", "early")
 EXECUTORS = 2
 CORES = 2
-"""Of each executor: for batch and query at a time."""
+"""Cores of each executor: for the batch and the query at once."""
 ARENA_BYTES = 8 * MIB
 SEGMENT_BYTES = 64 * KIB
 READER_GRACE_MS = 500
 RECORDS = 4_000
-"""Of the batch."""
+"""Records of the batch."""
 PAUSE_S = 0.1
-"""Between ten records of the load: nearly 100 a second, which a query catches up with."""
+"""Time between ten records of the load: nearly 100 a second, which a query keeps up with."""
 FLOOD_BYTES = 16 * KIB
 HEADS = 3
 FOLLOWED_MIN = 100
-"""So many records the query has to give after what was done."""
+"""Records that the query has to give after the disturbance."""
 NOTICED = re.compile(r"MemoryReused|it is read again")
 OUT_OF_MEMORY = "OutOfMemoryError"
 TOLD_LINES = 60
@@ -103,26 +103,26 @@ class Driver:
         raise Wrong("the driver has ended by itself")
 
     def begin(self, what: str, **arguments: Any) -> tuple[int, asyncio.Future[dict[str, Any]]]:
-        """Tell it to do something; the command's number, and what comes of it."""
+        """Send a command; returns its number, and a future of its result."""
         number = next(self._numbers)
         future = self._waiting[number] = asyncio.get_running_loop().create_future()
         self._process.send_line(json.dumps({"id": number, "do": what, **arguments}))
         return number, future
 
     async def do(self, what: str, **arguments: Any) -> dict[str, Any]:
-        """Have it do something that has to succeed."""
+        """Run a command that has to succeed."""
         found = await self.end_of(self.begin(what, **arguments)[1])
         if "failed" in found:
             raise Wrong(f"{what}: {found['failed']}")
         return found
 
     async def end_of(self, future: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
-        """What has come of it, well or not."""
+        """The result of a command, success or failure."""
         await self.until(future.done, "Spark's answer")
         return future.result()
 
     async def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Wait for `condition`, unless something wrong was found."""
+        """Wait for `condition`, unless the driver reports a broken promise."""
 
         def reached() -> bool:
             if self._reading.done():
@@ -154,13 +154,13 @@ class Chaos:
         self._log = log
         self._number = 0
         self._batch: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        """What is under way, and the number of its command."""
+        """The batch that is running; `_number` is the number of its command."""
         self._last: dict[str, int] = {}
         self.seen: Counter[str] = Counter()
-        """batches, executors that were killed or died of lack of memory, slots that were used again, …"""
+        """batches, executors that were killed or ran out of memory, slots that were reused, …"""
 
     async def round(self, kind: str, moments: random.Random) -> None:
-        """Do one of `KINDS` while both queries read, wait for their results, and look at what is left."""
+        """Do one of `KINDS` while both queries read, wait for their results, and check that no slot stays leased."""
         await self._driver.do("follow")
         await self._begin_batch(moments)
         delivered = len(self._writer.deliveries)
@@ -175,7 +175,7 @@ class Chaos:
         self._count_bytes()
 
     async def _begin_batch(self, moments: random.Random) -> None:
-        """Until it is under way, and executors read in place."""
+        """Start a batch, and wait until it runs and executors read in place."""
         while True:
             self._number, self._batch = self._driver.begin("batch")
             slots = Slots(arena_of(self._cluster))
@@ -183,20 +183,20 @@ class Chaos:
                 lambda: self._batch.done() or bool(slots.leased() and self._readers()),  # noqa: B023
                 "a lease",
             )
-            await asyncio.sleep(moments.random())  # sleep: a moment is what is wanted
+            await asyncio.sleep(moments.random())  # sleep: a random moment
             if not self._batch.done():
                 return
             await self._end_batch()
 
     async def _end_batch(self) -> None:
-        """And look at its result."""
+        """Wait for the batch, and check its result."""
         found = await self._driver.end_of(self._batch)
         if found.get("records") != RECORDS:
             raise Wrong(f"of {RECORDS} records the batch has {found}")
         self.seen["batches"] += 1
 
     def _count_bytes(self) -> None:
-        """What was pushed and pulled, by this launch of the broker, since this was called."""
+        """Count the bytes that this launch of the broker pushed and pulled since the last call."""
         now = metrics(self._cluster)
         for name, what in (("push_bytes_total", "pushed bytes"), ("bytes_read_total", "pulled bytes")):
             last = self._last.get(name, 0)
@@ -216,7 +216,7 @@ class Chaos:
         readers, died = self._readers(), self._said(OUT_OF_MEMORY)
         number, hog = self._driver.begin("hog")
         await self._driver.until(lambda: any(gone(each) for each in readers), "an executor that dies")
-        await self._driver.do("cancel", of=number)  # or it would run again, and have the others' tasks fail too often
+        await self._driver.do("cancel", of=number)  # or it would run again, and make tasks of the others fail too often
         if "failed" not in await self._driver.end_of(hog):
             raise Wrong("there was memory for all")
         if self._said(OUT_OF_MEMORY) == died:
@@ -265,7 +265,7 @@ class Chaos:
         self._number, self._batch = self._driver.begin("batch")
         self.seen["ended early"] += 1 + HEADS
 
-    # -- what is common ------------------------------------------------------------------------------------------
+    # -- common parts --------------------------------------------------------------------------------------------
 
     def _readers(self) -> list[psutil.Process]:
         """The executors that have the broker's memory mapped."""
@@ -274,13 +274,13 @@ class Chaos:
 
     @contextlib.asynccontextmanager
     async def _stopped(self, slots: Slots) -> AsyncIterator[list[int]]:
-        """All executors stand still, with these slots in their hands."""
+        """Stop all executors while they lease some slots; gives those slots."""
         while True:
             readers = self._readers()
             try:
                 for each in readers:
                     each.suspend()
-                await self._flood(ARENA_BYTES // 8)  # then the broker has seen what they had sent before
+                await self._flood(ARENA_BYTES // 8)  # afterwards the broker has handled all that they sent before
                 if held := slots.leased():
                     yield held
                     return
@@ -290,11 +290,11 @@ class Chaos:
                         each.resume()
 
     async def _acknowledged(self, more_than: int) -> None:
-        """Of the load, so many records."""
+        """Wait until more than this many records of the load are acknowledged."""
         await self._driver.until(lambda: len(self._writer.deliveries) > more_than, "acknowledgements")
 
     async def _flood(self, count_bytes: int) -> None:
-        """Write so much, and have it acknowledged."""
+        """Write this many bytes, and wait until they are acknowledged."""
         async with asyncio.timeout(ROUND_TIMEOUT_S):
             sent = []
             for number in range(count_bytes // FLOOD_BYTES):
@@ -304,7 +304,7 @@ class Chaos:
                 await each
 
     def _said(self, pattern: str | re.Pattern[str]) -> int:
-        """How often driver and executors have said that."""
+        """The number of matches in the logs of driver and executors."""
         logs = [self._log, *(log for each in self._spark.workers for log in each.folder.glob("app-*/*/std*"))]
         return sum(len(re.findall(pattern, log.read_text(errors="replace"))) for log in logs)
 
@@ -315,7 +315,7 @@ class Chaos:
             raise Wrong(f"{metric(self._cluster, 'arena_slots_leased')} slots stay leased by nobody") from None
 
     async def follow_to_end(self) -> None:
-        """All that was sent has come."""
+        """Wait until the query has given every record that was sent."""
         self._writer.stopping = True
         await self._acknowledged(self._writer.sent - 1)
         await self._driver.do("follow")
@@ -325,7 +325,7 @@ class Chaos:
 
 
 def gone(process: psutil.Process) -> bool:
-    """Whether it has ended; who should have waited for it may be gone, too."""
+    """Whether a process has ended; its parent, which should have waited for it, may be gone, too."""
     try:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -334,7 +334,7 @@ def gone(process: psutil.Process) -> bool:
 
 @contextlib.asynccontextmanager
 async def driving(spark: Standalone, cluster: RunningCluster, folder: Path, log: Path) -> AsyncIterator[Driver]:
-    """Spark's driver, when all its executors are there."""
+    """Start Spark's driver, and wait for all its executors."""
     task = {
         "master": spark.url,
         "executors": EXECUTORS,
@@ -356,7 +356,7 @@ async def driving(spark: Standalone, cluster: RunningCluster, folder: Path, log:
 
 @contextlib.asynccontextmanager
 async def chaos(cluster: RunningCluster, spark: Standalone, folder: Path) -> AsyncIterator[Chaos]:
-    """Streams, load, Spark's driver."""
+    """Create the streams, and start the load and Spark's driver."""
     log = folder / "driver.log"
     async with (
         await Client.connect(cluster.bootstrap) as client,
@@ -380,7 +380,7 @@ async def chaos(cluster: RunningCluster, spark: Standalone, folder: Path) -> Asy
 
 
 async def work(run: Run) -> None:
-    """All rounds, with clusters of their own. Raises `Wrong`."""
+    """Run all rounds, with clusters of their own. Raises `Wrong`."""
     folder = run.folder
     with (
         keeping_cluster(

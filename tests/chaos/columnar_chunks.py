@@ -1,7 +1,7 @@
 """The spoilt chunks of ``tests.chaos.chunks``, as the columnar engine opens them: ``make fuzz-chunks``.
 
-One JVM opens all of them, with the classes that run in Spark's executors, out of memory behind which nothing is mapped.
-Promised, and checked: each is read, or refused as a corrupt chunk; the JVM lives, and its heap of 512 MiB does.
+One JVM opens all of them, with the classes that run in Spark's executors, in memory behind which nothing is mapped.
+Promised, and checked: each is read, or refused as a corrupt chunk; the JVM survives with its heap of 512 MiB.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.spark.test_jvm_columns import question, text
 
 AT_ONCE = 250
 BYTES_AT_ONCE = 8 << 20
-"""The program takes what it is asked as a line of text."""
+"""The program takes each request as one line of text."""
 
 
 def crafted(source: Source, payload: bytes) -> bytes:
@@ -53,7 +53,7 @@ def crafted(source: Source, payload: bytes) -> bytes:
 
 
 def word_of(outcome: str) -> str:
-    """What became of a chunk, in a word, or what the JVM said."""
+    """The outcome of a chunk as one word, or the message of the JVM."""
     return "corrupt_chunk" if "CorruptChunk: " in outcome else outcome[:120]
 
 
@@ -64,7 +64,7 @@ def outcomes_of(
     spoilt: Callable[[Source, random.Random], bytes],
     version: int | None = None,
 ) -> Iterator[tuple[int, str]]:
-    """Seeds, and what became of their chunks; those of one schema are asked about together."""
+    """Seeds, and the outcomes of their chunks; chunks of one schema go into one request."""
     batches: dict[int, list[tuple[int, bytes]]] = {}
     found = [source for source in sources_of(version) if spark_has(source.batch.schema)]
     for each in range(seed, seed + examples):
@@ -89,7 +89,7 @@ def _asked(java: Harness, schema: pa.Schema, waiting: list[tuple[int, bytes]]) -
 
 
 def main() -> int:
-    """See the head of this module."""
+    """Run the check with the options of the command line; returns the exit code."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--examples", type=int, default=2_000)
     parser.add_argument("--seed", type=int, default=1)

@@ -1,6 +1,6 @@
 """A Spark driver that reads with the columnar engine and checks each record: used by `tests.chaos.columnar`.
 
-What it does is told by lines of JSON, and several things may go on at a time:
+Lines of JSON are its commands and its answers, and several commands may run at a time:
 
     → {"ready": true}                       the session is there, and all executors are
     ← {"id": 1, "do": "batch"}              it reads a whole stream, slowly
@@ -8,9 +8,9 @@ What it does is told by lines of JSON, and several things may go on at a time:
     ← {"id": 2, "do": "head"}               one record of it
     ← {"id": 3, "do": "hog"}                a task that needs more memory than an executor has
     ← {"id": 4, "do": "cancel", "of": 3}
-    → {"id": 3, "failed": "…"}              so ends whatever does not end well
+    → {"id": 3, "failed": "…"}              a command has failed
     ← {"id": 5, "do": "follow"}             a query follows the other stream, slowly, from its checkpoint on
-    → {"followed": 300}                     so many records have come of it: each once, in order
+    → {"followed": 300}                     records of that query so far: each once, in order
     ← {"id": 6, "do": "leave"}              it ends that query
     → {"wrong": "…"}                        a promise was broken
 """
@@ -40,9 +40,9 @@ from tests.spark.support import wait_until
 SLEEPS_EVERY = 10
 SLEEP_MS = 20
 SLOWLY = f"if(offset % {SLEEPS_EVERY} = 0, reflect('java.lang.Thread', 'sleep', {SLEEP_MS}L), 'null') = 'null'"
-"""Among the rows of a chunk, so that a reader has some in its hands nearly always."""
+"""A condition that sleeps among the rows of a chunk, so that a reader nearly always has some rows in use."""
 HOG = "length(repeat('x', cast(id + 1900000000 as int)))"
-"""Nearly 2 GiB, in a piece."""
+"""A value of nearly 2 GiB, in one piece."""
 EXECUTOR_MEMORY_MIB = 512
 PER_TRIGGER = 1000
 STARTED_WITHIN_S = 120.0
@@ -50,7 +50,7 @@ LOOK_S = 0.05
 
 
 class Job:
-    """What it does."""
+    """Runs the commands."""
 
     def __init__(self, spark: SparkSession, task: dict[str, Any]) -> None:
         self._spark = spark
@@ -64,7 +64,7 @@ class Job:
         return dict.fromkeys(range(self._task["streamlets"]), 0)
 
     def run(self) -> None:
-        """Until standard input ends."""
+        """Obey until standard input ends."""
         self.tell(ready=True)
         threading.Thread(target=self._look, daemon=True).start()
         for line in sys.stdin:
@@ -72,7 +72,7 @@ class Job:
             threading.Thread(target=self._do, args=(command,), daemon=True).start()
 
     def tell(self, **what: Any) -> None:
-        """A line for whoever started this process."""
+        """Write a line to the parent process."""
         with self._lock:
             self._answers.write(json.dumps(what) + "\n")
 
@@ -83,7 +83,7 @@ class Job:
             found = getattr(self, command["do"])(command)
         except AssertionError as error:
             self.tell(wrong=str(error))
-        except Exception as error:  # noqa: BLE001 - whoever asked knows whether it had to be
+        except Exception as error:  # noqa: BLE001 - the parent knows whether it was expected
             self.tell(id=number, failed=f"{type(error).__name__}: {error}"[:2000])
         else:
             self.tell(id=number, **found)
@@ -91,28 +91,28 @@ class Job:
     # -- commands --------------------------------------------------------------------------------------------------
 
     def batch(self, _: dict[str, Any]) -> dict[str, Any]:
-        """All of the stream that does not grow."""
+        """Read all of the stream that does not grow."""
         table = self._standing().where(SLOWLY).toArrow()
         check(table, self._nothing())
         return {"records": len(table)}
 
     def head(self, _: dict[str, Any]) -> dict[str, Any]:
-        """One record of it, wherever it is from."""
+        """Read one record of it, from any place."""
         (row,) = self._standing().limit(1).collect()
         assert row.offset == 0, f"record {row.offset} of streamlet {row.streamlet} is said to be the first"
         return {"records": 1}
 
     def hog(self, _: dict[str, Any]) -> dict[str, Any]:
-        """Fails."""
+        """Need too much memory: fails."""
         return {"bytes": self._spark.range(1).selectExpr(HOG).collect()[0][0]}
 
     def cancel(self, command: dict[str, Any]) -> dict[str, Any]:
-        """All jobs of a command."""
+        """Cancel all jobs of a command."""
         self._spark.sparkContext.cancelJobGroup(str(command["of"]))
         return {}
 
     def follow(self, _: dict[str, Any]) -> dict[str, Any]:
-        """A query."""
+        """Start a query that follows the growing stream."""
         reader = self._spark.readStream.format("kera").options(**self._options())
         frame = reader.option("maxOffsetsPerTrigger", PER_TRIGGER).load(self._task["growing"])
         writer = frame.select("streamlet", "offset", "value").where(SLOWLY).writeStream.format("parquet")
@@ -122,7 +122,7 @@ class Job:
         return {}
 
     def leave(self, _: dict[str, Any]) -> dict[str, Any]:
-        """End it, in the middle of whatever it does."""
+        """End that query in the middle of its work."""
         query, self._query = self._query, None
         assert query is not None, "no query runs"
         query.stop()
@@ -143,7 +143,7 @@ class Job:
         return reader.load(self._task["standing"]).select("streamlet", "offset", "value")
 
     def _look(self) -> None:
-        """At the files of micro-batches that are through, for ever."""
+        """Check the files of completed micro-batches, for ever."""
         due = self._nothing()
         seen: set[str] = set()
         last = -1
@@ -156,29 +156,29 @@ class Job:
                         seen.update(new)
                         self.tell(followed=sum(due.values()))
                 time.sleep(LOOK_S)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the verdict
+        except Exception as error:  # noqa: BLE001 - every error is part of the verdict
             self.tell(wrong=f"micro-batches: {error!r}")
 
     def _watch(self, query: StreamingQuery) -> None:
         try:
             query.awaitTermination()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the verdict
+        except Exception as error:  # noqa: BLE001 - every error is part of the verdict
             if query is self._query:
                 self.tell(wrong=f"the query has ended: {error}")
 
 
 def committed(output: Path, after: int) -> dict[int, list[str]]:
-    """The files of each micro-batch after that one that count; some come with all that were before them."""
+    """The valid files of each micro-batch after `after`; some lists include all earlier files."""
     found = {}
     for log in output.glob("_spark_metadata/[0-9]*"):
         if (number := int(log.name.partition(".")[0])) > after:
-            entries = [json.loads(line) for line in log.read_text().splitlines()[1:]]  # behind the version
+            entries = [json.loads(line) for line in log.read_text().splitlines()[1:]]  # after the version
             found[number] = [urlsplit(entry["path"]).path for entry in entries]
     return found
 
 
 def session(master: str, executors: int, cores: int) -> SparkSession:
-    """One whose executors have little memory, and die when they need more."""
+    """A session whose executors have little memory, and die when they need more."""
     settings = {
         "spark.driver.host": "127.0.0.1",
         "spark.executor.cores": str(cores),
@@ -186,13 +186,13 @@ def session(master: str, executors: int, cores: int) -> SparkSession:
         "spark.executor.extraJavaOptions": "-XX:+ExitOnOutOfMemoryError",
     }
     made = spark_session.session(master, settings, columnar=True)
-    tracker: Any = made.sparkContext._jsc.sc().statusTracker()  # there is no other way to it
+    tracker: Any = made.sparkContext._jsc.sc().statusTracker()  # the only way to get it
     wait_until(lambda: len(tracker.getExecutorInfos()) > executors, "executors", STARTED_WITHIN_S)  # and the driver
     return made
 
 
 def main() -> None:
-    """Do as told."""
+    """Run as a driver."""
     die_with_parent()
     task = json.loads(sys.argv[1])
     spark = session(task["master"], task["executors"], task["cores"])

@@ -1,24 +1,24 @@
 """Kill, freeze and restart daemons under load, and leave the rest to the survivors: `KILL`, `CONTROL` and `RESTART`.
 
 The load and the verdict are those of `kera check`, one for each stream. A round does one of `SCENARIOS` to a cluster,
-and its `Shape` says which cluster, which streams, and which of them:
+and its `Shape` describes the cluster, its streams, and the scenarios:
 
 * `CONTROL`: four brokers and three backups. A round kills a broker, a backup or the coordinator, or two of them, or
   stops one with SIGSTOP for longer than it takes to count as dead; or it kills one in the middle of a drain, which
-  comes to its end all the same. Nobody starts the broker again before the others have taken over all it had; then it
-  comes back, as an empty member. With ``--zookeeper`` there are two coordinators, and it is the leader that is killed
-  or stopped, while streams are created.
+  ends all the same. A killed broker is started again only after the others have taken over its streamlets; it comes
+  back as an empty member. With ``--zookeeper`` there are two coordinators, and the leader is killed or stopped, while
+  streams are created.
 * `KILL`: one broker without replicas, which is killed and started again at once. With ``--kinds again emptied`` its
   memory is deleted in every other round, as when the host crashes; then there is no stream of durability ``leader``,
-  which may lose.
-* `RESTART`: each daemon in its turn is stopped with SIGTERM and started again, as an operator does. How long a producer
-  was without an acknowledgement, over all that it writes to, is measured, with a time without a restart to compare it
-  with: it depends on the machine, and is a promise only with ``--stall-ms-max``.
+  which may lose records.
+* `RESTART`: each daemon in turn is stopped with SIGTERM and started again, as an operator does. The longest time
+  without an acknowledgement is measured for each producer, over all its streamlets, and compared with a time without
+  a restart: it depends on the machine, and is a promise only with ``--stall-ms-max``.
 
-Promised, and checked: no record fails; after each round every streamlet takes records, readers have what was there by
-then, and nothing lacks a replica; and when a cluster has had its rounds, all that `kera check` looks at is as promised.
-A broker that wakes too late ends by itself. No recovery begins of a restart, and each broker ends with the streamlets
-that it had. Of each recovery a timeline is printed.
+Promised, and checked: no record fails; after each round every streamlet takes records, readers have all records
+written by then, and all data has its replicas; and at the end of each cluster all checks of `kera check` pass. A broker
+that wakes too late shuts down. A restart causes no recovery, and each broker ends with the streamlets that it had. A
+timeline of each recovery is printed.
 """
 
 from __future__ import annotations
@@ -63,17 +63,17 @@ from tests.integration.support import until
 
 ROUND_TIMEOUT_S = 60.0
 LIGHT_RATE, HEAVY_RATE = 100.0, 1000.0
-"""Records a second, of each streamlet. The heavy load always has requests under way, so that some arrive and their
+"""Records a second, of each streamlet. The heavy load always has requests in flight, so that some arrive and their
 answers do not."""
 FREEZE_S = 2 * DETECTION_S
 CREATED = 20
 """Streams that are created while a leader is lost."""
 AS_BY_DEFAULT = {"heartbeat_interval_ms": 1_000, "report_grace_ms": 1_000, "zookeeper_session_timeout_ms": 4_000}
-"""Settings of coordinators where nobody is to count as dead."""
+"""Settings of coordinators in clusters where every daemon should count as alive."""
 
 
 class Stream(NamedTuple):
-    """One that is written to and read."""
+    """A stream that is written to and read."""
 
     streamlets: int
     entries: int = 1
@@ -83,41 +83,41 @@ class Stream(NamedTuple):
 
 @dataclass(frozen=True)
 class Shape:
-    """A cluster, its load, and what is done to it."""
+    """A cluster, its load, and the scenarios of its rounds."""
 
     streams: Mapping[str, Stream]
     kinds: tuple[str, ...]
-    """Of `SCENARIOS`, unless other ones are asked for."""
+    """The scenarios that are run by default, from `SCENARIOS`."""
     rounds: int
     rounds_per_cluster: int
     brokers: int = 4
     backups: int = 3
     replication: tuple[int, ...] = (1, 2)
-    """Of one cluster after the other."""
+    """Replication of the clusters, in turn."""
     heavy: float = 0.5
-    """The part of clusters that are under heavy load."""
+    """The share of clusters that are under heavy load."""
     clients: tuple[int, int, int] = (2, 2, 2)
     """Producers, readers, and members of a group, of each stream."""
     moment_s: float = 0.1
-    """A round begins at some moment within it."""
+    """A round begins at a random moment within this time."""
     settings: Mapping[str, int] | None = None
-    """Of the coordinators."""
+    """Settings of the coordinators."""
     quiet_s: float = 5.0
-    """So long nothing is done, to compare restarts with."""
+    """Length of the quiet time that restarts are compared with."""
 
 
 class Turn(NamedTuple):
-    """What the restart of one daemon came to."""
+    """The result of restarting one daemon."""
 
     name: str
     away_s: float
-    """From SIGTERM until it serves again."""
+    """From SIGTERM until the daemon serves again."""
     back_s: float
-    """From SIGTERM until all streamlets are where they were."""
+    """From SIGTERM until all streamlets are back at their brokers."""
     stall_s: float
     """The longest time without an acknowledgement of any producer; each stream has one."""
     streamlet_stall_s: float
-    """Likewise, of any streamlet."""
+    """The same, of any streamlet."""
 
     def __str__(self) -> str:
         return (
@@ -140,7 +140,7 @@ class Chaos:
         copies: int = 1,
         streamlets: int = 0,
     ) -> None:
-        """`copies`: of each of the streams, which share the load; `rate`: records a second to each streamlet, of all
+        """`copies`: of each stream, which share the load; `rate`: records a second to each streamlet, of all
         copies together; `streamlets`: of each stream, 0: as many as the shape says.
         """
         self._rate = rate / copies
@@ -151,15 +151,15 @@ class Chaos:
         self._replication = replication
         self._shape = shape or CONTROL_SHAPE
         self._loads: dict[str, Load] = {}
-        """By stream."""
+        """The running loads, by stream."""
         self._stack = contextlib.AsyncExitStack()
         self._killed_us: dict[int, int] = {}
         """When each broker was killed or stopped in this round, by its id."""
         self._had: dict[int, dict[str, list[int]]] = {}
-        """The streamlets that it owned then, by stream."""
+        """The streamlets that each broker owned then, by stream."""
         self._created = 0
         self.moves = 0
-        """Of streamlets, by scenarios that are about moves."""
+        """Moves of streamlets, in scenarios about moves."""
         self.turns: list[Turn] = []
         """All restarts."""
 
@@ -195,17 +195,17 @@ class Chaos:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self._stack.__aexit__(*exc)  # type: ignore[arg-type]  # what the interpreter gives us
+        await self._stack.__aexit__(*exc)  # type: ignore[arg-type]  # the arguments that the interpreter gives
 
     @property
     def records(self) -> int:
-        """That were acknowledged so far."""
+        """Records that were acknowledged so far."""
         return sum(load.acknowledged for load in self._loads.values())
 
     # -- a round -------------------------------------------------------------------------------------------------
 
     async def round(self, name: str) -> list[Timeline]:
-        """Do one of `SCENARIOS`, and check everything; returns what recoveries there were. Raises `Wrong`."""
+        """Do one of `SCENARIOS`, and check everything; returns the recoveries that happened. Raises `Wrong`."""
         begun_us = now_us()
         self._killed_us, self._had = {}, {}
         await self._go_on()
@@ -234,13 +234,13 @@ class Chaos:
             load.begin_period()
 
     async def _go_on(self) -> None:
-        """Every streamlet takes records again, and readers have them."""
+        """Wait until every streamlet takes records again, and readers receive them."""
         with saying(lambda: f"not all goes on within {ROUND_TIMEOUT_S:g} s"):
             async with asyncio.timeout(ROUND_TIMEOUT_S):
                 await asyncio.gather(*(load.goes_on() for load in self._loads.values()))
 
     async def _all_back(self) -> None:
-        """Whoever does not run is started again."""
+        """Start every daemon again that does not run."""
         for name in self._cluster.ready:
             if name not in self._cluster.processes:
                 await self._cluster.restart(name)
@@ -248,20 +248,20 @@ class Chaos:
             await until_registered(self._client, broker_id_of(self._cluster, name))
 
     def _pause_s(self, broker_id: int) -> float | None:
-        """The longest time without an acknowledgement, of a streamlet that a broker had; None: it had none."""
+        """The longest time without an acknowledgement of a streamlet that a broker owned; None: it owned none."""
         had = self._had.get(broker_id, {})
         return max((self._loads[stream].pause_s(streamlets) for stream, streamlets in had.items()), default=None)
 
     async def _moment(self, most_s: float) -> None:
-        await asyncio.sleep(self._moments.random() * most_s)  # sleep: a moment is what is wanted
+        await asyncio.sleep(self._moments.random() * most_s)  # sleep: a random moment
 
-    # -- what is done to a cluster -------------------------------------------------------------------------------
+    # -- scenarios -----------------------------------------------------------------------------------------------
 
     def _pick(self, names: Sequence[str]) -> str:
         return self._moments.choice([name for name in names if name in self._cluster.processes])
 
     async def _owner(self, *streams: str) -> str:
-        """A broker that runs, and owns something, of any stream or of these."""
+        """A running broker that owns a streamlet, of any stream or of these."""
         owners = set()
         for stream in streams or self._loads:
             assignments = (await self._client.admin.describe_stream(stream)).assignments
@@ -269,18 +269,18 @@ class Chaos:
         return self._pick([broker_name(self._cluster, broker_id) for broker_id in sorted(owners)])
 
     async def _note(self, name: str) -> None:
-        """Remember what a broker has that is about to go."""
+        """Remember the streamlets of a broker that is about to be killed."""
         broker_id = broker_id_of(self._cluster, name)
         self._had[broker_id] = await self._streamlets_of(name)
 
     async def _streamlets_of(self, name: str) -> dict[str, list[int]]:
-        """What a broker owns, by stream."""
+        """The streamlets that a broker owns, by stream."""
         broker_id = broker_id_of(self._cluster, name)
         owned = {stream: await streamlets_of(self._client, stream, broker_id) for stream in self._loads}
         return {stream: streamlets for stream, streamlets in owned.items() if streamlets}
 
     async def _kill(self, name: str, *, noted: bool = True) -> None:
-        """`noted`: the coordinator can be asked what it had."""
+        """`noted`: the coordinator can be asked for the broker's streamlets."""
         if name.startswith("broker"):
             if noted:
                 await self._note(name)
@@ -288,29 +288,29 @@ class Chaos:
         await self._cluster.kill(name)
 
     async def broker(self) -> None:
-        """It is gone; the others take over."""
+        """Kill a broker; the others take over."""
         await self._kill(await self._owner())
 
     async def broker_that_comes_back(self) -> None:
-        """At once, with its memory: nothing needs to be recovered, and if it is, so be it."""
+        """Restart a broker at once, with its memory: a recovery is not needed, but allowed."""
         name = self._pick(broker_names(self._cluster))
         await self._cluster.kill(name)
         await self._moment(DETECTION_S)
         await self._cluster.restart(name)
 
     async def broker_without_memory(self) -> None:
-        """Its host crashed and is back: what was in memory only is on backups."""
+        """Restart a broker without its memory, as after a crash of its host: backups have the lost data."""
         name = await self._owner()
         await self._kill(name)
         Path(self._cluster.ready[name]["arena_path"]).unlink()
         await self._cluster.restart(name)
 
     async def again(self) -> None:
-        """At once, with its memory, and whatever it has on its disk."""
+        """Kill and restart a broker at once, with its memory and its disk."""
         await self._again(emptied=False)
 
     async def emptied(self) -> None:
-        """At once, with what it has on its disk."""
+        """Kill and restart a broker at once, with its disk only."""
         await self._again(emptied=True)
 
     async def _again(self, *, emptied: bool) -> None:
@@ -323,12 +323,12 @@ class Chaos:
         print(f"  {name} has found {found['start_segments_in_memory']:.0f} segments in memory", flush=True)
 
     async def backup(self) -> None:
-        """Its replicas are made anew elsewhere."""
+        """Kill a backup; its replicas are restored elsewhere."""
         await self._kill(self._pick(backup_names(self._cluster)))
         await self._go_on()
 
     async def coordinator(self) -> None:
-        """Nobody leads for a while, or the other one does; what is in order goes on."""
+        """Kill the leading coordinator: no coordinator leads for a while, or the other one does; all else goes on."""
         name = await self._leader()
         if self._zookeeper:
             async with asyncio.TaskGroup() as tasks:
@@ -341,7 +341,7 @@ class Chaos:
         await self._cluster.restart(name)
 
     async def broker_and_backup(self) -> None:
-        """Each chunk is on another backup, too."""
+        """Kill a broker and a backup; another backup has each chunk, too."""
         await self._note(broker := await self._owner())
         both = [broker, self._pick(backup_names(self._cluster))]
         self._moments.shuffle(both)
@@ -350,7 +350,7 @@ class Chaos:
         await self._kill(both[1], noted=False)
 
     async def broker_and_coordinator(self) -> None:
-        """Whoever leads next finds the broker gone, or its recovery half done."""
+        """Kill a broker and the leader: the next leader finds the broker gone, or its recovery unfinished."""
         await self._note(broker := await self._owner())
         leader = await self._leader()
         await self._kill(broker, noted=False)
@@ -361,7 +361,7 @@ class Chaos:
             await self._cluster.restart(leader)
 
     async def broker_and_its_new_owner(self) -> None:
-        """Whoever recovers is killed, too."""
+        """Kill a broker, and then a broker that recovers its streamlets."""
         begun_us = now_us()
         first = await self._owner()
         await self._kill(first)
@@ -376,20 +376,20 @@ class Chaos:
         await self._kill(self._pick([broker_name(self._cluster, owner) for owner in sorted(owners)]))
 
     async def two_brokers(self) -> None:
-        """One after the other; the last one has everything."""
+        """Kill two brokers, one after the other; the others take over everything."""
         await self._kill(await self._owner())
         await self._moment(self._moments.choice((0, DETECTION_S, 2 * DETECTION_S)))
         await self._kill(self._pick(broker_names(self._cluster)))
 
     async def broker_in_a_move(self) -> None:
-        """The old or the new owner of a streamlet that moves is killed."""
+        """Kill the old or the new owner of a moving streamlet."""
         async with self._moving() as both:
             await self._kill(self._pick(both))
 
     # -- drains --------------------------------------------------------------------------------------------------
 
     async def new_owner_in_a_drain(self) -> None:
-        """A broker that streamlets have just moved to, before or while it takes over their older groups."""
+        """Kill a broker that has just received drained streamlets, before or while it takes over their older groups."""
         async with self._draining() as (source, begun_us):
             moving = await self._streamlets_of(source)
             await self._client.admin.drain_broker(source_id := broker_id_of(self._cluster, source))
@@ -406,7 +406,7 @@ class Chaos:
             await self._kill(owner, noted=False)
 
     async def broker_in_its_drain(self) -> None:
-        """It is gone before it is empty: while streamlets move, or after, when others read its older groups."""
+        """Kill a broker before its drain ends: while streamlets move, or later, when others read its older groups."""
         async with self._draining() as (source, begun_us):
             broker_id = broker_id_of(self._cluster, source)
             moving = self._moments.random() < 0.5
@@ -420,7 +420,7 @@ class Chaos:
             await self._kill(source)
 
     async def backup_in_a_drain(self) -> None:
-        """Others read a broker's older groups from it; without other replicas they wait until it is back."""
+        """Kill a backup that others read the older groups from; without other replicas they wait until it is back."""
         async with self._draining() as (source, begun_us):
             await self._client.admin.drain_broker(broker_id_of(self._cluster, source))
             await self._until_recovery_of_drain(source, begun_us)
@@ -430,7 +430,7 @@ class Chaos:
             await self._cluster.restart(backup)
 
     async def backup_in_its_drain(self) -> None:
-        """Its replicas are being restored elsewhere, by brokers that have all of it."""
+        """Kill a backup in its drain: brokers that have all of its data restore its replicas elsewhere."""
         backup = self._pick(backup_names(self._cluster))
         backup_id = int(self._cluster.ready[backup]["backup_id"])
         most = (await self._client.admin.drain_backup(backup_id)).replicas
@@ -443,7 +443,7 @@ class Chaos:
 
     @contextlib.asynccontextmanager
     async def _draining(self) -> AsyncIterator[tuple[str, int]]:
-        """A broker to drain, and the time; it is taken back when it is empty, or gone, and others have what it had."""
+        """Give a broker to drain, and the time; undo the drain once it is empty or gone, and others have its data."""
         source, begun_us = await self._owner(), now_us()
         status: DrainStatus | None = None
         broker_id = broker_id_of(self._cluster, source)
@@ -455,13 +455,13 @@ class Chaos:
         await self._client.admin.drain_broker(broker_id, undo=True)
 
     async def _until_owned(self, broker_id: int, most: int) -> None:
-        """A broker that is being drained has no more streamlets left than that."""
+        """Wait until a draining broker owns at most this many streamlets."""
         async with asyncio.timeout(ROUND_TIMEOUT_S):
             while (await self._client.admin.drain_broker(broker_id, ask=True)).streamlets_owned > most:
                 await asyncio.sleep(0.005)
 
     async def _until_recovery_of_drain(self, source: str, begun_us: int) -> None:
-        """Its streamlets have all moved, and what they had written there is on its way, too."""
+        """Wait until all streamlets have left a draining broker, and others recover its older data."""
         broker_id = broker_id_of(self._cluster, source)
         async with asyncio.timeout(ROUND_TIMEOUT_S):
             while not any(
@@ -471,7 +471,7 @@ class Chaos:
                 await asyncio.sleep(0.005)
 
     async def _owners_of(self, streamlets: Mapping[str, Sequence[int]]) -> set[int]:
-        """Who has these streamlets of streams now."""
+        """The brokers that own these streamlets now."""
         owners = set()
         for stream, numbers in streamlets.items():
             assignments = (await self._client.admin.describe_stream(stream)).assignments
@@ -479,7 +479,7 @@ class Chaos:
         return owners
 
     async def coordinator_in_a_move(self) -> None:
-        """The next one ends it, or takes it back."""
+        """Kill the leader during a move: the next leader completes the move, or takes it back."""
         leader = await self._leader()
         async with self._moving():
             await self._kill(leader)
@@ -488,7 +488,7 @@ class Chaos:
 
     @contextlib.asynccontextmanager
     async def _moving(self) -> AsyncIterator[tuple[str, str]]:
-        """All that a broker has of a stream moves to another one, back and forth, during the block; gives the two."""
+        """Move a broker's streamlets of one stream to another broker and back during the block; gives both brokers."""
         stream = self._moments.choice(list(self._loads))
         source = await self._owner(stream)
         target = self._pick([name for name in broker_names(self._cluster) if name != source])
@@ -497,7 +497,7 @@ class Chaos:
 
         async def move() -> None:
             for name, streamlet_id in itertools.cycle(itertools.product((target, source), streamlets)):
-                with contextlib.suppress(KeraError):  # what happens when brokers die
+                with contextlib.suppress(KeraError):  # expected when brokers die
                     await self._client.admin.move_streamlet(stream, streamlet_id, broker_id_of(self._cluster, name))
                     self.moves += 1
                     moved.set()
@@ -515,7 +515,7 @@ class Chaos:
             over.set()
 
     async def frozen_broker(self) -> None:
-        """It wakes when others have its streamlets, and may acknowledge nothing of what was sent to it meanwhile."""
+        """Freeze a broker until others own its streamlets; then it must not acknowledge records sent meanwhile."""
         name = await self._owner()
         await self._note(name)
         broker_id = broker_id_of(self._cluster, name)
@@ -531,11 +531,11 @@ class Chaos:
             raise Wrong(f"{name} woke after others had taken over, and did not end") from None
 
     async def frozen_backup(self) -> None:
-        """Brokers go on without it; when it wakes, nothing that it has is taken for more than it is."""
+        """Freeze a backup: brokers go on without it; later its outdated replicas are not taken for complete."""
         await self._freeze(self._pick(backup_names(self._cluster)), self._go_on)
 
     async def frozen_coordinator(self) -> None:
-        """Of two, the other one leads, and the first one does not know it when it wakes."""
+        """Freeze the leader; with two coordinators the other one leads, and the first wakes without knowing that."""
         name = await self._leader()
         if not self._zookeeper:
             await self._freeze(name)
@@ -547,7 +547,7 @@ class Chaos:
     async def _freeze(self, name: str, meanwhile: Callable[[], Awaitable[None]] | None = None) -> None:
         await self._cluster.pause(name)
         try:
-            await asyncio.sleep(FREEZE_S)  # sleep: what passes is the time after which others count it as dead
+            await asyncio.sleep(FREEZE_S)  # sleep: until others count it as dead
             if meanwhile is not None:
                 await meanwhile()
         finally:
@@ -556,9 +556,9 @@ class Chaos:
     # -- planned restarts ------------------------------------------------------------------------------------------
 
     async def each_in_turn(self) -> None:
-        """Every daemon once, the next one when the streamlets are back; before that nothing is done for a while."""
+        """Restart every daemon once, each when all streamlets are back; measure a quiet time before."""
         before = await self._owners()
-        await asyncio.sleep(self._shape.quiet_s)  # sleep: what passes is what is measured
+        await asyncio.sleep(self._shape.quiet_s)  # sleep: the time that is measured
         print(Turn("(none)", 0, 0, *self._pauses_s()), flush=True)
         coordinators = [name for name in self._cluster.ready if name.startswith("coordinator")]
         for name in [*backup_names(self._cluster), *broker_names(self._cluster), *coordinators]:
@@ -597,7 +597,7 @@ class Chaos:
         return max(load.pause_s() for load in loads), max(load.pause_s(range(load.streamlets)) for load in loads)
 
     def made_anew_bytes(self) -> int:
-        """What brokers have replicated again."""
+        """The number of bytes that brokers have replicated again."""
         name = "replication_bytes_repaired_total"
         return int(sum(samples(self._cluster, broker).get(name, 0) for broker in broker_names(self._cluster)))
 
@@ -608,14 +608,14 @@ class Chaos:
         return "coordinator" not in self._cluster.ready
 
     async def _leader(self) -> str:
-        """The coordinator that leads."""
+        """The leading coordinator."""
         if not self._zookeeper:
             return "coordinator"
         address = (await self._client.admin.describe_cluster()).coordinators[0]
         return next(name for name, ready in self._cluster.ready.items() if ready.get("grpc_address") == address)
 
     async def _create_streams(self) -> None:
-        """All that are created are there, once."""
+        """Create streams, and check that all of them exist, once."""
         names = [f"created-{self._created + at}" for at in range(CREATED)]
         self._created += CREATED
         made = [await self._client.admin.create_stream(name, replication=self._replication) for name in names]
@@ -631,21 +631,21 @@ class Chaos:
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is done in a round."""
+    """The action of a round."""
 
     do: Callable[[Chaos], Awaitable[None]]
     replication_min: int = 1
-    """With fewer copies it may lose something."""
+    """With fewer copies the scenario may lose data."""
 
 
 def check_no_recovery(name: str, recoveries: Sequence[object]) -> None:
-    """A restart is not a crash. Raises `Wrong`."""
+    """Check that a restart caused no recovery. Raises `Wrong`."""
     if recoveries:
         raise Wrong(f"after the restart of {name}: {recoveries}")
 
 
 def check_stall(turns: Sequence[Turn], stall_ms_max: float) -> None:
-    """No producer waited for longer than that; 0: as long as it likes. Raises `Wrong`."""
+    """Check that no producer waited longer than this; 0: any time is allowed. Raises `Wrong`."""
     worst = max(turns, key=lambda turn: turn.stall_s)
     if stall_ms_max and worst.stall_s * 1000 > stall_ms_max:
         raise Wrong(f"{worst.name}: a producer was without an acknowledgement for {worst.stall_s:.3f} s")
@@ -709,13 +709,13 @@ RESTART_SHAPE = Shape(
 
 
 def in_turn(names: Sequence[str], moments: random.Random) -> Iterator[str]:
-    """Each, in an order of its own every time; ends if there are none."""
+    """All names, in a new random order each time, without end; nothing if `names` is empty."""
     while names:
         yield from moments.sample(names, len(names))
 
 
 async def work(run: Run, shape: Shape) -> None:
-    """All rounds, a few with each cluster."""
+    """Run all rounds, a few with each cluster."""
     arguments, moments = run.arguments, run.moments
     turns = {
         replication: in_turn(
@@ -764,7 +764,7 @@ async def _round(run: Run, chaos: Chaos, name: str, replication: int) -> None:
 
 @contextlib.asynccontextmanager
 async def cluster_of(arguments: argparse.Namespace, folder: Path, shape: Shape) -> AsyncIterator[LocalCluster]:
-    """A cluster of a shape, with its own ZooKeeper if that is wanted."""
+    """A cluster of a shape, with its own ZooKeeper if wanted."""
     async with contextlib.AsyncExitStack() as stack:
         coordinators: dict[str, Any] = {}
         if arguments.zookeeper:
@@ -784,7 +784,7 @@ async def cluster_of(arguments: argparse.Namespace, folder: Path, shape: Shape) 
 
 
 def program(shape: Shape, promise: str) -> Program:
-    """What does that to such clusters."""
+    """The program that runs the rounds of a shape."""
 
     def options(parser: argparse.ArgumentParser) -> None:
         choices, default = (0, 1, 2, 3), list(shape.replication)

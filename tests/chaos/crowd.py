@@ -1,13 +1,13 @@
-"""Attack a cluster with security on as somebody who has no password, or one and means harm.
+"""Attack a cluster with security on, as a stranger without a password, or as a known user with bad intentions.
 
-Beside a client that writes and reads all the time, asks the coordinator, and looks for health, one attack after the
-other (`crowd_attacks`) goes on for some seconds. Told is, for each: how long what the client asks took before and
-meanwhile, what failed; and of broker and coordinator the memory that is theirs alone, file descriptors, and lines of
-their logs. With TLS and without.
+Beside a client that writes and reads all the time, asks the coordinator, and checks health, one attack after the
+other (`crowd_attacks`) goes on for some seconds. Reported are, for each: how long requests of the client took before
+and during the attack, and which failed; and for broker and coordinator the memory that is theirs alone, file
+descriptors, and lines of their logs. The attacks run with TLS and without.
 
-Promised, and checked: nothing that the client asks fails, or stays without an answer; nobody is let in; a daemon takes
-`MEMORY_MAX` at most for those who attack, and its log has few lines of them. An attack that reaches no daemon is wrong,
-too. How long the client waits is told, and not checked: whoever attacks takes its part of the processor.
+Promised, and checked: no request of the client fails, or stays without an answer; no attacker is let in; a daemon
+takes at most `MEMORY_MAX` for attackers, and its log has few lines about them. An attack that reaches no daemon is a
+failure, too. The client's waiting times are reported, and not checked: attackers take their part of the processor.
 """
 
 from __future__ import annotations
@@ -38,31 +38,31 @@ from tests.fuzz.secured import secured_cluster
 
 STREAM, LOAD = "much", "s"
 STORED_BYTES = 48 * MIB
-"""For those who read much."""
+"""Data for attackers that read a lot."""
 MEMORY_MAX = 400 * MIB
 LINES_MAX = 400
-"""Of a log, of each attack."""
+"""Lines of a log, in each attack."""
 AFTER_S = 2.0
 ASKED = ("write", "read", "connect")
-"""What the client does all the time."""
+"""Requests that the client repeats all the time."""
 DAEMONS = ("broker-1", "coordinator")
 
 
-# -- what daemons take -------------------------------------------------------------------------------------------------
+# -- resources of daemons ----------------------------------------------------------------------------------------------
 
 
 class Taken(NamedTuple):
-    """Of one daemon."""
+    """Resources of one daemon."""
 
     memory: int
-    """Bytes that are its own."""
+    """Bytes that are the daemon's own."""
     descriptors: int
     lines: int
-    """Of its log."""
+    """Lines of the daemon's log."""
 
 
 def taken(cluster: LocalCluster, name: str) -> Taken:
-    """Now."""
+    """The resources of a daemon now."""
     pid = cluster.processes[name]
     lines = (cluster.log_dir / f"{name}.log").read_bytes().count(b"\n")
     return Taken(anonymous_bytes(pid), len(list(Path(f"/proc/{pid}/fd").iterdir())), lines)
@@ -70,11 +70,11 @@ def taken(cluster: LocalCluster, name: str) -> Taken:
 
 @dataclass
 class Row:
-    """An attack, and what it came to."""
+    """An attack, and its result."""
 
     name: str
     told: Sequence[Mapping[str, Any]]
-    """What the client has seen before it, meanwhile, and afterwards."""
+    """The client's reports from before the attack, during it, and after it."""
     did: Counter[str]
     daemons: dict[str, tuple[Taken, Taken, Taken]]
     """Before, at most, and after."""
@@ -109,7 +109,7 @@ class Row:
 
 
 def has_arrived(did: Counter[str]) -> bool:
-    """Whether an attack has got as far as a daemon."""
+    """Whether an attack has reached a daemon."""
     return any(did[what] for what in ARRIVED)
 
 
@@ -124,7 +124,7 @@ HEAD = (
 
 @contextlib.asynccontextmanager
 async def attacked(root: Path, *, encrypted: bool) -> AsyncIterator[LocalCluster]:
-    """A cluster that has something to read; clients of this process may do all."""
+    """A cluster with data to read; clients of this process have all rights."""
     coordinator = {"tls_client_auth": "optional"} if encrypted else {}
     broker = {**coordinator, "flush_delay_ms": 3_600_000}
     sizes = {"arena_bytes": 256 * MIB, "coordinator_settings": coordinator, "broker_settings": broker}
@@ -141,12 +141,12 @@ async def attacked(root: Path, *, encrypted: bool) -> AsyncIterator[LocalCluster
 
 
 def settings() -> ClientSettings:
-    """Of who may do all, who is in the environment."""
+    """Settings with all rights: the environment names the user."""
     return ClientSettings(transport="tcp")
 
 
 async def target_of(cluster: LocalCluster, connections: int) -> Target:
-    """Where the attacks go."""
+    """The target of the attacks."""
     ports: list[dict[Any, int]] = []
     for name in DAEMONS:
         ready = cluster.ready[name]
@@ -165,7 +165,7 @@ async def target_of(cluster: LocalCluster, connections: int) -> Target:
 
 
 async def attacks(run: Run, root: Path, *, encrypted: bool) -> list[Row]:
-    """All that are asked for and make sense, in one cluster."""
+    """Run all selected attacks that make sense with this encryption, in one cluster."""
     arguments, rows = run.arguments, list[Row]()
     kinds = [name for name in arguments.kinds if encrypted or name not in OF_TLS]
     async with (
@@ -181,9 +181,9 @@ async def attacks(run: Run, root: Path, *, encrypted: bool) -> list[Row]:
 
 
 async def one(name: str, cluster: LocalCluster, target: Target, good: Probing, before_s: float, seconds: float) -> Row:
-    """An attack."""
+    """Run one attack."""
     await good.report()
-    await asyncio.sleep(before_s)  # sleep: what the client is told without an attack is measured
+    await asyncio.sleep(before_s)  # sleep: measures the client without an attack
     quiet = await answers(good)
     before = most = {each: taken(cluster, each) for each in DAEMONS}
     attack = asyncio.ensure_future(ATTACKS[name](target))
@@ -199,7 +199,7 @@ async def one(name: str, cluster: LocalCluster, target: Target, good: Probing, b
     with contextlib.suppress(asyncio.CancelledError):
         await attack
         raise Wrong(f"{name}: the attack has ended by itself")
-    await asyncio.sleep(AFTER_S)  # sleep: what is left of it is measured
+    await asyncio.sleep(AFTER_S)  # sleep: measures the after-effects
     left = await answers(good)
     after = {each: taken(cluster, each) for each in DAEMONS}
     daemons = {each: (before[each], most[each], after[each]) for each in DAEMONS}
@@ -207,7 +207,7 @@ async def one(name: str, cluster: LocalCluster, target: Target, good: Probing, b
 
 
 async def answers(good: Probing) -> dict[str, Any]:
-    """What the client has seen since the last time, with an answer to all that it does if that comes in time."""
+    """The client's report since the last one; waits for an answer of each kind until it is overdue."""
     told, deadline_s = await good.report(), time.monotonic() + ANSWER_S_MAX
     while not all(told[what] for what in ASKED) and time.monotonic() < deadline_s:
         await asyncio.sleep(0.1)
@@ -217,13 +217,13 @@ async def answers(good: Probing) -> dict[str, Any]:
 
 
 def p99(told: Mapping[str, Any]) -> str:
-    """What the client waited for; – where no answer came."""
+    """The client's waiting times; – where no answer came."""
     return " / ".join(f"{told[what]['p99']:.0f}" if told[what] else "–" for what in ASKED)
 
 
 async def work(run: Run) -> None:
-    """All attacks, with TLS and without; what is wrong comes in a group, behind all of them."""
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # of connections that daemons close it would say a lot
+    """Run all attacks, with TLS and without; failures come in a group, after all attacks."""
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # it would log every connection that a daemon closes
     rows: list[Row] = []
     for encrypted in (True, False):
         if run.arguments.tls in {None, "on" if encrypted else "off"}:
@@ -237,7 +237,7 @@ async def work(run: Run) -> None:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Its own."""
+    """Add the options of this program."""
     parser.add_argument("--seconds", type=float, default=12.0, help="for which each attack goes on that has arrived")
     parser.add_argument("--before", type=float, default=5.0, help="seconds before each attack")
     parser.add_argument("--connections", type=int, default=5000, help="of those who only connect")

@@ -1,7 +1,7 @@
-"""What those do to a daemon who know no password, or one and mean harm: see `tests.chaos.crowd`.
+"""The attacks of strangers without a password, and of known users with bad intentions: see `tests.chaos.crowd`.
 
-Each attack goes on until it is cancelled, and counts what it did: of `ARRIVED` each time that it got as far as a
-daemon, `LET_IN` each time that a daemon served who nobody knows, and how its attempts ended.
+Each attack goes on until it is cancelled, and counts its actions: one of `ARRIVED` each time that it reached a daemon,
+`LET_IN` each time that a daemon served a stranger, and the outcomes of its attempts.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from tests.grpc_pushing import Pusher
 
 TIMEOUT_S = 10.0
 WORKERS = 8
-"""That do the same at once."""
+"""Workers that do the same at once."""
 OPENED_AT_ONCE = 64
-"""Connections."""
+"""Connections that are opened at once."""
 LORIS = 200
 """Connections that send byte by byte."""
 BYTE_S = 0.1
-"""Between two bytes."""
+"""Time between two bytes."""
 PUSHERS, CALLS = 100, 100
 MESSAGE_BYTES = 16 << 20
 STALLED = 100
 """Connections that take no answers."""
 READS = 60
-"""Requests of each of them."""
+"""Requests of each of these connections."""
 RENEWED = (b"KEYUPDATE", b"RENEGOTIATING")
-"""Lines of ``openssl`` that has asked for other keys."""
+"""Lines that ``openssl`` prints after asking for new keys."""
 ARRIVED = ("connected", "guessed")
 LET_IN = "let in"
 FAILED = (OSError, KeraError, EOFError, ssl.SSLError, asyncio.TimeoutError)
@@ -57,22 +57,22 @@ Way = Literal["frames", "grpc", "metrics"]
 
 @dataclass
 class Target:
-    """A cluster, as somebody in its network sees it."""
+    """A cluster, as an attacker in its network sees it."""
 
     ports: Mapping[Way, int]
-    """The broker's."""
+    """Ports of the broker."""
     coordinator_ports: Mapping[Way, int]
     tls: Tls | None
     introduction: Introduction
-    """Of somebody who may read, for attacks of those who are known."""
+    """Credentials of a user with the right to read, for attacks by known users."""
     read: broker_pb2.MultiReadChunksRequest
-    """All that there is."""
+    """A request for all data."""
     connections: int = 5000
     did: Counter[str] = field(default_factory=Counter)
 
     @property
     def context(self) -> ssl.SSLContext | None:
-        """To connect with."""
+        """The TLS context for connections of the attacker."""
         return None if self.tls is None else self.tls.client_context()
 
 
@@ -85,7 +85,7 @@ def _frame(method: Method[Any, Any], request_id: int, message: Any) -> bytes:
 
 
 async def _for_ever(target: Target, once: Callable[[], Awaitable[object]]) -> None:
-    """By several at once."""
+    """Repeat `once`, in several tasks at once."""
 
     async def worker() -> None:
         while True:
@@ -99,7 +99,7 @@ async def _for_ever(target: Target, once: Callable[[], Awaitable[object]]) -> No
     await asyncio.gather(*(worker() for _ in range(WORKERS)))
 
 
-# -- those who only connect ------------------------------------------------------------------------------------
+# -- idle connections ------------------------------------------------------------------------------------------
 
 
 async def _idle(target: Target, ports: Mapping[Way, int], way: Way) -> None:
@@ -129,11 +129,11 @@ async def _idle(target: Target, ports: Mapping[Way, int], way: Way) -> None:
 
 
 def idle(way: Way, *, coordinator: bool = False) -> Attack:
-    """Thousands who connect and say nothing."""
+    """Open thousands of connections and send nothing."""
     return lambda target: _idle(target, target.coordinator_ports if coordinator else target.ports, way)
 
 
-# -- those who speak slowly ------------------------------------------------------------------------------------
+# -- slow requests ---------------------------------------------------------------------------------------------
 
 
 async def _trickle(target: Target, port: int, data: bytes, context: ssl.SSLContext | None) -> None:
@@ -148,7 +148,7 @@ async def _trickle(target: Target, port: int, data: bytes, context: ssl.SSLConte
                     for at in range(len(data)):
                         writer.write(data[at : at + 1])
                         await writer.drain()
-                        await asyncio.sleep(BYTE_S)  # sleep: it is slow
+                        await asyncio.sleep(BYTE_S)  # sleep: the attacker is slow
                 finally:
                     writer.transport.abort()
             target.did["closed by the daemon"] += 1
@@ -165,19 +165,19 @@ def _client_hello(tls: Tls) -> bytes:
 
 
 async def slow_handshake(target: Target) -> None:
-    """TLS, byte by byte."""
+    """Send a TLS handshake, byte by byte."""
     assert target.tls is not None
     await _trickle(target, target.ports["frames"], _client_hello(target.tls), None)
 
 
 async def slow_authentication(target: Target) -> None:
-    """A request to authenticate over frames, byte by byte."""
+    """Send a request to authenticate over frames, byte by byte."""
     request = access_pb2.AuthenticateRequest(scram=Login("alice", "correct horse battery").first())
     await _trickle(target, target.ports["frames"], _frame(api.AUTHENTICATE, 1, request), target.context)
 
 
 async def slow_grpc(target: Target) -> None:
-    """The first words of HTTP/2, byte by byte."""
+    """Send the first bytes of HTTP/2, byte by byte."""
     context = target.context
     if context is not None:
         context.set_alpn_protocols(["h2"])
@@ -185,16 +185,16 @@ async def slow_grpc(target: Target) -> None:
 
 
 async def slow_http(target: Target) -> None:
-    """The headers of a request for metrics, byte by byte."""
+    """Send the headers of a request for metrics, byte by byte."""
     data = b"GET /metrics HTTP/1.1\r\nHost: x\r\n" + b"X-Header: y\r\n" * 500
     await _trickle(target, target.ports["metrics"], data, target.context)
 
 
-# -- those who take no answers ----------------------------------------------------------------------------------
+# -- unread answers ---------------------------------------------------------------------------------------------
 
 
 async def stalled_readers(target: Target) -> None:
-    """Somebody who may read asks for much, over many connections, and takes nothing of it."""
+    """As a user with the right to read, request a lot over many connections, and take no answers."""
     channels: list[FrameChannel] = []
 
     async def one() -> None:
@@ -208,7 +208,7 @@ async def stalled_readers(target: Target) -> None:
                 )
             except KeraError as error:
                 target.did[type(error).__name__] += 1
-                await asyncio.sleep(1)  # sleep: it was refused, and comes again, as who means harm does
+                await asyncio.sleep(1)  # sleep: an attacker that was refused comes again
                 continue
             channels.append(channel)
             target.did["connected"] += 1
@@ -225,7 +225,7 @@ async def stalled_readers(target: Target) -> None:
 
 
 async def stalled_strangers(target: Target) -> None:
-    """Somebody unknown sends one request after the other, and takes no answers."""
+    """As a stranger, send one request after the other, and take no answers."""
     one_request = _frame(api.GET_STREAM_ID, 1, coordinator_pb2.GetStreamIdRequest(name="x" * 1000))
 
     async def once() -> None:
@@ -239,7 +239,7 @@ async def stalled_strangers(target: Target) -> None:
                 writer.write(one_request)
                 async with asyncio.timeout(1):
                     await writer.drain()
-                await asyncio.sleep(0.001)  # sleep: until it is seen that the daemon has closed it
+                await asyncio.sleep(0.001)  # sleep: until the client notices that the daemon has closed the connection
                 if writer.is_closing():
                     break
         finally:
@@ -249,7 +249,7 @@ async def stalled_strangers(target: Target) -> None:
 
 
 async def pushing(target: Target) -> None:
-    """Somebody unknown sends large messages over gRPC, as much as it is let."""
+    """As a stranger, send as many large messages over gRPC as the daemon accepts."""
     loop = asyncio.get_running_loop()
     context = target.context
     if context is not None:
@@ -282,7 +282,7 @@ async def pushing(target: Target) -> None:
 
 
 def failed_handshakes(way: Way) -> Attack:
-    """Somebody who does not speak TLS, or another protocol."""
+    """Connect and send random bytes, which are not a handshake of TLS or another protocol."""
 
     async def once_of(target: Target) -> None:
         async def once() -> None:
@@ -301,7 +301,7 @@ def failed_handshakes(way: Way) -> Attack:
 
 
 async def refused_certificates(target: Target) -> None:
-    """Somebody who shows a certificate of an authority of its own."""
+    """Show a certificate of another authority."""
     assert target.tls is not None
     with tempfile.TemporaryDirectory() as directory:
         authority, _ = Authority.open_or_make(Path(directory))
@@ -313,7 +313,7 @@ async def refused_certificates(target: Target) -> None:
             channel = await FrameChannel.connect_tcp(f"{HOST}:{target.ports['frames']}", timeout_s=TIMEOUT_S, tls=tls)
             target.did["connected"] += 1
             try:
-                with contextlib.suppress(NotAllowed):  # of somebody who is known
+                with contextlib.suppress(NotAllowed):  # the answer to a known user
                     await call(channel, api.LIST_STREAMS, coordinator_pb2.ListStreamsRequest(), timeout_s=TIMEOUT_S)
                 target.did[LET_IN] += 1
             finally:
@@ -323,7 +323,7 @@ async def refused_certificates(target: Target) -> None:
 
 
 def wrong_passwords(way: Way) -> Attack:
-    """Somebody who guesses, each time with a name of its own, as fast as it is let."""
+    """Guess passwords as fast as the daemon allows, each time with a new name."""
 
     async def attack(target: Target) -> None:
         count = 0
@@ -362,7 +362,7 @@ def wrong_passwords(way: Way) -> Attack:
 
 
 def renewals(way: Way, command: bytes) -> Attack:
-    """Somebody who would have other keys all the time: ``K`` of TLS 1.3, ``R`` of TLS 1.2."""
+    """Request new keys all the time: ``K`` of TLS 1.3, ``R`` of TLS 1.2."""
 
     async def attack(target: Target) -> None:
         version = "-tls1_3" if command == b"K" else "-tls1_2"
@@ -378,7 +378,7 @@ def renewals(way: Way, command: bytes) -> Attack:
                 async for said in process.stderr:
                     if said.startswith((b"CONNECTION ESTABLISHED", *RENEWED)):
                         target.did["asked" if said.startswith(RENEWED) else "connected"] += 1
-                        process.stdin.write(command + b"\n")  # one at a time: what comes together counts once
+                        process.stdin.write(command + b"\n")  # one at a time: requests that arrive together count once
                         await process.stdin.drain()
             finally:
                 if process.returncode is None:
@@ -415,4 +415,4 @@ ATTACKS: dict[str, Attack] = {
 OF_TLS = frozenset(
     name for name in ATTACKS if name.startswith(("slow handshakes", "certificates", "other keys", "reneg"))
 )
-"""Those that are nothing without it."""
+"""Attacks that need TLS."""

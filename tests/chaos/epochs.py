@@ -1,16 +1,16 @@
-"""The same micro-batches live, as a backfill, and with kills.
+"""Compare the same micro-batches live, as a backfill, and with kills.
 
-A producer writes to a stream whose epochs go by the clock: now to all of its streamlets, now to some, and now and then
-what is late. A Spark query with ``epochsPerTrigger`` reads it three times, each in processes of its own:
+A producer writes to a stream whose epochs follow the clock: to some or all of its streamlets, with an occasional late
+record. A Spark query with ``epochsPerTrigger`` reads it three times, each in its own processes:
 
-* live, from before the first record on, with the Python engine, undisturbed but for its broker;
-* killed: a round waits until it has done another micro-batch, and kills at a random moment, with SIGKILL, in turn its
-  ``driver``, a ``worker`` (one of its Python processes), and the ``broker``; what was killed is started again, the
-  driver with the same checkpoint and the other engine;
+* live, from before the first record on, with the Python engine; only its broker is disturbed;
+* killed: a round waits until the query has done another micro-batch, and kills at a random moment, with SIGKILL, in
+  turn its ``driver``, a ``worker`` (one of its Python processes), and the ``broker``; the killed process is started
+  again, the driver with the same checkpoint and the other engine;
 * as a backfill at full speed, when all is written, with the columnar engine.
 
 Promised, and checked: the micro-batches with the same numbers have the same rows, in the same epochs, in all of them,
-also when one is run again; and in each epoch are the records that `Client.epochs` finds in it.
+also when one is run again; and each epoch has the records that `Client.epochs` finds in it.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from tests.integration.support import keeping_cluster
 
 STREAMLETS = 4
 EPOCH_MS = 500
-"""Of the stream; the query's are twice as long."""
+"""Length of the stream's epochs; the query's are twice as long."""
 QUERY_EPOCH_MS = 1000
 GRACE_MS = 300
 EPOCHS = 5
-"""Of a micro-batch."""
+"""Epochs of a micro-batch."""
 COLUMNAR, PYTHON = ENGINES = ("columnar", "python")
 SILENCE = 0.02
-"""How often a streamlet falls silent, of all turns."""
+"""The probability, per turn, that a streamlet falls silent."""
 SILENT_TURNS = 100
 LATE = 0.01
 LATE_S = 3.0
@@ -50,7 +50,7 @@ SEGMENT_BYTES = 64 * KIB
 ARENA_BYTES = 128 * MIB
 TIMEOUT_S = 300.0
 Batches = dict[int, dict[str, tuple[int, str]]]
-"""By number: of each epoch how many rows, and their hash."""
+"""Maps the number of a micro-batch to the number of rows and their hash for each of its epochs."""
 
 
 class Epochs(Load):
@@ -61,7 +61,7 @@ class Epochs(Load):
         self._silent = dict.fromkeys(range(STREAMLETS), 0)
 
     async def turn(self) -> None:
-        """See `Load`."""
+        """Send to all streamlets that are not silent."""
         for streamlet in range(STREAMLETS):
             if self._dice.random() < SILENCE:
                 self._silent[streamlet] = self._dice.randrange(SILENT_TURNS)
@@ -77,7 +77,7 @@ class Epochs(Load):
 
 
 class Query:
-    """One reading of the stream, and what it has told."""
+    """One reading of the stream, and its reported micro-batches."""
 
     def __init__(self, name: str, bootstrap: str, folder: Path, *, backfill: bool = False) -> None:
         self.name = name
@@ -89,31 +89,31 @@ class Query:
 
     @property
     def job(self) -> Job:
-        """The one that runs."""
+        """The current job."""
         return self._jobs[-1]
 
     @property
     def launches(self) -> int:
-        """How often it was started."""
+        """The number of launches."""
         return sum(job.launches for job in self._jobs)
 
     def start(self, engine: str) -> None:
-        """Start it, with the same checkpoint if it was started before."""
+        """Start the query, with the same checkpoint if it was started before."""
         self._jobs.append(Job([*self._argv, "--engine", engine], self._folder / f"job-{len(self._jobs)}.log"))
         self.job.start()
 
     def kill(self) -> None:
-        """End it, without a chance to say goodbye."""
+        """Kill the query with SIGKILL."""
         if self._jobs:
             self.job.kill()
 
     @property
     def count(self) -> int:
-        """Micro-batches that are done."""
+        """The number of micro-batches that are done."""
         return len(list((self._folder / "batches").glob("*.json")))
 
     def batches(self) -> Batches:
-        """What it has told. Raises `Wrong`: a micro-batch was run again, and was another one."""
+        """The reported micro-batches. Raises `Wrong` if one was run again with another result."""
         for path in (self._folder / "batches").glob("*.wrong"):
             again, before = path.read_text(), path.with_suffix(".json").read_text()
             raise Wrong(f"{self.name}: micro-batch {path.stem} was {before}, and {again} when it was run again")
@@ -123,7 +123,7 @@ class Query:
         return found
 
     async def until(self, reached: Callable[[], bool], what: str, *, alive: bool = True) -> None:
-        """See `Job.until`."""
+        """Wait for `reached`, as `Job.until` does."""
 
         async def answer() -> bool:
             return reached()
@@ -131,19 +131,19 @@ class Query:
         await self.job.until(answer, f"{what} ({self.name})", TIMEOUT_S, alive=alive)
 
     async def until_done(self, count: int) -> None:
-        """Wait for so many micro-batches."""
+        """Wait until this many micro-batches are done."""
         await self.until(lambda: self.count >= count, f"micro-batch {count}")
 
 
 async def rounds(run: Run, cluster: RunningCluster) -> None:
-    """All of them, and the end. Raises `Wrong`."""
+    """Run all rounds, and compare the results at the end. Raises `Wrong`."""
     queries = [live, killed] = [Query(name, cluster.bootstrap, run.folder) for name in ("live", "killed")]
     backfill = Query("backfill", cluster.bootstrap, run.folder, backfill=True)
     try:
         async with await Client.connect(cluster.bootstrap) as client:
             await client.admin.create_stream(SOURCE, streamlets=STREAMLETS, epoch_ms=EPOCH_MS, epoch_grace_ms=GRACE_MS)
             live.start(PYTHON)
-            await live.until_done(1)  # the micro-batch that Spark makes of nothing
+            await live.until_done(1)  # the micro-batch that Spark makes of an empty stream
             async with loading(client, Epochs, run, 4 * KIB) as load:
                 killed.start(PYTHON)
                 for number in range(run.arguments.rounds):
@@ -174,7 +174,7 @@ async def rounds(run: Run, cluster: RunningCluster) -> None:
 
 
 async def kill_one(kind: str, cluster: RunningCluster, query: Query, engine: str, dice: random.Random) -> None:
-    """Kill one, and start again what does not do so by itself; the driver with another engine."""
+    """Kill a process, and restart it unless it restarts on its own; the driver with another engine."""
     if kind == "driver":
         await asyncio.to_thread(query.kill)
         query.start(engine)
@@ -183,7 +183,7 @@ async def kill_one(kind: str, cluster: RunningCluster, query: Query, engine: str
 
 
 async def all_closed(client: Client) -> None:
-    """Wait until all that was written is in micro-batches that are closed."""
+    """Wait until all written records are in closed epochs."""
     bounds = await client.bounds(SOURCE)
     written_us = max(entry.watermark_us or 0 for entries in bounds.values() for entry in entries)
     closed_us = written_us + (EPOCHS + 1) * QUERY_EPOCH_MS * 1000
@@ -198,7 +198,7 @@ async def all_closed(client: Client) -> None:
 
 
 def compare(batches: Mapping[str, Batches], count: int) -> int:
-    """Raise `Wrong` unless the first `count` micro-batches are the same in all; gives how many rows they have."""
+    """Raise `Wrong` unless the first `count` micro-batches are the same in all; returns their number of rows."""
     (first, expected), *others = batches.items()
     for name, found in others:
         for number in range(count):
@@ -231,7 +231,7 @@ async def check_epochs(client: Client, batches: Batches) -> None:
 
 
 async def work(run: Run) -> None:
-    """A cluster, and all rounds. Raises `Wrong`."""
+    """Start a cluster, and run all rounds. Raises `Wrong`."""
     with keeping_cluster(run.folder / "cluster", arena_bytes=ARENA_BYTES, segment_bytes=SEGMENT_BYTES) as cluster:
         await rounds(run, cluster)
 

@@ -1,7 +1,7 @@
-"""The Spark job of ``tests.chaos.epochs``, in a process of its own: it tells of each micro-batch what was in it.
+"""The Spark job of ``tests.chaos.epochs``, in its own process: it reports the contents of each micro-batch.
 
-One file per micro-batch, ``<number>.json``: of each epoch the number of rows and their hash (`digest_of`). One that is
-run again has to say the same: otherwise there is a file ``<number>.wrong`` beside it.
+It writes one file per micro-batch, ``<number>.json``: the number of rows and their hash (`digest_of`) for each epoch.
+A repeated micro-batch must have the same contents: otherwise there is a file ``<number>.wrong`` beside it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Row = tuple[int, int, int, bytes]
 
 
 def digest_of(rows: Iterable[Row]) -> str:
-    """The same for the same rows, in whichever order they are."""
+    """A hash that is the same for the same rows, in any order."""
     digest = hashlib.blake2b(digest_size=16)
     for streamlet, entry, record, value in sorted(rows):
         digest.update(struct.pack("<IIQI", streamlet, entry, record, len(value)) + value)
@@ -33,7 +33,7 @@ def digest_of(rows: Iterable[Row]) -> str:
 
 
 def tell(folder: Path, number: int, rows_by_epoch: dict[int, list[Row]]) -> None:
-    """Write what was in a micro-batch."""
+    """Write the contents of a micro-batch to its file."""
     found = {str(epoch): [len(rows), digest_of(rows)] for epoch, rows in sorted(rows_by_epoch.items())}
     text, path = json.dumps(found), folder / f"{number}.json"
     if path.exists() and path.read_text() != text:
@@ -45,7 +45,7 @@ def tell(folder: Path, number: int, rows_by_epoch: dict[int, list[Row]]) -> None
 
 
 def start(spark: SparkSession, arguments: argparse.Namespace) -> StreamingQuery:
-    """The query. Started again with the same folder it goes on."""
+    """Start the query. With the folder of an earlier query it goes on from there."""
     records = (
         spark.readStream.format("kera")
         .option("kera.bootstrap.servers", arguments.bootstrap)
@@ -70,7 +70,7 @@ def start(spark: SparkSession, arguments: argparse.Namespace) -> StreamingQuery:
 
 
 def main() -> None:
-    """Run until somebody kills it, the query fails, or, of a backfill, there is no more."""
+    """Run until somebody kills it, the query fails, or a backfill is complete."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("bootstrap")
     parser.add_argument("stream")

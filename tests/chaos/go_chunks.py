@@ -1,8 +1,8 @@
-"""Chunks of ``tests.chaos.chunks`` whose structure is wrong, as the client in Go opens them: ``make fuzz-structures``.
+"""Chunks of ``tests.chaos.chunks`` with a wrong structure, as the Go client opens them: ``make fuzz-structures``.
 
-They go to its own tests as vectors, like those of ``docs/vectors.json``: chunks with the records that Python reads in
-them, and chunks that Python refuses. Only those of the default schema, which is the only one that this client knows.
-Promised, and checked: it reads the same records, and refuses the same chunks as corrupt; no process ends.
+The client's own tests read them as vectors, like those of ``docs/vectors.json``: chunks with the records that Python
+reads in them, and chunks that Python refuses. All have the default schema, the only one that this client knows.
+Promised, and checked: it reads the same records, and refuses the same chunks as corrupt; no process dies.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from tests.chaos.columnar_chunks import crafted
 
 MODULE = Path(__file__).resolve().parents[2] / "clients" / "go"
 TESTS = "TestChunks"
-"""Of the client's own: those that read vectors of chunks."""
+"""The client's own tests that read vectors of chunks."""
 AT_ONCE = 2_000
 
 
 def vectors(seeds: Iterable[int], version: int | None = None) -> dict[str, list[Any]]:
-    """A chunk of each seed, as ``docs/vectors.json`` has them."""
+    """A chunk of each seed, in the form of ``docs/vectors.json``."""
     found = [source for source in sources_of(version) if source.batch.schema.equals(DEFAULT_SCHEMA)]
     chunks, unreadable = [], []
     for seed in seeds:
@@ -69,7 +69,7 @@ def _records(source: Source, payload: bytes) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    """See the head of this module."""
+    """Run the check with the options of the command line; returns the exit code."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--examples", type=int, default=2_000)
     parser.add_argument("--seed", type=int, default=1)

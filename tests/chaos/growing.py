@@ -1,6 +1,6 @@
-"""Record batches that are valid and small, and whose values are gigabytes when each is written out; and their like.
+"""Small, valid record batches whose values fill gigabytes when each is written out; and similar ones that stay small.
 
-Each is of types that a stream's schema may have. What is small and stays it is of the same types.
+Each uses types that a stream's schema may have. The batches that stay small use the same types.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _views_of(kind: pa.DataType, rows: int) -> pa.Array:
 
 
 def _lists_of_lists() -> pa.RecordBatch:
-    """Ten list views of all of the ones before, five times: a hundred thousand times what there is."""
+    """Ten list views of all previous ones, five times: this multiplies the values by a hundred thousand."""
     values = pa.array(range(FEW * 1000), pa.int64())
     for _ in range(5):
         values = pa.ListViewArray.from_arrays(
@@ -99,7 +99,7 @@ _GROWING: dict[str, Callable[[], pa.RecordBatch]] = {
 }
 GROWING = tuple(_GROWING)
 IN_METADATA = (*GROWING[:5], "runs in a list")
-"""Of which a broker knows, as it looks at the metadata."""
+"""The batches whose growth a broker sees in the metadata."""
 
 
 @cache
@@ -156,4 +156,4 @@ OTHERS: dict[str, Callable[[], pa.RecordBatch]] = {
     "none": lambda: _some_nested().slice(0, 0),
     "bits": lambda: _one_of(pa.array(np.zeros(1 << 24, bool))),
 }
-"""Of which none may be refused."""
+"""Batches that must not be refused."""

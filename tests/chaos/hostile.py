@@ -1,22 +1,22 @@
-"""Lose and empty brokers whose logs have chunks of a hostile writer in them.
+"""Lose and empty brokers whose logs contain chunks of a hostile writer.
 
-Ordinary writers fill streams of each durability, with one and two replicas. Beside them somebody sends every kind of
-chunk that `hostile_chunks` has, to the same streamlets, before a broker is lost, meanwhile, and afterwards. Half of the
-clusters refuse what brokers refuse; in the others all of it gets into the log (`unchecked`), as from an older version:
-their brokers are as they are but for the checks at the door, and those that are started again have these, too.
+Ordinary writers fill streams of each durability, with one and two replicas. Beside them a hostile client sends every
+kind of chunk of `hostile_chunks` to the same streamlets, before a broker is lost, meanwhile, and afterwards. Half of
+the clusters refuse such chunks as usual; in the others all of them get into the log (`unchecked`), as from an older
+version: their brokers lack only the checks of incoming chunks, and restarted brokers have these, too.
 
-    kill           the broker's process ends, and does not come back before others have what it had
-    memory         its host crashed and is back: what was only in memory is gone
-    drain          kera cluster drain, asked again until the broker is drained; then it goes, with its memory
-    drain --wait   the same, and the command ends when it is drained
+    kill           the broker's process ends, and comes back only after others have its streamlets
+    memory         its host crashed and is back: data that was only in memory is gone
+    drain          kera cluster drain, repeated until the broker is drained; then it goes, with its memory
+    drain --wait   the same, and the command ends when the broker is drained
 
-After each, another broker is killed: what was recovered or moved is recovered once more.
+After each, another broker is killed: recovered or moved data is recovered once more.
 
-Promised, and checked with a reader of its own that opens no chunk of others: every acknowledged record is there, once,
-in its writer's order, at the ordinal and place where it was acknowledged; ordinals have no gap; recoveries and drains
-end; and ordinary consumers that leave out what cannot be read see the same records. At level ``leader`` nothing is
-under way when a broker is lost, since that level promises nothing then, and readers are told what may be missing.
-Checked, too: some hostile chunks were taken and some refused, and the log has such as brokers refuse, or has none.
+Promised, and checked with a separate reader that opens no hostile chunk: every acknowledged record is there, once, in
+its writer's order, at the ordinal and place where it was acknowledged; ordinals have no gap; recoveries and drains end;
+and ordinary consumers that skip unreadable chunks see the same records. At level ``leader`` no request is in flight
+when a broker is lost, since that level promises nothing then, and readers get an error about possible loss. Also
+checked: some hostile chunks were taken and some refused, and the log does or does not have chunks that brokers refuse.
 """
 
 from __future__ import annotations
@@ -69,21 +69,21 @@ LEVELS = ("leader", "replicated", "persisted")
 REPLICATIONS = (1, 2)
 EVENTS = ("kill", "memory", "drain", "drain --wait")
 STREAMLETS, ENTRIES = 3, 2
-"""A streamlet at each broker."""
+"""Each broker has a streamlet."""
 PAUSE_S = 0.05
-"""Between two records of a writer to a streamlet."""
+"""Time between two records of a writer to a streamlet."""
 END_S_MAX = 60.0
-"""A recovery or a drain of so little data that lasts longer does not end."""
+"""A recovery or drain of this little data that takes longer counts as stuck."""
 REQUEST_TIMEOUT_S = 5.0
 EntryKey = tuple[int, int]
 """Streamlet and entry."""
 
 
-# -- what is in a log --------------------------------------------------------------------------------------------
+# -- contents of a log -------------------------------------------------------------------------------------------
 
 
 class Stored(NamedTuple):
-    """A chunk, and where it is."""
+    """A chunk, and its place."""
 
     position: Position
     header: ChunkHeader
@@ -91,26 +91,26 @@ class Stored(NamedTuple):
 
 
 class Channels:
-    """Connections to brokers, by their addresses."""
+    """Connections to brokers, by address."""
 
     def __init__(self) -> None:
         self._open: dict[str, FrameChannel] = {}
 
     async def to(self, address: str) -> Channel:
-        """One that is open, or a new one. Raises `KeraError`."""
+        """An open connection, or a new one. Raises `KeraError`."""
         channel = self._open.get(address)
         if channel is None or channel.closed:
             channel = self._open[address] = await FrameChannel.connect_tcp(address, timeout_s=REQUEST_TIMEOUT_S)
         return channel
 
     async def close(self) -> None:
-        """End them all."""
+        """Close all connections."""
         for channel in self._open.values():
             await channel.close()
 
 
 async def read_entry(client: Client, channels: Channels, name: str, which: EntryKey) -> list[Stored]:
-    """All chunks of an entry as bytes, whatever they are, wherever they are by now. Raises `Wrong` for a loss."""
+    """All chunks of an entry as bytes, hostile ones too, from their current brokers. Raises `Wrong` for a loss."""
     streamlet, entry = which
     found: list[Stored] = []
     at = EARLIEST
@@ -131,7 +131,7 @@ async def read_entry(client: Client, channels: Channels, name: str, which: Entry
         except DataLost as error:
             if stream.config.durability != "leader":
                 raise Wrong(f"{name}/{which} cannot be read from {at} on: {error!r}") from error
-            at = Position(*error.attributes["available_from"])  # what may be missing; ordinals tell whether it is
+            at = Position(*error.attributes["available_from"])  # possible loss; ordinals show if records are missing
             continue
         except KeraError as error:
             if not error.retriable:
@@ -153,20 +153,20 @@ async def read_entry(client: Client, channels: Channels, name: str, which: Entry
 
 @dataclass
 class Seen:
-    """What a check has found in a stream."""
+    """The contents of a stream that a check has found."""
 
     records: int = 0
-    """Of ordinary writers."""
+    """Records of ordinary writers."""
     foreign: int = 0
-    """Chunks of somebody else."""
+    """Hostile chunks."""
     empty: int = 0
-    """Of these, those that say to have no records."""
+    """Hostile chunks that claim to have no records."""
     unreadable: int = 0
-    """Of these, those that no reader opens."""
+    """Hostile chunks that no reader opens."""
 
 
 async def check_stream(client: Client, channels: Channels, name: str, writers: Sequence[Writer]) -> Seen:
-    """See the head of this module. Nothing of the writers may be under way. Raises `Wrong`."""
+    """Check the promises for a stream; its writers must have no request in flight. Raises `Wrong`."""
     seen = Seen()
     stream = await client.describe(name)
     places: dict[EntryKey, list[tuple[int, int, Position]]] = {}
@@ -195,7 +195,7 @@ async def check_stream(client: Client, channels: Channels, name: str, writers: S
                 raise Wrong(f"{name}/{streamlet}: {len(deliveries)} were acknowledged, {len(known)} are there")
             for at, (delivery, place) in enumerate(zip(deliveries, known, strict=True)):
                 told = (delivery.entry.entry, delivery.record, delivery.position)
-                # The answer to a repeat of what is not in memory any more may name no place.
+                # The answer to a repeated chunk that is no longer in memory may name no place.
                 if delivery.position is not None and place != told:
                     raise Wrong(f"{name}/{streamlet}: record {at} is at {place}, acknowledged was {told}")
     if await _consumed(client, name) != seen.records:
@@ -204,7 +204,7 @@ async def check_stream(client: Client, channels: Channels, name: str, writers: S
 
 
 def _ordinary(stream: StreamDescription, header: ChunkHeader, data: bytes, seen: Seen) -> list[bytes]:
-    """The values in a chunk, if it is one of ordinary writers; else it is counted."""
+    """The values of a chunk of an ordinary writer; any other chunk is counted instead."""
     payload = data[HEADER_BYTES : HEADER_BYTES + header.payload_bytes]
     try:
         batch = open_payload(payload, stream.schema, header)
@@ -220,7 +220,7 @@ def _ordinary(stream: StreamDescription, header: ChunkHeader, data: bytes, seen:
 
 
 async def _consumed(client: Client, name: str) -> int:
-    """How many records of ordinary writers a consumer is given that leaves out what it cannot read."""
+    """The number of ordinary writers' records that a consumer receives that skips unreadable chunks."""
     count = 0
     start: Any = "earliest"
     async with asyncio.timeout(END_S_MAX):
@@ -232,13 +232,13 @@ async def _consumed(client: Client, name: str) -> int:
                         values = chunk.batch.column("value").to_pylist()
                         count += sum(bool(value) and value != FOREIGN and value[:1].isdigit() for value in values)
                 return count
-            except DataLost as error:  # of level leader: over what may be missing
+            except DataLost as error:  # at level leader: skip the possible loss
                 start = consumer.positions()
                 available = Position(*error.attributes["available_from"])
                 start[error.attributes["streamlet_id"]][error.attributes["entry"]] = available
 
 
-# -- somebody else -----------------------------------------------------------------------------------------------
+# -- the hostile client ------------------------------------------------------------------------------------------
 
 
 class Hostile:
@@ -250,32 +250,32 @@ class Hostile:
         self._streams = streams
         self._kinds = kinds
         self.spared: set[str] = set()
-        """Streams to which nothing is sent now."""
+        """Streams that get no hostile chunks now."""
         self.sent: Counter[str] = Counter()
-        """Chunks, by stream."""
+        """Chunks sent, by stream."""
         self.taken: Counter[str] = Counter()
         self.outcomes: Counter[str] = Counter()
         self.defects: list[str] = []
-        """What brokers themselves call a defect."""
+        """Errors that brokers report as internal defects."""
 
     async def round(self) -> None:
-        """Each kind once to each stream, to one streamlet after the other."""
+        """Send each kind once to each stream, to one streamlet after the other."""
         for number, kind in enumerate(self._kinds):
             for at, name in enumerate(self._streams):
                 if name in self.spared:
                     continue
                 streamlet = (number + at) % STREAMLETS
-                with contextlib.suppress(KeraError):  # a broker that is lost: others get the kinds that follow
+                with contextlib.suppress(KeraError):  # the broker may be lost: others get the kinds that follow
                     await self._send(name, streamlet, kind)
 
     async def go_on(self) -> None:
-        """Rounds, until cancelled."""
+        """Repeat rounds until cancelled."""
         while True:
             await self.round()
-            await asyncio.sleep(0)  # if all are spared
+            await asyncio.sleep(0)  # if all streams are spared
 
     async def impersonate(self) -> None:
-        """Send under the ids of those who write, what they have sent and what they will not send."""
+        """Send old and future chunks under the ids of the ordinary writers."""
         for name in self._streams:
             for streamlet in range(STREAMLETS):
                 for entry in range(ENTRIES):
@@ -294,7 +294,7 @@ class Hostile:
         await self._submit(name, streamlet, kind.build(target, answer.producer_id))
 
     async def _submit(self, name: str, streamlet: int, chunks: list[bytes]) -> None:
-        """Each chunk in a request of its own as well as its like: what one of them breaks, the next one shows."""
+        """Send the chunks of one kind in one request: the later ones show what an earlier one breaks."""
         stream = await self._client.admin.describe_stream(name)
         broker = stream.brokers[stream.assignments[streamlet].broker_id]
         channel = await self._channels.to(broker.frames_address)
@@ -312,7 +312,7 @@ class Hostile:
 
 
 class Row(NamedTuple):
-    """A line of the table."""
+    """A row of the table."""
 
     event: str
     in_log: bool
@@ -323,10 +323,10 @@ class Row(NamedTuple):
     taken: int
     seen: Seen
     ended_s: tuple[float, ...]
-    """How long the recoveries or drains took."""
+    """Durations of the recoveries or drains."""
 
     def check(self) -> None:
-        """Hostile chunks were there, and those that brokers refuse are in the log as wanted. Raises `Wrong`."""
+        """Check that hostile chunks were sent, and that the log has refusable ones only if wanted. Raises `Wrong`."""
         if not self.sent > self.taken > 0 or bool(self.seen.empty) is not self.in_log or not self.acknowledged:
             raise Wrong(f"this has shown nothing of hostile chunks: {self}")
 
@@ -347,7 +347,7 @@ HEAD = (
 
 @dataclass
 class Loaded:
-    """A stream and who writes to it."""
+    """A stream and its writer."""
 
     name: str
     replication: int
@@ -366,7 +366,7 @@ class Round:
         self.ended_s: list[float] = []
 
     async def lose(self, event: Callable[[str], Awaitable[None]]) -> None:
-        """Have something happen to a broker that owns a part of each stream, under load and attack."""
+        """Do `event` to a broker that owns a part of each stream, under load and attack."""
         await self._quiet()
         name = await self._owner()
         self.hostile.spared = {stream.name for stream in self.streams if stream.level == "leader"}
@@ -395,12 +395,12 @@ class Round:
             await asyncio.gather(*(stream.writer.go_on() for stream in self.streams if which(stream)))
 
     async def _quiet(self) -> None:
-        """All that was acknowledged is where its level, and that of others, wants it."""
+        """Wait until all acknowledged records are as durable as the level of their stream wants."""
         await settle([stream.writer for stream in self.streams], END_S_MAX)
         await until_safe(self.cluster, END_S_MAX)
 
     async def _owner(self) -> str:
-        """Who has most of the streams."""
+        """The broker that owns the most streamlets."""
         owned: Counter[int] = Counter()
         for stream in self.streams:
             description = await self.client.admin.describe_stream(stream.name)
@@ -408,13 +408,13 @@ class Round:
         return broker_name(self.cluster, owned.most_common(1)[0][0])
 
     async def kill(self, name: str) -> None:
-        """See the head of this module."""
+        """Kill a broker, and wait until others have its streamlets."""
         begun_us = now_us()
         await self.cluster.kill(name)
         await until_recovered(self.client, [broker_id_of(self.cluster, name)], begun_us, END_S_MAX)
 
     async def memory(self, name: str) -> None:
-        """The same."""
+        """Kill a broker, restart it without its memory, and wait until its streamlets are recovered."""
         begun_us = now_us()
         await self.cluster.kill(name)
         Path(self.cluster.ready[name]["arena_path"]).unlink()
@@ -422,7 +422,7 @@ class Round:
         await until_recovered(self.client, [broker_id_of(self.cluster, name)], begun_us, END_S_MAX)
 
     async def drain(self, name: str, *options: str) -> None:
-        """The same."""
+        """Drain a broker, then kill it, and delete its memory."""
 
         async def drained() -> bool:
             return "is drained" in await self._kera("drain", name, *options)
@@ -444,7 +444,7 @@ class Round:
         return done.stdout
 
     async def all_back(self) -> None:
-        """Brokers that do not run are started again; they look at chunks."""
+        """Restart brokers that do not run; from now on they check incoming chunks."""
         if isinstance(self.cluster, UncheckedCluster):
             self.cluster.checked = True
         for name in self.cluster.ready:
@@ -455,7 +455,7 @@ class Round:
                     await self._kera("drain", name, "--undo")
 
     async def check(self, channels: Channels) -> list[Seen]:
-        """Look at all streams."""
+        """Check all streams."""
         await self._quiet()
         if self.hostile.defects:
             raise Wrong(f"brokers call it a defect: {self.hostile.defects[:3]}")
@@ -467,7 +467,7 @@ class Round:
 
 @contextlib.asynccontextmanager
 async def loaded(client: Client, replications: Sequence[int], levels: Sequence[str]) -> AsyncIterator[list[Loaded]]:
-    """Streams of all these kinds, each with a writer."""
+    """Create streams of all these kinds, each with a writer."""
     async with contextlib.AsyncExitStack() as stack:
         found = []
         for replication in replications:
@@ -496,7 +496,7 @@ async def one(
     levels: Sequence[str] = LEVELS,
     kinds: Sequence[Kind] = KINDS,
 ) -> list[Row]:
-    """Do it to one cluster; returns a row for each stream. Raises `Wrong`."""
+    """Run an event on one cluster; returns a row for each stream. Raises `Wrong`."""
     channels = Channels()
     kind = UncheckedCluster if in_log else LocalCluster
     async with contextlib.AsyncExitStack() as stack:
@@ -536,7 +536,7 @@ async def one(
 
 
 async def work(run: Run) -> None:
-    """The whole matrix, printed as a table; what is wrong in a cluster comes in a group, behind all of them."""
+    """Run all combinations, and print a table; failures come in a group, after all clusters."""
     arguments, failures = run.arguments, list[Exception]()
     print(HEAD, flush=True)
     for in_log, event in product((False, True), arguments.kinds):
@@ -545,7 +545,7 @@ async def work(run: Run) -> None:
                 rows = await one(
                     event, folder, in_log=in_log, replications=arguments.replication, levels=arguments.levels
                 )
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the verdict
+        except Exception as error:  # noqa: BLE001 - every error is part of the verdict
             print(f"FAILED: {event}, {'in the log' if in_log else 'refused'}: {error!r}", flush=True)
             failures.append(error)
         else:
@@ -556,7 +556,7 @@ async def work(run: Run) -> None:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Its own."""
+    """Add the options of this program."""
     parser.add_argument("--replication", type=int, nargs="+", choices=(1, 2, 3), default=list(REPLICATIONS))
     parser.add_argument("--levels", nargs="+", choices=LEVELS, default=list(LEVELS))
 

@@ -1,7 +1,7 @@
-"""Chunks that a program may send whose writer was careless or means harm: of every kind, each from its own producer.
+"""Chunks of careless or hostile writers: all kinds that a program may send, each from its own producer.
 
-Their checksums are right, and they name a stream and streamlet that there are; all else may be anything. Pure: what is
-to be sent, and not how. Records of theirs that can be read have the value `FOREIGN`.
+Their checksums are right, and they name an existing stream and streamlet; all else may be anything. This module only
+builds the chunks, and does not send them. Readable records of theirs have the value `FOREIGN`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ SEGMENT_FILL = 160
 """Chunks of the usual size that fill more than a segment of 64 KiB."""
 LARGEST = (1 << 32) - 1
 _DECIDES_WHOSE = frozenset({"magic", "version", "header_bytes", "stream_id", "streamlet_id", "payload_crc32c"})
-"""Fields without which the bytes are not a chunk, or one of somebody else's stream."""
+"""Fields without which the bytes are not a chunk, or belong to another stream."""
 _SPOILT = 12
-"""Payloads that are spoilt at random, of each producer that sends them."""
+"""Randomly spoilt payloads of each producer that sends such payloads."""
 
 
 class Target(NamedTuple):
-    """Where chunks are to go."""
+    """The destination of chunks."""
 
     stream_id: int
     streamlet_id: int
@@ -38,14 +38,14 @@ class Target(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """A kind of harm: `build` makes what its producer, whose id is given, sends one after the other."""
+    """A kind of hostile chunks: `build` makes the chunks of the producer with the given id, in the order of sending."""
 
     name: str
     build: Callable[[Target, int], list[bytes]]
 
 
 def chunk(target: Target, producer_id: int, sequence: int, *, rows: int = ROWS, epoch: int = 0) -> bytes:
-    """A chunk with which all is right, but that one without rows is none that a producer makes."""
+    """A correct chunk; with `rows=0` it is correct except that a producer would not make it."""
     return _framed(target, producer_id, sequence, _payload(rows), rows=rows, epoch=epoch)
 
 
@@ -75,7 +75,7 @@ def _framed(target: Target, producer_id: int, sequence: int, payload: bytes, *, 
 
 
 def _changed(field: str, value: int, *, good: int = 1) -> Callable[[Target, int], list[bytes]]:
-    """Some good chunks, the one whose field has this value, and the chunks that would follow it."""
+    """Some good chunks, one whose field has this value, and the chunks that would follow it."""
 
     def build(target: Target, producer: int) -> list[bytes]:
         before = [chunk(target, producer, number) for number in range(good)]
@@ -90,7 +90,7 @@ def _sequences(*numbers: int) -> Callable[[Target, int], list[bytes]]:
 
 
 def _empty(count: int, *, rows: int = 0, payload: bool = True) -> Callable[[Target, int], list[bytes]]:
-    """Chunks that say to have no records, in a row."""
+    """Chunks that claim to have no records, in a row."""
 
     def build(target: Target, producer: int) -> list[bytes]:
         content = _payload(rows) if payload else b""
@@ -115,13 +115,13 @@ def _noise(target: Target, producer: int) -> list[bytes]:
 
 
 def _chosen_id(target: Target, producer: int) -> list[bytes]:
-    """From ids that nobody gave."""
+    """Chunks under ids that were never assigned."""
     ids = (0, PRODUCER_IDS.start + producer, PRODUCER_IDS.stop - 1, producer + (1 << 40))
     return [chunk(target, one, number) for one in ids for number in range(2)]
 
 
 def _epochs(target: Target, producer: int) -> list[bytes]:
-    """An epoch that goes up, down, and to the end."""
+    """Chunks with an epoch that goes up, down, and to the maximum."""
     epochs = ((0, 0), (5, 0), (4, 0), (5, 1), (0, 1), (LARGEST, 0), (LARGEST, 1), (0, 0))
     return [chunk(target, producer, sequence, epoch=epoch) for epoch, sequence in epochs]
 
@@ -156,7 +156,7 @@ KINDS = (
 
 
 def impersonating(target: Target, producer_id: int, epoch: int, sequence: int) -> list[bytes]:
-    """Chunks under the id of somebody who has sent up to `sequence`: what is past, what is to come much later."""
+    """Chunks under the id of a producer that has sent up to `sequence`: repeated ones, and ones far ahead."""
     past = [chunk(target, producer_id, number, epoch=epoch) for number in (sequence, 0)]
     later = [chunk(target, producer_id, sequence + ahead, epoch=epoch) for ahead in (1_000, 1 << 40)]
     empty = _framed(target, producer_id, sequence, _payload(0), rows=0, epoch=epoch)

@@ -1,26 +1,26 @@
 """Hold a latency constraint while the load changes, owners die, streamlets move and clocks jump.
 
-Records with keys are written into a stream, passed on by a consumer group, and are through when they are durable in a
-second stream: a path with a constraint, in a cluster of three brokers and two backups. Who writes and who works on it
-are processes (`latency_client`) whose clocks can be set. In each round the load doubles or halves, and when it is half
-over one thing happens, in turn:
+Records with keys are written into a stream, passed on by a consumer group, and have come through when they are durable
+in a second stream: a path with a constraint, in a cluster of three brokers and two backups. The writer and the worker
+are processes (`latency_client`) whose clocks can be set. In each round the load doubles or halves, and at half time one
+of these happens, in turn:
 
 * ``kill``: the broker with most streamlets of the path is killed, and started again when the round is over;
 * ``move``: streamlets of both streams move to other brokers;
 * ``writer``, ``worker``: the clock of that process is set by 5 s, ahead and back in turn.
 
-Promised, and checked by what clients measure themselves on the monotonic clock that they share (`latency_truth`):
+Promised, and checked against the clients' own measurements on the monotonic clock that they share (`latency_truth`):
 
-* within `WINDOWS` windows of whatever happened the constraint is held again, by its description, and stays it. After a
-  kill they begin when all streamlets have an owner, which a cluster's settings say (`OUTAGE_S`);
-* what a description says was true within the time that it is of, but for a round trip: also when clocks jump;
-* no chunk is left beyond its deadline for longer than the event loop of who writes is busy (`Producer.late_ms`);
-* no more is under way than is sent within the limit: a constraint knows only of what has come through;
-* every record that was accepted is acknowledged, and there once, in order; none of this fails unheard.
+* within `WINDOWS` windows of any such event the constraint is held again, by its description, and stays held. After a
+  kill they begin when all streamlets have an owner, at the latest after `OUTAGE_S`, which the cluster's settings imply;
+* each description was true within the time that it covers, up to a round trip: also when clocks jump;
+* no chunk is left beyond its deadline for longer than the writer's event loop is busy (`Producer.late_ms`);
+* records in flight never exceed those sent within the limit: a constraint knows only of records that came through;
+* every accepted record is acknowledged, and exists once, in order; no error goes unnoticed.
 
-Looks at the description follow each other closely, and records come through, or that is wrong. Where the machine is too
-busy, it says so: looks that are off by less than the lag of the clients' event loops explains (`Truth.explained_us`)
-are counted apart. With ``--slow-work-ms`` and ``--late-timer-ms`` it has to fail.
+Rare looks at the description, or a window without records, are failures, too. On a machine that is too busy, the
+output says so: looks whose error the lag of the clients' event loops explains (`Truth.explained_us`) are counted
+separately. With ``--slow-work-ms`` and ``--late-timer-ms`` it has to fail.
 """
 
 from __future__ import annotations
@@ -64,25 +64,24 @@ STREAMLETS = {FIRST: 6, SECOND: 3}
 KINDS = ("kill", "move", WRITER, WORKER)
 JUMP_S = 5.0
 RATES = (100.0, 1600.0)
-"""Between which the load doubles and halves, in records a second."""
+"""Lowest and highest load, in records a second; it doubles and halves between them."""
 CHUNK_BYTES = 4 * KIB
-"""With the highest loads chunks are full before they have waited for as long as they may, with the others they are not.
-"""
+"""With the highest loads chunks are full before their time is over, with the others they are not."""
 WINDOWS = 2
 GRACE_S = 0.2
-"""Of a report that a broker is gone: `report_grace_ms`."""
+"""Time that a report of a lost broker is delayed: `report_grace_ms`."""
 HEARTBEATS_MISSED_MAX = 20
-"""So that a broker of a busy machine, which stands still for seconds, is not a loss."""
+"""High, so that a broker that stands still for seconds on a busy machine does not count as lost."""
 OUTAGE_S = HEARTBEAT_MS * HEARTBEATS_MISSED_MAX / 1000 + GRACE_S + 20.0
-"""At most until all streamlets have an owner again: what a cluster takes to miss a broker, and what it takes to recover
-some megabytes, on a machine that does other things besides."""
+"""The longest time until all streamlets have an owner again: the time until a cluster misses a broker, plus the time to
+recover some megabytes, on a machine with other work."""
 TIMEOUT_S = 120.0
 UNSEEN_S_MAX = 8 * SLOT_S
-"""At most between two looks at the description, on a machine that does not stand still meanwhile."""
+"""The longest time between two looks at the description, on a machine that does not stand still meanwhile."""
 
 
 class Part(NamedTuple):
-    """Something that has happened, and what came of it."""
+    """An event, and its effects."""
 
     what: str
     outage_s: float
@@ -92,12 +91,12 @@ class Part(NamedTuple):
     explained_ms: float
     records: int
     mean_ms: float
-    """Of records, by their own times, over the last window."""
+    """The mean of records, by their own times, over the last window."""
     longest_ms: float
-    """Of any record since it has happened."""
+    """The longest of any record since the event."""
     shown_ms: float
     shown_most_ms: float
-    """Since it has happened."""
+    """The longest described time since the event."""
 
     def __str__(self) -> str:
         p50, p95, most = self.lags_ms
@@ -113,7 +112,7 @@ class Part(NamedTuple):
 
 
 def table(parts: Sequence[Part], window_s: float) -> Iterator[str]:
-    """By what has happened, in Markdown."""
+    """Rows by kind of event, in Markdown."""
     yield "| what | times | held after, windows: mean | longest | figures off, ms: most | looks, busy |"
     yield "|---|--:|--:|--:|--:|--:|"
     for kind in ("load", *KINDS):
@@ -127,7 +126,7 @@ def table(parts: Sequence[Part], window_s: float) -> Iterator[str]:
 
 
 class ConstrainedPath:
-    """A path under load, and what happens to it."""
+    """A path under load, and the events of its rounds."""
 
     def __init__(self, cluster: LocalCluster, client: Client, run: Run) -> None:
         self._cluster, self._client, self._options, self._run = cluster, client, run.arguments, run
@@ -136,17 +135,17 @@ class ConstrainedPath:
         self._random = run.moments
         self._processes: dict[str, Process] = {}
         self._followed: dict[str, asyncio.Task[None]] = {}
-        """Each ends behind the last that its process has told of."""
+        """Each task ends after the last slot that its process has reported."""
         self.truth = Truth()
         self._looks = Looks()
         self._rate = 0.0
         self._jumps: Counter[str] = Counter()
 
-    # -- what goes on ----------------------------------------------------------------------------------------------
+    # -- clients and looks -----------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
     async def going(self, directory: Path) -> AsyncIterator[None]:
-        """Clients are at work, the constraint is there, and was held once."""
+        """Start the clients, create the constraint, and run the block."""
         for stream, streamlets in STREAMLETS.items():
             await self._client.admin.create_stream(stream, streamlets=streamlets, replication=1)
         async with asyncio.TaskGroup() as tasks:
@@ -184,7 +183,7 @@ class ConstrainedPath:
             raise Wrong(f"the {role} has ended by itself")
 
     async def _constrained(self) -> bool:
-        """The constraint is made, as soon as the group reads."""
+        """Create the constraint; false while the group does not read yet."""
         options = self._options
         try:
             await self._client.latency.create(NAME, PATH, options.limit_ms, window_ms=round(options.window_s * 1000))
@@ -212,10 +211,10 @@ class ConstrainedPath:
         self._rate = rate
         self._say(WRITER, rate=rate)
 
-    # -- what happens ----------------------------------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------------------------------
 
     async def rounds(self) -> None:
-        """All of them, after the first time that the constraint is held."""
+        """Wait until the constraint is held, and run all rounds."""
         options = self._options
         await until_found(self._was_held, TIMEOUT_S)
         if options.slow_work_ms:
@@ -233,12 +232,12 @@ class ConstrainedPath:
                 await until_registered(self._client, broker_id_of(self._cluster, name))
 
     async def _was_held(self) -> bool:
-        """Of all hops, by what chunks were allowed from the beginning."""
+        """Whether the constraint was held with measurements of all hops, within the initial limits of chunks."""
         last = self._looks.last
         return last is not None and last.state == "held" and last.measured >= 8
 
     async def _kill(self) -> str:
-        """The broker with most streamlets ends; its name."""
+        """Kill the broker with most streamlets; returns its name."""
         owners = Counter[int]()
         for stream in STREAMLETS:
             described = await self._client.admin.describe_stream(stream)
@@ -284,18 +283,18 @@ class ConstrainedPath:
         self._say(role, step_s=step_s)
         await self._part(f"{role}'s clock {step_s:+g} s", time.monotonic(), through=True)
 
-    # -- what comes of it ------------------------------------------------------------------------------------------
+    # -- verdict ---------------------------------------------------------------------------------------------------
 
     async def _part(self, what: str, at_s: float, *, outage_s: float = 0.0, through: bool = False) -> None:
-        """Wait half a round, and judge. `through`: figures are right all the time, and not only when it is over."""
+        """Wait half a round, and judge. `through`: figures must be right from the event on, not just after a while."""
         options = self._options
-        # Clients notice that an outage is over when they try again; until then records are as late as it has made them.
+        # Clients notice the end of an outage when they retry; until then it delays records.
         lost_s = outage_s and outage_s + BACKOFF_S_MAX
         end_s, within_s = at_s + lost_s + options.seconds / 2, lost_s + WINDOWS * options.window_s
         with saying(lambda: f"{what}: clients have told of nothing for {TIMEOUT_S:g} s"):
             async with asyncio.timeout(max(0.0, end_s - time.monotonic()) + TIMEOUT_S):
                 while time.monotonic() < end_s or self.truth.known_until_s() < end_s:
-                    await asyncio.sleep(SLOT_S)  # sleep: what happens is looked at beside
+                    await asyncio.sleep(SLOT_S)  # sleep: clients and looks go on meanwhile
         looks = self._looks.within(at_s, end_s)
         found = settled(looks, self.truth, at_s, within_s, round(options.limit_ms * 1000), options.window_s)
         calm = self._looks.within(at_s if through else at_s + within_s, end_s)
@@ -335,11 +334,11 @@ class ConstrainedPath:
             )
 
     def _under_way_s(self) -> float:
-        """How much is not through, as the time in which that is sent; clients tell of it a slot after the other."""
+        """The records in flight, as their sending time at the current rate; clients report them slot by slot."""
         return (self.truth.totals[WRITER].sent - self.truth.totals[WORKER].records) / self._rate
 
     async def finish(self) -> None:
-        """All records come to the end of the path. Raises `Wrong`."""
+        """Wait until all records come to the end of the path, and check the totals. Raises `Wrong`."""
         self._say(WORKER, work_s=0.0)
         self._say(WRITER, stop=True)
         await self._end_of(WRITER)
@@ -378,7 +377,7 @@ class ConstrainedPath:
 
 
 async def check_records(client: Client, stream: str, sent: int) -> list[str]:
-    """What is wrong with the records of a stream: each is there once, in the order of its key."""
+    """Errors in the records of a stream: each record must exist once, in the order of its key."""
     due, wrong = [0] * KEYS, []
     async with asyncio.timeout(TIMEOUT_S), client.consumer(stream, start="earliest", end="latest") as consumer:
         async for chunk in consumer.batches():
@@ -393,7 +392,7 @@ async def check_records(client: Client, stream: str, sent: int) -> list[str]:
 
 
 async def hold(run: Run) -> ConstrainedPath:
-    """All rounds; what was found, with all that is wrong. Raises `Wrong` for what ends it."""
+    """Run all rounds; returns the findings, with all failures. Raises `Wrong` for an error that ends the run."""
     settings = {"report_grace_ms": round(GRACE_S * 1000), "heartbeats_missed_max": HEARTBEATS_MISSED_MAX}
     async with (
         control_cluster(
@@ -415,7 +414,7 @@ async def hold(run: Run) -> ConstrainedPath:
 
 
 async def work(run: Run) -> None:
-    """All of it, and the verdict. Raises `Wrong`."""
+    """Run it all, and judge. Raises `Wrong`."""
     options = run.arguments
     if options.seconds / 2 < WINDOWS * options.window_s + SHOWN_S:
         raise Wrong(f"half of {options.seconds:g} s is too short for {WINDOWS} windows, and some time to look")
@@ -426,7 +425,7 @@ async def work(run: Run) -> None:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Its own."""
+    """Add the options of this program."""
     parser.add_argument("--seconds", type=float, default=30.0, help="of a round; half of it after each thing")
     parser.add_argument("--limit-ms", type=float, default=300.0)
     parser.add_argument("--window-s", type=float, default=5.0)

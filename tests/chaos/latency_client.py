@@ -1,15 +1,15 @@
-"""The clients of `tests.chaos.latency`, each a process whose clock can be set: who writes, and who works on the path.
+"""The clients of `tests.chaos.latency`, each a process whose clock can be set: a writer, and a worker on the path.
 
-``writer`` sends keyed records into the first stream, so many a second; ``worker`` reads them as a consumer group and
+``writer`` sends keyed records into the first stream, at a given rate; ``worker`` reads them as a consumer group and
 passes each on into the second one. Commands are lines of JSON on standard input, such as ``{"rate": 400}``:
 
-    rate       records a second; 0: none any more, and what was sent is flushed (writer)
-    step_s     the clock is set ahead by so much, or back
-    work_s     how long the application takes for a chunk (worker)
-    stop       all that was accepted is delivered, and the process ends
+    rate       records a second; 0: pause, and flush all sent records (writer)
+    step_s     seconds to set the clock ahead, or back if negative
+    work_s     processing time per chunk of the application (worker)
+    stop       deliver all accepted records, and end the process
 
-On standard output is a line each `SLOT_S`: what was true of that time, by the monotonic clock, which all processes of a
-host share. See `Slot`. Only `step_s` has to do with the clock that the SDK goes by; what is measured here does not.
+Each `SLOT_S` it prints a line to standard output: the measurements of that time, by the monotonic clock, which all
+processes of a host share. See `Slot`. Only `step_s` affects the clock that the SDK uses; it affects no measurement.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ PATH = (FIRST, f"group:{GROUP}", SECOND)
 KEYS = 64
 SLOT_S = 0.25
 TICK_S = 0.005
-"""Between two looks at how late the event loop is."""
+"""Time between two looks at the lag of the event loop."""
 TIMER_S = 0.002
-"""To which its timers are exact, and how long a look takes."""
+"""Precision of the loop's timers, and the time that a look takes."""
 RECORD_BYTES = 100
 DELIVERY_TIMEOUT_MS = 300_000
 """Records are late, but not lost, when a machine stands still."""
 _HEAD = struct.Struct("<IIq")
-"""Of a value: number of the key, number of the record among those of the key, and when it was sent."""
+"""The head of a value: number of the key, number of the record among those of the key, and time of sending."""
 
 
 class SetClock(SystemClock):
-    """The machine's, but for a wall clock that is set."""
+    """The machine's clock, with a wall clock that can be set."""
 
     def __init__(self) -> None:
         self._ahead_us = 0
@@ -62,19 +62,19 @@ class SetClock(SystemClock):
         return super().now_us() + self._ahead_us
 
     def step(self, seconds: float) -> None:
-        """Set it ahead, or back."""
+        """Set the wall clock ahead, or back."""
         self._ahead_us += round(seconds * 1e6)
 
 
 class LateLoop(asyncio.SelectorEventLoop):
-    """One on which the timer of open chunks goes off too late: what the check has to find."""
+    """An event loop on which the timer of open chunks goes off too late: the check has to find that."""
 
     delay_s = 0.0
 
     def call_at(
         self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """See there."""
+        """See `asyncio.AbstractEventLoop.call_at`."""
         if isinstance(getattr(callback, "__self__", None), Alarm):
             when += self.delay_s
         return super().call_at(when, callback, *args, context=context)
@@ -82,50 +82,50 @@ class LateLoop(asyncio.SelectorEventLoop):
 
 @dataclass
 class Slot:
-    """What was true within a time of `SLOT_S`. Times are microseconds."""
+    """The measurements of a time of `SLOT_S`. Times are microseconds."""
 
     number: int
-    """It began `number` times `SLOT_S` after zero of the monotonic clock."""
+    """The slot began `number` times `SLOT_S` after zero of the monotonic clock."""
     sent: int = 0
     acknowledged: int = 0
     failed: int = 0
     records: int = 0
-    """That came to the end of the path."""
+    """Records that came to the end of the path."""
     records_us: int = 0
-    """What these took, together."""
+    """The sum of these records' times."""
     longest_us: int = 0
-    """What one of them took, at most."""
+    """The longest of these times."""
     runs: int = 0
-    """Chunks that were worked on, of those that came together one."""
+    """Chunks that the worker handled; chunks that came together count as one."""
     runs_us: int = 0
-    """From when the oldest record of each was sent until the first record that was made of it was accepted."""
+    """From sending the oldest record of each until the first record made from it was accepted."""
     chunks: int = 0
-    """That became durable in the second stream."""
+    """Chunks that became durable in the second stream."""
     chunks_us: int = 0
-    """From when the oldest record of each was sent into it."""
+    """From sending the oldest record of each into the second stream."""
     lags_us: list[int] = field(default_factory=list)
-    """How much later than it was to be each look at the event loop was."""
+    """The lag of the event loop at each look."""
     late: int = 0
-    """Looks at which chunks had been left beyond their deadlines for longer than the event loop was busy."""
+    """Looks that found chunks left beyond their deadlines for longer than the event loop was busy."""
     late_us: int = 0
-    """By how much, at most."""
+    """The longest such time."""
     errors: list[str] = field(default_factory=list)
-    """What went wrong unheard, such as a broken invariant of the sender."""
+    """Errors that were not handled, such as a broken invariant of the sender."""
 
 
 def now_us() -> int:
-    """On the monotonic clock."""
+    """The time on the monotonic clock."""
     return time.monotonic_ns() // 1000
 
 
 def head_of(value: bytes) -> tuple[int, int, int]:
-    """Number of the key, number of the record among those of the key, and when it was sent."""
+    """Number of the key, number of the record among those of the key, and time of sending."""
     key, number, sent_us = _HEAD.unpack_from(value)
     return key, number, sent_us
 
 
 class Ledger:
-    """Fills slots, and tells of those that are over."""
+    """Fills slots, and prints completed ones."""
 
     def __init__(self) -> None:
         self._slot = Slot(self._number())
@@ -136,7 +136,7 @@ class Ledger:
 
     @property
     def now(self) -> Slot:
-        """That which goes on."""
+        """The current slot."""
         number = self._number()
         if number != self._slot.number:
             self.tell()
@@ -144,16 +144,16 @@ class Ledger:
         return self._slot
 
     def tell(self) -> None:
-        """What is known of the slot."""
+        """Print the current slot."""
         sys.stdout.write(json.dumps({"slot": asdict(self._slot)}) + "\n")
         sys.stdout.flush()
 
     async def watch(self, producer: Producer) -> None:
-        """How late the event loop is, and whether chunks are any later, until cancelled."""
+        """Measure the lag of the event loop, and whether chunks are later than that, until cancelled."""
         loop, late_ms, lag_before_s = asyncio.get_running_loop(), producer.late_ms, 0.0
         while True:
             due_s = loop.time() + TICK_S
-            await asyncio.sleep(TICK_S)  # sleep: what is measured
+            await asyncio.sleep(TICK_S)  # sleep: its lag is measured
             lag_s, slot = loop.time() - due_s, self.now
             slot.lags_us.append(round(lag_s * 1e6))
             late_s, late_ms = (producer.late_ms - late_ms) / 1000, producer.late_ms
@@ -165,7 +165,7 @@ class Ledger:
                 slot.late_us = max(slot.late_us, round(beyond_s * 1e6))
 
     def failed(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """What nobody has caught."""
+        """Record an unhandled error."""
         self.now.errors.append(repr(context.get("exception") or context["message"]))
 
 
@@ -179,7 +179,7 @@ class Writer:
         self._next = 0
 
     async def run(self, producer: Producer) -> None:
-        """Until cancelled."""
+        """Send until cancelled."""
         due_s = time.monotonic()
         while True:
             now_s = time.monotonic()
@@ -214,10 +214,10 @@ class Worker:
         self._ledger = ledger
         self.work_s = 0.0
         self._at: dict[Any, Any] = {}
-        """Where the last chunk of each entry is."""
+        """The place of the last chunk of each entry."""
 
     async def run(self, client: Client, producer: Producer) -> None:
-        """Until cancelled."""
+        """Pass records on until cancelled."""
         async with client.group_consumer(GROUP, [FIRST]) as consumer:
             async for chunk in consumer.batches():
                 values = chunk.batch.column("value").to_pylist()
@@ -258,12 +258,12 @@ class Worker:
 
 
 def made(client: Client, chunk_bytes: int) -> Producer:
-    """A producer that gives nothing up, as long as that may take."""
+    """A producer that never gives up a record, however long delivery takes."""
     return client.producer(chunk_bytes_max=chunk_bytes, delivery_timeout_ms=DELIVERY_TIMEOUT_MS)
 
 
 async def obey(role: str, bootstrap: str, chunk_bytes: int, ledger: Ledger) -> None:
-    """Work until told to stop."""
+    """Work until the command to stop."""
     loop, commands = asyncio.get_running_loop(), asyncio.StreamReader()
     loop.set_exception_handler(ledger.failed)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
@@ -296,12 +296,12 @@ async def obey(role: str, bootstrap: str, chunk_bytes: int, ledger: Ledger) -> N
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
             await producer.flush()
-            await asyncio.sleep(SLOT_S)  # sleep: until all that is delivered was counted
+            await asyncio.sleep(SLOT_S)  # sleep: until all delivered records are counted
             ledger.tell()
 
 
 def main() -> None:
-    """Be one of them."""
+    """Run as a writer or a worker."""
     die_with_parent()
     configure_logging("error", daemon="latency")  # not to standard output
     task = json.loads(sys.argv[1])

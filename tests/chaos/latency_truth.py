@@ -1,14 +1,14 @@
-"""What clients of `tests.chaos.latency` have measured themselves, by slots of time, and what follows from it.
+"""Measurements of the clients of `tests.chaos.latency`, by slots of time, and conclusions from them.
 
-The truth is that of records' own timestamps, on the monotonic clock that all processes share. Two figures are made of
-it over a window: of all records, from one end of the path to the other; and of chunks by their oldest record, which is
-what a constraint is about: from when it was sent until the first record that was made of its chunk was accepted, and
-from then until that was durable. Descriptions weigh what hops took by chunks, and some by those that came together, of
-each broker by itself: that makes them differ from the truth by up to `WEIGHED`.
+The truth is that of records' own timestamps, on the monotonic clock that all processes share. It gives two figures over
+a window: that of all records, from one end of the path to the other; and that of chunks by their oldest record, which
+a constraint is about: from sending that record until the first record made from its chunk was accepted, and from then
+until that one was durable. Descriptions weight the times of hops by chunks, and some by chunks that came together, for
+each broker separately: therefore they differ from the truth by up to `WEIGHED`.
 
-How busy the machine was is told by how late the clients' event loops were. Whoever waits for a loop at any time waits
-for the rest of what keeps it: with pauses of L each, that is the sum of L * L / 2 for each unit of time, on average. A
-record that goes the whole path waits `PASSAGES` times for a processor.
+The lag of the clients' event loops shows how busy the machine was. A task that waits for a loop at any time waits for
+the rest of its pause: with pauses of L each, that is the sum of L * L / 2 for each unit of time, on average. A record
+that goes the whole path waits `PASSAGES` times for a processor.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from typing import Any, NamedTuple
 from tests.chaos.latency_client import SLOT_S, Slot
 
 PASSAGES = 12
-"""Of each of two streams: the timer of the writer's chunk, the broker, its backup, the broker again, the writer that is
-told; between them the reader, and the application."""
+"""Waits in each of two streams: the timer of the writer's chunk, the broker, its backup, the broker again, and the
+writer's acknowledgement; between the streams the reader, and the application."""
 SHOWN_S = 3.0
-"""So old is at most what a description shows: a second until clients report, whose next request may be a chunk's time
+"""The highest age of a description's data: a second until clients report, whose next request may be a chunk's time
 away, the same for what readers report, an interval of heartbeats, and a look at the description."""
 PART = 0.1
-"""A window of brokers moves on by so much of itself, and has up to so much more."""
+"""A window of brokers moves on by this share of itself, and may be longer by the same share."""
 WEIGHED = 0.01
 KEPT_S = 120.0
 
 
 class Told(NamedTuple):
-    """What was true over a time."""
+    """The truth about a time."""
 
     records: int
     records_us: float
@@ -42,19 +42,19 @@ class Told(NamedTuple):
     runs: int
     chunks: int
     path_us: float
-    """What a constraint is about: the mean of chunks, by their oldest record; 0 if there were none."""
+    """The figure that a constraint is about: the mean of chunks, by their oldest record; 0 without chunks."""
 
 
 class Truth:
-    """Slots of all clients."""
+    """The slots of all clients."""
 
     def __init__(self) -> None:
         self._slots: dict[str, dict[int, Slot]] = {}
         self.totals: dict[str, Slot] = {}
-        """Of each client, since it began."""
+        """Totals of each client, since its start."""
 
     def add(self, client: str, told: Mapping[str, Any]) -> None:
-        """A client has told of a slot."""
+        """Add a slot that a client has reported."""
         slot, slots = Slot(**told), self._slots.setdefault(client, {})
         if slot.number in slots:
             return
@@ -68,7 +68,7 @@ class Truth:
         total.errors += slot.errors
 
     def known_until_s(self) -> float:
-        """All clients have told of all before this."""
+        """The time until which all clients have reported."""
         return min((max(slots) + 1) * SLOT_S for slots in self._slots.values())
 
     def _within(self, begin_s: float, end_s: float, client: str | None = None) -> list[Slot]:
@@ -77,7 +77,7 @@ class Truth:
         return [slots[number] for slots in clients for number in range(first, last) if number in slots]
 
     def over(self, begin_s: float, end_s: float) -> Told:
-        """What was true over a time."""
+        """The truth about a time."""
         slots = self._within(begin_s, end_s)
         records, runs, chunks = (sum(getattr(slot, name) for slot in slots) for name in ("records", "runs", "chunks"))
         records_us = sum(slot.records_us for slot in slots) / max(1, records)
@@ -88,7 +88,7 @@ class Truth:
         return Told(records, records_us, longest_us, runs, chunks, path_us)
 
     def band_us(self, at_s: float, window_s: float) -> tuple[float, float]:
-        """Least and most that a description at this moment may say, by what was true until then."""
+        """The lowest and highest value that a description at this moment may have, by the truth until then."""
         found = []
         for ago in range(round(SHOWN_S / SLOT_S) + 1):
             end_s = at_s - ago * SLOT_S
@@ -96,7 +96,7 @@ class Truth:
         return min(found), max(found)
 
     def lags_ms(self, begin_s: float, end_s: float, shares: Sequence[float] = (0.5, 0.95, 1.0)) -> list[float]:
-        """How late event loops were over a time: these quantiles, of the worst client for each."""
+        """The lag of event loops over a time: these quantiles, of the worst client for each."""
         found = [0.0] * len(shares)
         for client in self._slots:
             lags = sorted(lag for slot in self._within(begin_s, end_s, client) for lag in slot.lags_us)
@@ -106,7 +106,7 @@ class Truth:
         return found
 
     def wait_us(self, begin_s: float, end_s: float) -> float:
-        """What who waits for an event loop waits on average, of the worst client."""
+        """The average wait for an event loop, of the worst client."""
         waits = [0.0]
         for client in self._slots:
             slots = self._within(begin_s, end_s, client)
@@ -115,9 +115,9 @@ class Truth:
         return max(waits)
 
     def explained_us(self, at_s: float, window_s: float) -> float:
-        """How much longer records took, at most, as the machine was busy: in what a description at that time is of.
+        """The most that a busy machine delayed records, in the time that a description at `at_s` covers.
 
-        However many passages there are, nobody waits for longer than all pauses of the time together.
+        However many passages a record has, its wait is not longer than all pauses of the time together.
         """
         begin_s = at_s - window_s * (1 + PART) - SHOWN_S
         (longest_ms,) = self.lags_ms(begin_s, at_s, (1.0,))
@@ -125,31 +125,31 @@ class Truth:
 
 
 def wait_of(lags_us: Iterable[int]) -> float:
-    """The waits of who comes while a loop is kept for so long each time, put together."""
+    """The sum of waits for a loop with these pauses, over all moments of arrival."""
     return sum(lag * lag / 2 for lag in lags_us)
 
 
 class Look(NamedTuple):
-    """What a description has shown."""
+    """The content of one description."""
 
     at_s: float
     state: str
     mean_us: int
     reason: str
     round_trip_us: int
-    """What requests to write took, by the description."""
+    """The duration of requests to write, by the description."""
     measured: int
-    """Hops that were measured."""
+    """The number of measured hops."""
 
 
 class Looks:
-    """Descriptions, one after the other."""
+    """Descriptions, in order."""
 
     def __init__(self) -> None:
         self._looks: deque[Look] = deque(maxlen=round(KEPT_S / SLOT_S))
 
     def add(self, look: Look) -> None:
-        """Another one."""
+        """Add a description."""
         self._looks.append(look)
 
     @property
@@ -158,31 +158,31 @@ class Looks:
         return self._looks[-1] if self._looks else None
 
     def within(self, begin_s: float, end_s: float) -> list[Look]:
-        """Those of a time."""
+        """The looks within a time."""
         return [look for look in self._looks if begin_s <= look.at_s < end_s]
 
 
 def unseen_s(looks: Iterable[Look], begin_s: float, end_s: float) -> float:
-    """The longest time between these two in which nobody has looked."""
+    """The longest time between these two without a look."""
     return max(later - earlier for earlier, later in pairwise([begin_s, *(look.at_s for look in looks), end_s]))
 
 
 class Settled(NamedTuple):
-    """How it went after something has happened."""
+    """The outcome after an event."""
 
     held_after_s: float
-    """From then on it was held for the rest of the time."""
+    """From then on the constraint was held for the rest of the time."""
     in_time: bool
     busy: int
-    """Looks after which it should have been held, and was not by less than a busy machine explains."""
+    """Looks that found it not held too late, by no more than a busy machine explains."""
     missed: list[Look]
-    """Those of which that is not so."""
+    """Looks that found it not held too late, by more than that."""
 
 
 def settled(
     looks: Sequence[Look], truth: Truth, at_s: float, within_s: float, limit_us: int, window_s: float
 ) -> Settled:
-    """Whether a constraint was held `within_s` after `at_s`, as far as it was looked at."""
+    """Whether a constraint was held from `within_s` after `at_s` on, as far as looks show."""
     held_after_s, busy, missed = 0.0, 0, []
     for look in looks:
         if look.state == "held" and look.mean_us <= limit_us:
@@ -198,19 +198,19 @@ def settled(
 
 
 class Compared(NamedTuple):
-    """Figures, beside what was true."""
+    """Figures, beside the truth."""
 
     looks: int
     off_us: float
-    """By how much they were off at most."""
+    """The largest error."""
     allowed_us: float
-    """By how much that one may have been."""
+    """The allowed error of that figure."""
     wrong: list[tuple[Look, float, float, float]]
-    """Those that were off by more, with the band and what was allowed."""
+    """Looks with a larger error than allowed, with the band and the allowed error."""
 
 
 def compared(looks: Iterable[Look], truth: Truth, window_s: float) -> Compared:
-    """How far figures are from what was true: by no more than a round trip, and what a busy machine explains."""
+    """The errors of figures: at most a round trip is allowed, and the delay that a busy machine explains."""
     count, off_us, allowed, wrong = 0, 0.0, 0.0, []
     for look in looks:
         low_us, high_us = truth.band_us(look.at_s, window_s)

@@ -1,8 +1,8 @@
-"""Lean payloads whose bytes are in order and whose structure is not: nodes, counts and null bits of a given schema.
+"""Lean payloads with intact bytes and a wrong structure: nodes, counts and null bits of a given schema.
 
-Spoilt bytes seldom get past the numbers that have to agree. Here a payload is written node by node as an honest writer
-does, with the places, lengths and offsets that its values need, and now and then with something that no honest writer
-says: nulls where Arrow has none, another kind, another number of values, a struct with a field more.
+Spoilt bytes seldom pass the checks of numbers that have to agree. Here a payload is written node by node as an honest
+writer does, with the places, lengths and offsets that its values need, and now and then with something that no honest
+writer sends: nulls where Arrow has no nulls, another kind, another number of values, a struct with an extra field.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from kera.core.format.lean.layout import (
 )
 
 VALUES_MAX = 200
-"""Of a node: of more only the number is written."""
+"""Values that are written for a node: above that only the number is written."""
 BITS_BYTES_MAX = 1 << 16
-"""Of bits of a node: likewise."""
+"""Bytes of bits that are written for a node."""
 LENGTHS = (0, 0, 1, 1, 2, 3)
 WORDS = "az é 𝄞".encode()
 
 
 def structured(schema: pa.Schema, records: int, codec: str | None, random_: random.Random) -> bytes:
-    """A payload of so many records. About half of them are right."""
+    """A payload of `records` records. About half of the payloads are right."""
     writer = _Writer(random_, odd=random_.choice((0.0, 0.02, 0.02, 0.1)))
     columns = list(schema.types)
     if writer.is_odd():
@@ -60,13 +60,13 @@ class _Writer:
         self.body = bytearray()
         self._random = random_
         self._odd = odd
-        """How often something is said that is not right."""
+        """The probability of each wrong statement."""
 
     def is_odd(self) -> bool:
         return self._random.random() < self._odd
 
     def node(self, kind: pa.DataType, count: int, *, never_null: bool = False) -> None:
-        """A node, and those within it. `never_null`: an honest writer has no nulls here."""
+        """Write a node, and those within it. `never_null`: an honest writer has no nulls here."""
         random_, kind = self._random, storage_of(kind)
         found = kind_of(kind)
         if self.is_odd():
@@ -95,7 +95,7 @@ class _Writer:
             self._fixed(found, kind, flags, count)
 
     def _struct(self, fields: list[pa.DataType], flags: int, count: int, keys: int = 0) -> None:
-        """`keys`: so many of the first fields have no nulls."""
+        """`keys`: the number of first fields without nulls."""
         if self.is_odd():
             fields = fields[:-1]
         self._head(Kind.STRUCT, flags, 0, put_varint(len(fields) + self.is_odd()))

@@ -1,4 +1,4 @@
-"""Clients that say something once and then nothing, for `tests.chaos.network`: some over frames, some over gRPC."""
+"""Clients that send one request and then nothing, for `tests.chaos.partitions`: some over frames, some over gRPC."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ TIMEOUT_S = 30.0
 
 
 async def main(count: int, frames_address: str, grpc_address: str) -> None:
-    """Connect, say something, and hold still until the end of standard input."""
+    """Connect, send one request each, and wait for the end of standard input."""
     channels = []
     for _ in range(count):
         frames = await FrameChannel.connect_tcp(frames_address, timeout_s=TIMEOUT_S)
-        with contextlib.suppress(KeraError):  # there is no such stream
+        with contextlib.suppress(KeraError):  # the stream does not exist
             await call(frames, api.DESCRIBE_STREAMLETS, broker_pb2.DescribeStreamletsRequest(), timeout_s=TIMEOUT_S)
         coordinator = GrpcChannel(grpc_address)
         await call(coordinator, api.DESCRIBE_CLUSTER, coordinator_pb2.DescribeClusterRequest(), timeout_s=TIMEOUT_S)

@@ -1,13 +1,13 @@
-"""The clients of `tests.chaos.partitions`, as a process on a host of its own: the load and the verdict of `kera check`.
+"""The clients of `tests.chaos.partitions`, as a process on a separate host: the load and the verdict of `kera check`.
 
 Lines of JSON on standard output, commands on standard input:
 
-    → {"ready": true}                        the stream is there, each streamlet takes records, and all are read
-    ← mark                                   from now on: how long until all goes on?
-    → {"acked_s": 0.4, "read_s": 0.9}        until each streamlet has had an acknowledgement, and until each reader
-                                             has had everything that was there by then
+    → {"ready": true}                        the stream exists, each streamlet takes records, and all are read
+    ← mark                                   measure from now on the time until all goes on
+    → {"acked_s": 0.4, "read_s": 0.9}        until each streamlet had an acknowledgement, and until each reader
+                                             had everything that was written by then
     ← stop
-    → {"verdict": "kept", …}                 what `kera check` found, and it ends
+    → {"verdict": "kept", …}                 the result of `kera check`; then the process ends
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from tests.chaos.checked import LOAD_S_MAX, WITHIN_S, loaded
 
 
 def tell(**what: Any) -> None:
-    """A line for whoever has started this process."""
+    """Write a line to the parent process."""
     sys.stdout.write(json.dumps(what) + "\n")
     sys.stdout.flush()
 
 
 async def obey(bootstrap: str, options: Options) -> Outcome:
-    """Commands, until the load is to end."""
+    """Obey commands until the load has to end."""
     commands = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
@@ -47,7 +47,7 @@ async def obey(bootstrap: str, options: Options) -> Outcome:
 
 
 def told(outcome: Outcome) -> dict[str, Any]:
-    """What is to be known of the outcome."""
+    """The reported part of the outcome."""
     return {
         "verdict": outcome.verdict,
         "impossible": outcome.impossible,
@@ -63,7 +63,7 @@ def told(outcome: Outcome) -> dict[str, Any]:
 
 
 def run() -> None:
-    """Read the arguments and go."""
+    """Read the arguments and run."""
     parser = argparse.ArgumentParser()
     parser.add_argument("bootstrap")
     parser.add_argument("--rate", type=float, default=400.0)

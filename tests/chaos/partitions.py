@@ -1,21 +1,21 @@
 """Break the network between hosts under load, round after round: `NETWORK` and `SILENCE`.
 
 A coordinator, two brokers, two backups and the clients have a host each, in network namespaces of this machine, and a
-switch in user space between them (`tests.network_switch`). A round breaks links for some seconds, and tells nobody.
-Then all links are whole again, a daemon that has ended is started as its supervisor would, and the round is over when
-all goes on.
+switch in user space between them (`tests.network_switch`). A round breaks links silently for some seconds. Then all
+links are whole again, a daemon that has ended is started as its supervisor would, and the round is over when
+everything goes on.
 
 * `NETWORK` breaks the links between two roles: they are cut, cut one way, lose 1 to 30 % of all packets, take 200 ms,
-  or are cut while one side's daemon is killed, so that the other one has connections to nobody. Each pair and each kind
-  comes before one comes again.
-* `SILENCE` cuts a host off from all others, over frames and gRPC, with a replica and without: that of the clients, for
-  each of ``--cuts`` seconds, then those of the brokers for less than it takes to count as dead. At the end clients
-  vanish for good.
+  or are cut while one side's daemon is killed, so that the other side has connections to a dead peer. Each pair comes
+  with each kind before a combination repeats.
+* `SILENCE` cuts a host off from all others, over frames and gRPC, with a replica and without: first that of the
+  clients, for each of ``--cuts`` seconds, then those of the brokers for less than it takes to count as dead. At the end
+  clients vanish for good.
 
 Promised, and checked by `kera check`, which is the load as well: every acknowledged record is there once, in order, and
-what was read stays. And all goes on within `GOES_ON_S` of the healing, after a cut of `SILENCE` within `SILENT_S`; how
-long it takes is printed, by kind. Connections of clients whose host is gone for good are gone from the broker and from
-the coordinator within `GONE_S`.
+records that were read stay. And everything goes on within `GOES_ON_S` of the healing, after a cut of `SILENCE` within
+`SILENT_S`; these times are printed, by kind. When the host of clients is gone for good, their connections are gone from
+the broker and from the coordinator within `GONE_S`.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ KINDS = (CUT, TO, FROM, LOSS, DELAY, HALF_OPEN)
 LOSSES = (0.01, 0.03, 0.1, 0.2, 0.3)
 DELAY_S = 0.2
 BROKEN_S = (1.0, 12.0)
-"""So that a broker counts as dead in some rounds, and not in others."""
+"""Short enough in some rounds, and long enough in others, that a broker counts as dead."""
 ALL_OF_A_ROLE = 0.3
-"""How often both brokers, or both backups, are meant."""
+"""The probability of breaking both brokers, or both backups."""
 GOES_ON_S = 60.0
 SILENT_S = 2.0
-"""After a silent cut nobody has to be missed, recovered or started."""
+"""After a silent cut no daemon has to be missed, recovered or started."""
 GONE_S = 60.0
 ROUNDS_PER_CLUSTER = 9
 VANISHING = 100
@@ -78,7 +78,7 @@ LOOK_S = 0.1
 
 @dataclass(frozen=True)
 class Break:
-    """What a round breaks, and for how long."""
+    """The links that a round breaks, and the duration."""
 
     pair: tuple[str, str]
     kind: str
@@ -88,11 +88,11 @@ class Break:
     seconds: float
     loss: float = 0.0
     within_s: float = GOES_ON_S
-    """Of the healing all has to go on."""
+    """Time after the healing within which everything must go on."""
 
     @property
     def killed(self) -> tuple[str, ...]:
-        """Daemons that end meanwhile: those of the second role."""
+        """Daemons that are killed meanwhile: those of the second role."""
         return self.others if self.kind == HALF_OPEN else ()
 
     def __str__(self) -> str:
@@ -130,13 +130,13 @@ def _some(names: tuple[str, ...], choices: random.Random) -> tuple[str, ...]:
 
 
 def cut_off(role: str, seconds: float) -> Break:
-    """All hosts of a role, from all others."""
+    """A break that cuts all hosts of a role from all others."""
     others = tuple(name for other, names in HOSTS.items() if other != role for name in names)
     return Break((role, "all"), CUT, HOSTS[role], others, seconds, within_s=SILENT_S)
 
 
 class SpreadCluster(LocalCluster):
-    """Each daemon on the host that has its name."""
+    """A cluster with each daemon on the host of the same name."""
 
     def __init__(self, data_dir: Path, hosts: dict[str, Host], replication: int) -> None:
         super().__init__(
@@ -156,13 +156,13 @@ class SpreadCluster(LocalCluster):
 
 
 class Done(NamedTuple):
-    """A round that is over."""
+    """A completed round."""
 
     broken: Break
     acked_s: float
     """From the healing until every streamlet had taken a record."""
     read_s: float
-    """Until all readers had what was there by then."""
+    """From the healing until all readers had all records written by then."""
     restarted: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -170,13 +170,13 @@ class Done(NamedTuple):
         return f"{self.broken}: producers +{self.acked_s:.2f} s, readers +{self.read_s:.2f} s{again}"
 
     def check(self) -> None:
-        """It did not take too long. Raises `Wrong`."""
+        """Check that the round did not take too long. Raises `Wrong`."""
         if max(self.acked_s, self.read_s) > self.broken.within_s:
             raise Wrong(f"{self}: that is more than {self.broken.within_s:g} s")
 
 
 def table(rounds: Sequence[Done]) -> Iterator[str]:
-    """How long it took until all went on, by pair, by kind, and in all, in Markdown."""
+    """The times until all went on, by pair, by kind, and in all, in Markdown."""
     by: dict[str, list[float]] = defaultdict(list)
     for done in rounds:
         for key in (" / ".join(done.broken.pair), done.broken.kind, "all"):
@@ -204,7 +204,7 @@ async def one_round(
 
 @asynccontextmanager
 async def clients_on(host: Host, bootstrap: str, log: Path, *options: object) -> AsyncIterator[Process]:
-    """Producers, readers and a consumer group on a host, as `partition_client`: all they do has come through once."""
+    """Producers, readers and a consumer group on a host, as `partition_client`, after a first success of each."""
     with log.open("wb") as errors:
         process = await Process.start(
             "tests.chaos.partition_client", bootstrap, *options, log=errors, before=host.enter
@@ -219,7 +219,7 @@ async def clients_on(host: Host, bootstrap: str, log: Path, *options: object) ->
 async def some_rounds(
     run: Run, rounds: Iterable[Break], seed: int, *, replication: int = 1, transport: str = "auto"
 ) -> list[Done]:
-    """These rounds, with a cluster of their own. Raises `Wrong`."""
+    """Run these rounds, with a new cluster. Raises `Wrong`."""
     found = []
     names = [name for each in HOSTS.values() for name in each]
     with run.cluster_folder() as folder, hosts_on_a_switch(*names, seed=seed) as (switch, made):
@@ -247,7 +247,7 @@ async def some_rounds(
 
 
 async def break_links(run: Run) -> None:
-    """All rounds of `NETWORK`, with a new cluster after some."""
+    """Run all rounds of `NETWORK`, with a new cluster after some."""
     breaks, found = plan(run.arguments.seed), list[Done]()
     while left := run.arguments.rounds - len(found):
         some = islice(breaks, min(ROUNDS_PER_CLUSTER, left))
@@ -256,7 +256,7 @@ async def break_links(run: Run) -> None:
 
 
 async def cut_silently(run: Run) -> None:
-    """All of `SILENCE`."""
+    """Run all of `SILENCE`."""
     arguments = run.arguments
     for transport, replication in product(arguments.transports.split(","), (0, 1)):
         cuts = [cut_off(CLIENT, float(seconds)) for seconds in arguments.cuts.split(",")]
@@ -269,14 +269,14 @@ async def cut_silently(run: Run) -> None:
 
 
 def connections_from(host: Host, at: Host) -> int:
-    """How many TCP connections from one host the kernel of another one still has."""
+    """The number of TCP connections from one host that the kernel of another one still has."""
     command = [*at.enter, "ss", "-Htn", "state", "established", "dst", host.address]
     listed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=STEP_TIMEOUT_S)
     return len(listed.stdout.splitlines())
 
 
 async def vanish(run: Run, count: int = VANISHING) -> None:
-    """Cut off the host of so many clients for good: none of their connections is left in time. Raises `Wrong`."""
+    """Cut off the host of `count` clients for good: all of their connections must end in time. Raises `Wrong`."""
     names = [name for each in HOSTS.values() for name in each]
     with run.cluster_folder() as folder, hosts_on_a_switch(*names, seed=run.arguments.seed) as (switch, made):
         hosts = {host.name: host for host in made}
@@ -303,7 +303,7 @@ async def vanish(run: Run, count: int = VANISHING) -> None:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Of `SILENCE`."""
+    """Add the options of `SILENCE`."""
     parser.add_argument("--cuts", default="8,30,60", help="lengths of the cuts of the clients' host, in seconds")
     parser.add_argument("--store-cut", type=float, default=5.0, help="of the brokers' hosts; 0: none")
     parser.add_argument("--transports", default="tcp,grpc")

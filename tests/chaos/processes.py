@@ -1,4 +1,4 @@
-"""A process of a test that tells what happens in lines of JSON, and is told in lines what to do."""
+"""A test's child process that reports events in lines of JSON, and reads commands as lines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LINE_BYTES_MAX = 1 << 20
 
 
 class Process:
-    """It does not outlive us."""
+    """A child process, which does not outlive its parent."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -35,9 +35,9 @@ class Process:
         before: Sequence[str] = (),
         env: Mapping[str, str] = MappingProxyType({}),
     ) -> Process:
-        """Start it, as Python runs a module. What it says otherwise goes to `log`.
+        """Start a Python module as a process. Its standard error goes to `log`.
 
-        `before`: what its command begins with, such as `Host.enter`. Then it begins in another directory.
+        `before`: the beginning of its command, such as `Host.enter`. With it the process starts in another directory.
         """
         path = {"PYTHONPATH": str(ROOT)} if before else {}
         return cls(
@@ -53,16 +53,16 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """The process id."""
         return self._process.pid
 
     def send_line(self, text: str) -> None:
-        """To its standard input."""
+        """Write a line to the standard input of the process."""
         if self._process.stdin is not None:
             self._process.stdin.write(text.encode() + b"\n")
 
     async def line(self) -> dict[str, Any] | None:
-        """What it tells next; None when it has ended. Raises `Wrong` if it has found something."""
+        """The next reported line; None when the process has ended. Raises `Wrong` if the line reports an error."""
         if self._process.stdout is None:
             return None
         line = await self._process.stdout.readline()
@@ -74,7 +74,7 @@ class Process:
         return found
 
     async def answer(self, timeout_s: float, command: str | None = None) -> dict[str, Any]:
-        """What it tells next, told to do something or not. Raises `Wrong` if it has ended, and `TimeoutError`."""
+        """The next reported line, after a `command` if given. Raises `Wrong` if it has ended, and `TimeoutError`."""
         if command is not None:
             self.send_line(command)
         async with asyncio.timeout(timeout_s):
@@ -88,11 +88,11 @@ class Process:
         self._process.send_signal(number)
 
     async def ended(self) -> int:
-        """Wait for its end."""
+        """Wait for the end of the process; returns its exit code."""
         return await self._process.wait()
 
     async def end(self) -> None:
-        """By force, if it still runs."""
+        """Kill the process if it still runs."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()

@@ -1,18 +1,18 @@
-"""Kill whoever has to do with push, mid-batch, again and again.
+"""Kill the participants of push, mid-batch, again and again.
 
-A producer writes all the time, and two consumers follow in the broker's memory, each a process (`push_consumer`), while
-that memory is so small that its slots are used again all the time. A round does one thing, in turn:
+A producer writes all the time, and two consumers follow in the broker's memory, each a process (`push_consumer`). That
+memory is so small that its slots are reused all the time. A round does one thing, in turn:
 
-* ``consumer``: one is killed with SIGKILL, with chunks in its hands; it goes on after the last that it has told of.
+* ``consumer``: one is killed with SIGKILL while it holds chunks; it goes on after the last chunk that it reported.
 * ``broker``: it is killed, and started again with its memory; consumers and producer go on.
 * ``frozen``: a consumer that holds chunks is stopped with SIGSTOP; the broker is killed and started again, and gives
-  the slots which that consumer had leased to other segments, as it may after ``reader_grace_ms``. Then it wakes.
-* ``executor``: a Spark job reads another stream; of its Python workers, one that has the broker's memory mapped is
-  killed. (In a cluster of its own, with more memory and without the consumers.)
+  the slots that the consumer had leased to other segments, as it may after ``reader_grace_ms``. Then it wakes.
+* ``executor``: a Spark job reads another stream; one of its Python workers that have the broker's memory mapped is
+  killed. (In a separate cluster, with more memory and without the consumers.)
 
-Promised, and checked: no wrong byte is ever given out as intact, and consumers look twice at each; who wakes too late
-is told, and the bytes have indeed changed; every record comes exactly once after the cursor, in order; Spark's results
-are exact; and after each round, when all consumers are gone, no slot is leased.
+Promised, and checked: no wrong byte is ever given out as intact, and consumers look twice at each; a consumer that
+wakes too late learns that, and its bytes have changed; every record comes exactly once after the cursor, in order;
+Spark's results are exact; and after each round, when all consumers are gone, no slot is leased.
 """
 
 from __future__ import annotations
@@ -57,23 +57,23 @@ KINDS = ("consumer", "broker", "frozen", "executor")
 SMALL = {"arena_bytes": 4 * MIB, "segment_bytes": 64 * KIB}
 """64 slots, which the load goes through within seconds."""
 LARGE = {"arena_bytes": 64 * MIB, "segment_bytes": 256 * KIB}
-"""For Spark: what it holds at a time is more than a reader may of the other one, so that most would be pulled."""
+"""For Spark, which holds more at a time than the small arena allows a reader, so that most would be pulled."""
 READER_GRACE_MS = 500
 SPARK_RECORDS = 30_000
 CHUNKS_MIN = 10
-"""A consumer has told of so many before something happens, and of so many after it."""
+"""Chunks that a consumer has to report before an event, and again after it."""
 ROUND_TIMEOUT_S = 120.0
 RUN_TIMEOUT_S = 24 * 3600.0
 PAUSE_S = 0.002
 OVERWRITTEN_MIN = 0.75
-"""Of a slot. What a consumer holds is more than the rest."""
+"""The share of a slot that has to change. A consumer holds more than the rest."""
 
 _GENERATION = struct.Struct("<Q")
 _LEASES_AT = 14 * 4
 
 
 class Followed:
-    """A consumer over all its processes: what it has told of, and where it goes on."""
+    """A consumer over all its processes: its reported chunks, and its position."""
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
@@ -85,13 +85,13 @@ class Followed:
         """chunks, pushed, overwritten, changed."""
 
     async def start(self) -> None:
-        """From where the last one has stopped."""
+        """Start a process from the position of the last one."""
         task = {"bootstrap": self._bootstrap, "stream": STREAM, "positions": self.positions, "due": self.due}
         self._process = await Process.start("tests.chaos.push_consumer", json.dumps(task))
         self._following = asyncio.create_task(self._follow(self._process))
 
     async def _follow(self, process: Process) -> int:
-        """Until its end; returns its code."""
+        """Follow a process until its end; returns its exit code."""
         while (line := await process.line()) is not None:
             if "overwritten" in line:
                 self.seen["overwritten"] += 1
@@ -110,12 +110,12 @@ class Followed:
         self.seen["pushed"] += line["pushed"]
 
     def check(self) -> None:
-        """Raise what it has found."""
+        """Raise an error if the consumer has ended or found something wrong."""
         if self._following is not None and self._following.done():
             raise Wrong(f"a consumer has ended by itself, with code {self._following.result()}")
 
     async def go_on(self, chunks: int = CHUNKS_MIN, *, pushed: bool = True) -> None:
-        """Wait until it has told of so many more."""
+        """Wait until the consumer has reported this many more chunks."""
         name = "pushed" if pushed else "chunks"
         wanted = self.seen[name] + chunks
 
@@ -126,16 +126,16 @@ class Followed:
         await until(enough, ROUND_TIMEOUT_S)
 
     def signal(self, number: signal.Signals) -> None:
-        """To the process."""
+        """Send a signal to the process."""
         self._running().signal(number)
 
     async def kill(self) -> None:
-        """End it, and take what it had told of."""
+        """Kill the process, and read its remaining reports."""
         self.signal(signal.SIGKILL)
         await self._ended()
 
     async def stop(self) -> None:
-        """Have it close its client and end."""
+        """Stop the process cleanly: it closes its client and ends."""
         if self._process is None:
             return
         self._process.send_line("stop")
@@ -150,7 +150,7 @@ class Followed:
         return code
 
     async def close(self) -> None:
-        """Leave nothing behind."""
+        """Leave no process behind."""
         if self._following is not None:
             self._following.cancel()
         if self._process is not None:
@@ -163,7 +163,7 @@ class Followed:
 
 
 class Slots:
-    """Generations, leases and bytes of the arena's slots, as its file says."""
+    """Generations, leases and bytes of the arena's slots, read from its file."""
 
     def __init__(self, arena: Path) -> None:
         with arena.open("rb") as file:
@@ -174,22 +174,22 @@ class Slots:
         self._slot_bytes: int = head["slot_bytes"]
 
     def generations(self) -> list[int]:
-        """Of all slots."""
+        """The generations of all slots."""
         return [_GENERATION.unpack_from(self._memory, HEAD_BYTES + at * ROW_BYTES)[0] for at in range(self._count)]
 
     def leased(self) -> list[int]:
-        """The slots that somebody holds."""
+        """The slots that a reader holds."""
         rows = range(HEAD_BYTES, HEAD_BYTES + self._count * ROW_BYTES, ROW_BYTES)
         return [at for at, row in enumerate(rows) if struct.unpack_from("<I", self._memory, row + _LEASES_AT)[0]]
 
     def bytes_of(self, slot: int) -> bytes:
-        """What lies in it now."""
+        """The current bytes of a slot."""
         begin = self._slots_at + slot * self._slot_bytes
         return self._memory[begin : begin + self._slot_bytes]
 
 
 def overwritten(before: bytes, now: bytes) -> bool:
-    """Whether a slot that has another segment is nearly full of it: chunks seldom fill the last bytes of a slot."""
+    """Whether another segment nearly fills a reused slot: chunks seldom fill the last bytes of a slot."""
     pieces = range(0, len(before), KIB)
     return sum(before[at : at + KIB] != now[at : at + KIB] for at in pieces) >= OVERWRITTEN_MIN * len(pieces)
 
@@ -208,15 +208,15 @@ class Chaos:
         self._consumers = [Followed(cluster.bootstrap) for _ in range(CONSUMERS)]
         self._spark: Process | None = None
         self.spark_seen: Counter[str] = Counter()
-        """jobs of which a worker was killed, pushed bytes, pulled bytes."""
+        """jobs with a killed worker, pushed bytes, pulled bytes."""
 
     @property
     def seen(self) -> Counter[str]:
-        """What all consumers have told, and what Spark was given."""
+        """The reports of all consumers, and the totals of Spark."""
         return sum((each.seen for each in self._consumers), self.spark_seen)
 
     async def round(self, kind: str) -> None:
-        """Do one of `KINDS` while everything runs, end all consumers, and look at what they leave."""
+        """Do one of `KINDS` while everything runs, end all consumers, and check that no slot stays leased."""
         if kind != "executor":
             await asyncio.gather(*(each.start() for each in self._consumers))
             await asyncio.gather(*(each.go_on() for each in self._consumers))
@@ -241,12 +241,12 @@ class Chaos:
         slots = Slots(arena_of(self._cluster))
         await self._until_leased()
         for each in others:
-            await each.stop()  # what is leased now is the sleeper's
+            await each.stop()  # the remaining leases are the sleeper's
         while True:
             await sleeper.go_on()
             await self._until_leased()
             sleeper.signal(signal.SIGSTOP)
-            await self._acknowledged(CHUNKS_MIN)  # then the broker has seen what was sent before
+            await self._acknowledged(CHUNKS_MIN)  # afterwards the broker has handled everything sent before
             if held := {at: slots.bytes_of(at) for at in slots.leased()}:
                 break
             sleeper.signal(signal.SIGCONT)
@@ -254,7 +254,7 @@ class Chaos:
         await asyncio.to_thread(self._cluster.kill, BROKER)
         await asyncio.to_thread(self._cluster.restart, BROKER)
         try:
-            # A slot that is let go keeps its bytes until another segment needs it.
+            # A released slot keeps its bytes until another segment needs it.
             await until(
                 lambda: all(overwritten(before, slots.bytes_of(at)) for at, before in held.items()), ROUND_TIMEOUT_S
             )
@@ -298,10 +298,10 @@ class Chaos:
             await asyncio.sleep(0.01)
         return False
 
-    # -- what is common --------------------------------------------------------------------------------------
+    # -- common parts ----------------------------------------------------------------------------------------
 
     async def _until_leased(self) -> None:
-        """Somebody holds what was pushed."""
+        """Wait until a reader holds pushed chunks."""
         slots = Slots(arena_of(self._cluster))
         await until(lambda: bool(slots.leased()), ROUND_TIMEOUT_S)
 
@@ -317,7 +317,7 @@ class Chaos:
             raise Wrong(f"{metric(self._cluster, 'arena_slots_leased')} slots stay leased by nobody") from None
 
     async def read_to_end(self) -> None:
-        """All that was sent has come."""
+        """Wait until every consumer has received all sent records."""
         await asyncio.gather(*(each.start() for each in self._consumers))
         for each in self._consumers:
 
@@ -348,7 +348,7 @@ def mapping(root: int, path: str) -> list[int]:
 
 @contextlib.asynccontextmanager
 async def chaos(cluster: RunningCluster, run: Run, *, spark: bool) -> AsyncIterator[Chaos]:
-    """Streams, load, consumers."""
+    """Create the streams, and start the load and the consumers."""
     async with await Client.connect(cluster.bootstrap) as client, client.producer(chunk_bytes_max=4 * KIB) as producer:
         await client.admin.create_stream(STREAM, streamlets=STREAMLETS, group_segments=2)
         await producer.prepare(STREAM)
@@ -372,7 +372,7 @@ async def chaos(cluster: RunningCluster, run: Run, *, spark: bool) -> AsyncItera
 
 
 async def rounds(run: Run, cluster: RunningCluster, kinds: Sequence[str]) -> None:
-    """Those with one cluster, and the end. Raises `Wrong`."""
+    """Run the rounds of one cluster, and check the end. Raises `Wrong`."""
     async with chaos(cluster, run, spark="executor" in kinds) as made:
         for kind in kinds:
             await made.round(kind)
@@ -382,7 +382,7 @@ async def rounds(run: Run, cluster: RunningCluster, kinds: Sequence[str]) -> Non
 
 
 def check_shown(seen: Counter[str], *, frozen: int) -> None:
-    """The rounds were about shared memory; in so many somebody woke too late. Raises `Wrong`."""
+    """Check that the rounds used shared memory, and that a reader woke too late if `frozen`. Raises `Wrong`."""
     if not seen["pushed"] + seen["pushed bytes"]:
         raise Wrong("nothing was pushed: the rounds have shown nothing")
     if frozen and not seen["changed"]:
@@ -396,7 +396,7 @@ def check_shown(seen: Counter[str], *, frozen: int) -> None:
 
 
 async def work(run: Run) -> None:
-    """All rounds, those with Spark at last."""
+    """Run all rounds, those with Spark last."""
     kinds = run.kinds()
     for size, spark in ((SMALL, False), (LARGE, True)):
         if some := [kind for kind in kinds if (kind == "executor") is spark]:

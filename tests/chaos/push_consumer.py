@@ -1,18 +1,18 @@
 """A pushed consumer that checks every byte, as a process to be killed: used by `tests.chaos.push`.
 
-It reads a stream of `support.value_of` records from the positions it is given, and tells on standard output what it
-has read, one JSON object per chunk:
+It reads a stream of `support.value_of` records from the given positions, and reports the chunks that it has read on
+standard output, one JSON object each:
 
     → {"ready": true}                                     it is connected
     → {"streamlet": 0, "first": 14, "count": 3, "next": [1, 0, 4096], "pushed": true}
-    → {"overwritten": "open", "changed": true}            a chunk lies in memory that has become another segment's
+    → {"overwritten": "open", "changed": true}            another segment has taken the memory of a chunk
     → {"wrong": "…"}                                      a promise was broken; the process ends
     ← stop                                                it closes its client and ends
 
-It holds chunks for a while after it has told of them, so that it always has leases when something happens to it, and
-looks at their bytes once more before it lets them go: while a chunk is intact they may not have changed. Of one that is
-not intact any more it says so; if that is so before its records were copied, it reads the chunk again. It copies first
-and decodes then: a process may stand still anywhere, and who decodes what is not intact follows offsets to anywhere.
+It holds chunks for a while after it has reported them, so that it always has leases when something happens to it, and
+looks at their bytes once more before it releases them: while a chunk is intact they may not have changed. It reports
+a chunk that is no longer intact; if that happens before its records were copied, it reads the chunk again. It copies
+first and then decodes: a process may stand still anywhere, and decoding overwritten bytes follows offsets to anywhere.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LOOK_S = 0.02
 
 
 class Held(NamedTuple):
-    """A chunk that has been told of, and is still looked at."""
+    """A reported chunk that is still held."""
 
     chunk: ChunkBatch
     checksum: int
@@ -49,23 +49,23 @@ class Held(NamedTuple):
 
 
 def checksum_of(chunk: ChunkBatch) -> int:
-    """Of the bytes of all values, where they lie."""
+    """The checksum of the bytes of all values, in place."""
     return int(crc32c(memoryview(chunk.batch["value"].buffers()[2])))
 
 
 def copies_of(column: pa.Array) -> list[pa.Buffer | None]:
-    """Its buffers, in memory of our own. Looks at no offset: where memory is another's by now, they point anywhere."""
+    """Copies of its buffers. Reads no offset: in memory that was reused, offsets point anywhere."""
     return [buffer and pa.py_buffer(buffer.to_pybytes()) for buffer in column.buffers()]
 
 
 def tell(**what: Any) -> None:
-    """A line for whoever started this process."""
+    """Write a line to the parent process."""
     sys.stdout.write(json.dumps(what) + "\n")
     sys.stdout.flush()
 
 
 class Reader:
-    """Reads, tells, holds, looks again."""
+    """Reads chunks, reports them, holds them, and checks them again."""
 
     def __init__(self, client: Client, stream: str, positions: dict[int, list[Position]], due: dict[int, int]) -> None:
         """`due`: the number that each streamlet goes on with; streamlets take turns, as `support.Load` sends."""
@@ -76,7 +76,7 @@ class Reader:
         self._held: deque[Held] = deque()
 
     async def run(self) -> None:
-        """For ever."""
+        """Read for ever."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._let_go_in_time())
             while True:
@@ -94,12 +94,12 @@ class Reader:
                     await self._read(consumer)
 
     async def _read(self, consumer: Consumer) -> None:
-        """Until a chunk has to be read again."""
+        """Read until a chunk has to be read again."""
         async for chunk in consumer.batches():
             column = chunk.batch["value"]
             copies = copies_of(column)
             checksum = checksum_of(chunk)
-            if not chunk.intact:  # what was copied may be anything
+            if not chunk.intact:  # the copies may hold anything
                 tell(overwritten="open", changed=True)
                 self._positions = consumer.positions()
                 self._positions[chunk.entry.streamlet_id][chunk.entry.entry] = chunk.start
@@ -144,9 +144,9 @@ class Reader:
 
 
 async def work(task: dict[str, Any]) -> None:
-    """Read until told to stop."""
+    """Read until the command to stop."""
     stop = asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
-    # A broker that is being started again takes a while on a machine that does other things, too.
+    # On a machine with other work, a broker takes a while to start again.
     settings = ClientSettings(retry_timeout_ms=60_000)
     async with await Client.connect(task["bootstrap"], settings) as client:
         positions = {int(key): [Position(*at) for at in places] for key, places in task["positions"].items()}
@@ -163,7 +163,7 @@ async def work(task: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Be a consumer."""
+    """Run as a consumer."""
     die_with_parent()
     configure_logging("error", daemon="consumer")  # not to standard output
     asyncio.run(work(json.loads(sys.argv[1])))

@@ -1,9 +1,9 @@
-"""A Spark job that reads through push and checks every record, its Python workers to be killed by `tests.chaos.push`.
+"""A Spark job that reads through push and checks every record; `tests.chaos.push` kills its Python workers.
 
-→ {"ready": true}        the session is there
+→ {"ready": true}        the session exists
 ← read                   it reads the whole stream, slowly
-→ {"records": 3000}      each was there, once, with all its bytes
-→ {"wrong": "…"}         one was not
+→ {"records": 3000}      each record was there, once, with all its bytes
+→ {"wrong": "…"}         a record was wrong or missing
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ PAUSE_S = 0.02
 
 
 def read(spark: SparkSession, bootstrap: str, stream: str, streamlets: int) -> dict[str, Any]:
-    """One job."""
+    """Run one job; returns its answer."""
 
     def slowly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            time.sleep(PAUSE_S)  # sleep: the source's worker has to wait, with what it was pushed
+            time.sleep(PAUSE_S)  # sleep: makes the source's worker wait, while it holds pushed chunks
             yield batch
 
     frame = (
@@ -49,17 +49,17 @@ def read(spark: SparkSession, bootstrap: str, stream: str, streamlets: int) -> d
 
 
 def main() -> None:
-    """Do as told."""
+    """Run as a driver."""
     die_with_parent()
     bootstrap, stream, streamlets = sys.argv[1:]
     spark = session()
-    spark.sparkContext.setLogLevel("OFF")  # that tasks fail is what is wanted
+    spark.sparkContext.setLogLevel("OFF")  # failing tasks are expected
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     answers.write(json.dumps({"ready": True}) + "\n")
     for _ in sys.stdin:
         try:
             answer = read(spark, bootstrap, stream, int(streamlets))
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the verdict
+        except Exception as error:  # noqa: BLE001 - every error is part of the verdict
             answer = {"wrong": repr(error)}
         answers.write(json.dumps(answer) + "\n")
     spark.stop()

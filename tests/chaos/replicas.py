@@ -1,14 +1,14 @@
 """Kill backups and then the broker, under load, and recover.
 
 Idempotent producers write all the time, to streams with one virtual log and with several. A round waits for a random
-number of acknowledgements, kills any R-1 backups at a random moment, and the broker soon after. Of level ``persisted``
-it then kills the other backups, too, and starts those again on what their disks have. With ``--freeze``, one of those
-that are not killed does not answer for a while before.
+number of acknowledgements, kills any R-1 backups at a random moment, and the broker soon after. At level ``persisted``
+it then kills the other backups, too, and restarts them with the contents of their disks. With ``--freeze``, one of the
+surviving backups does not answer for a while before.
 
-Promised, and checked: what these backups have is every record that was acknowledged, once, byte for byte, at the place
-that was told; and their replicas agree. Then everything is started again, and goes on: when the broker says that
-nothing lacks a replica, all of it is checked again, over all backups. At the end the files of a cluster are checked
-without it.
+Promised, and checked: these backups have every acknowledged record, once, byte for byte, at the acknowledged place;
+and their replicas agree. Then everything is started again, and goes on: when the broker reports that no replica is
+missing, all of this is checked again, over all backups. At the end the files of a cluster are checked without the
+running cluster.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ STREAMS = {
 }
 LIGHT: dict[str, Any] = {"pause_s": 0.005, "burst": 5, "chunk_bytes_max": 4 * KIB}
 HEAVY: dict[str, Any] = {"pause_s": 0.0, "burst": 100, "chunk_bytes_max": 32 * KIB, "buffer_bytes_max": 4 * MIB}
-"""So that several requests to a backup are under way, and gather to more than a virtual segment's worth."""
+"""Keeps several requests to a backup in flight, which gather to more than a virtual segment's worth."""
 
 
 class Chaos:
@@ -65,7 +65,7 @@ class Chaos:
         *,
         heavy: bool,
     ) -> None:
-        """`heavy`: as fast as it goes."""
+        """`heavy`: as fast as possible."""
         arguments = run.arguments
         self._run = run
         self._replication = arguments.replication
@@ -78,7 +78,7 @@ class Chaos:
         self._loads: list[Writing] = []
 
     async def run(self, rounds: int) -> None:
-        """Some rounds, one after the other."""
+        """Run some rounds, one after the other."""
         async with contextlib.AsyncExitStack() as stack:
             client = await stack.enter_async_context(await Client.connect(self._cluster.bootstrap))
             for name, (streamlets, entries, virtual_logs, producers) in STREAMS.items():
@@ -136,7 +136,7 @@ class Chaos:
         )
 
     async def _check(self, found: Found, names: list[str]) -> int:
-        """What these backups have is right, and the same; returns how many records that is. Raises `Wrong`."""
+        """Check that these backups have correct and equal data; returns the number of records. Raises `Wrong`."""
         records = check_recovered(found, self._loads)
         self._run.seen += Counter(
             {
@@ -150,10 +150,10 @@ class Chaos:
         return records
 
     async def _frozen(self, name: str) -> None:
-        """Have a backup not answer for so long that the broker leaves it; it loses nothing by that."""
+        """Stop a backup until the broker drops it; it loses no data by that."""
         pid = self._cluster.processes[name]
         os.kill(pid, signal.SIGSTOP)
-        await asyncio.sleep(2 * BACKUP_TIMEOUT_MS / 1000)  # sleep: what passes is the broker's time-out
+        await asyncio.sleep(2 * BACKUP_TIMEOUT_MS / 1000)  # sleep: longer than the broker's time-out
         os.kill(pid, signal.SIGCONT)
         await self._run.moment(0.5)
 
@@ -167,7 +167,7 @@ class Chaos:
 
 
 async def work(run: Run) -> None:
-    """All rounds, a few with each cluster."""
+    """Run all rounds, a few with each cluster."""
     arguments, moments = run.arguments, run.moments
     while left := arguments.rounds - run.seen["rounds"]:
         backups = arguments.replication + moments.choice((1, 1, 2))
@@ -188,7 +188,7 @@ async def work(run: Run) -> None:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Its own."""
+    """Add the options of this program."""
     parser.add_argument("--replication", type=int, choices=(1, 2, 3), default=3)
     parser.add_argument("--durability", choices=("replicated", "persisted"), default="replicated")
     parser.add_argument("--rounds-per-cluster", type=positive, default=5)

@@ -1,8 +1,8 @@
-"""The frame of all programs of chaos: options, seed, folders, rounds and the end of each are the same.
+"""The common frame of all chaos programs: options, seed, folders, rounds and the verdict.
 
 A `Program` names its promise and the coroutine that does its rounds. That gets a `Run`: options, random moments, a
-folder, and totals. It raises `Wrong`, alone or in groups, when a promise is broken. Then the logs are shown, and a line
-says how to do the same again.
+folder, and totals. It raises `Wrong`, alone or in groups, when a promise is broken. Then the frame prints the logs,
+and the command that repeats the run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kera.core.base.telemetry import configure_logging
 from tests.chaos.verdict import leaves
 
 TOLD_BYTES = 3000
-"""Of each log, when a promise was broken."""
+"""Bytes of each log that are printed when a promise was broken."""
 
 
 class Run:
@@ -36,35 +36,35 @@ class Run:
         self.arguments = arguments
         self.folder = folder
         self.moments = random.Random(arguments.seed)
-        """With the same seed the same things are done, at the same moments as far as a scheduler lets it."""
+        """The same seed gives the same actions, at the same moments as far as the scheduler allows."""
         self.seen: Counter[str] = Counter()
         """The totals that are printed at the end; ``rounds`` is one of them."""
         self._begun_s = time.monotonic()
         self._clusters = 0
 
     def kinds(self) -> list[str]:
-        """What each round does: all that was asked for in turn, in another order each time."""
+        """The kind of each round: all selected kinds in turn, in another order each time."""
         found: list[str] = []
         while len(found) < self.arguments.rounds:
             found += self.moments.sample(self.arguments.kinds, len(self.arguments.kinds))
         return found[: self.arguments.rounds]
 
     async def moment(self, most_s: float) -> None:
-        """Wait for some time, at most so long."""
-        await asyncio.sleep(self.moments.random() * most_s)  # sleep: a moment is what is wanted
+        """Wait for a random time, at most this long."""
+        await asyncio.sleep(self.moments.random() * most_s)  # sleep: a random moment
 
     def tell(self, text: object) -> None:
-        """A round is over."""
+        """Report that a round is over."""
         self.seen["rounds"] += 1
         print(f"round {self.seen['rounds']}, {time.monotonic() - self._begun_s:.0f} s: {text}", flush=True)
 
     def told(self) -> str:
-        """What was seen, in a line."""
+        """The totals, in one line."""
         return ", ".join(f"{name} {count:,}" for name, count in self.seen.items())
 
     @contextlib.contextmanager
     def cluster_folder(self) -> Iterator[Path]:
-        """A new folder for one cluster, which goes when its rounds have ended well."""
+        """A new folder for one cluster, which is deleted when its rounds have succeeded."""
         self._clusters += 1
         folder = self.folder / f"cluster-{self._clusters}"
         folder.mkdir(parents=True)
@@ -74,29 +74,29 @@ class Run:
 
 @dataclass(frozen=True)
 class Program:
-    """What is done, and what is promised meanwhile."""
+    """A program of chaos, and the promise that it checks."""
 
     text: str
-    """For ``--help``."""
+    """The text of ``--help``."""
     promise: str
-    """In the words that are printed when it was kept."""
+    """The promise, as printed when it was kept."""
     work: Callable[[Run], Awaitable[None]]
-    """All rounds, and the verdict. Raises `Wrong`."""
+    """Runs all rounds, and judges. Raises `Wrong`."""
     rounds: int | None = None
-    """Unless other ones are asked for; None: it has no rounds."""
+    """The default number of rounds; None: the program has no rounds."""
     kinds: Sequence[str] = ()
-    """What a round may do."""
+    """All kinds of rounds."""
     options: Callable[[argparse.ArgumentParser], object] = lambda _: None
-    """Adds the options of its own."""
+    """Adds the program's own options."""
     kinds_default: Sequence[str] = ()
-    """Which of these are done in turn, unless others are asked for; none: all."""
+    """The kinds that are done in turn by default; empty: all."""
     why_not: Callable[[], str | None] = lambda: None
-    """Why this machine cannot run it; None: it can."""
+    """The reason why this machine cannot run it; None: it can."""
     seeded: bool = True
     """Whether anything in it is random."""
 
     def parser(self, name: str) -> argparse.ArgumentParser:
-        """Of the common options, and of its own."""
+        """A parser of the common options, and of the program's own."""
         parser = argparse.ArgumentParser(
             prog=f"tests.chaos {name}", description=self.text, formatter_class=argparse.RawDescriptionHelpFormatter
         )
@@ -119,7 +119,7 @@ class Program:
         return Run(arguments, folder)
 
     async def short(self, folder: Path, **options: object) -> Run:
-        """Run it with these options, as a test does. Raises what goes wrong."""
+        """Run it with these options, as a test does. Raises its errors."""
         words: list[str] = []
         for name, value in options.items():
             values = [] if value is True else value if isinstance(value, (list, tuple)) else [value]
@@ -131,7 +131,7 @@ class Program:
 
 
 def positive(text: str) -> int:
-    """How often something is done: at least once."""
+    """Parse a number that is at least one."""
     if (number := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"{number} is too few")
     return number
@@ -139,7 +139,7 @@ def positive(text: str) -> int:
 
 @contextlib.contextmanager
 def telling(folder: Path) -> Iterator[None]:
-    """If the block fails, the end of each log in `folder` is printed."""
+    """Print the end of each log in `folder` if the block fails."""
     try:
         yield
     except BaseException:
@@ -149,7 +149,7 @@ def telling(folder: Path) -> Iterator[None]:
 
 
 def again(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> str:
-    """The options that are not as by default, as they are written."""
+    """The options that differ from their defaults, as on a command line."""
     words: list[str] = []
     for action in parser._actions:
         value = getattr(arguments, action.dest, action.default)
@@ -160,13 +160,13 @@ def again(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> str
 
 
 def carry_out(name: str, program: Program, words: Sequence[str]) -> int:
-    """Run it, and say how it went; the exit code."""
+    """Run a program, and print its verdict; returns the exit code."""
     parser = program.parser(name)
     parser.parse_args(words)  # errors name the program
     if (reason := program.why_not()) is not None:
         print(reason, file=sys.stderr)
         return 2
-    configure_logging("critical", daemon="chaos")  # that clients try again is what is wanted
+    configure_logging("critical", daemon="chaos")  # retries of clients are expected
     failures: list[Exception] = []
     with tempfile.TemporaryDirectory(prefix="kera-chaos-") as temporary:
         run = program.run_of(Path(temporary), *words)
@@ -178,7 +178,7 @@ def carry_out(name: str, program: Program, words: Sequence[str]) -> int:
         try:
             with telling(run.folder):
                 asyncio.run(program.work(run))  # type: ignore[arg-type]  # a coroutine
-        except* Exception as errors:  # noqa: BLE001 - whatever it is, it is the verdict
+        except* Exception as errors:  # noqa: BLE001 - every error is part of the verdict
             failures = list(leaves(errors))
     where = f" in round {run.seen['rounds'] + 1}" if program.rounds or run.seen["rounds"] else ""
     for failure in failures:

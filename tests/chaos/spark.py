@@ -1,14 +1,14 @@
 """Kill a Spark job, its workers and its broker again and again.
 
-A producer writes numbers to a stream, some of them twice. A Spark job in processes of its own reads them, drops what it
-has seen (a stateful shuffle), and writes the others to another stream. A round waits until more has come out, and kills
-one of these at a random moment, with SIGKILL:
+A producer writes numbers to a stream, some of them twice. A Spark job in separate processes reads them, drops
+duplicates (a stateful shuffle), and writes the others to another stream. A round waits until more has come out, and
+kills one of these at a random moment, with SIGKILL:
 
 * ``driver``: Spark's driver with its JVM, which is started again with the same checkpoint. Its Python workers may live
   on for a moment, and write;
-* ``worker``: one of the Python processes that belong to the job: tasks, or one that plans. A query that ends of it
-  is started again;
-* ``broker``: the broker of both streams, which is started again with what is in its memory.
+* ``worker``: one of the Python processes that belong to the job: tasks, or one that plans. If the query ends because
+  of that, it is started again;
+* ``broker``: the broker of both streams, which is started again with its memory.
 
 Promised, and checked at the end: every number that was sent has come out, exactly once.
 """
@@ -40,13 +40,13 @@ ROOT = Path(__file__).parents[2]
 SOURCE, TARGET = "in", "out"
 STREAMLETS_IN, STREAMLETS_OUT = 4, 3
 VALUE_BYTES = 1000
-"""Of 64 KiB segments chunks of 8 KiB are made: so the rows of a task are many chunks per streamlet."""
+"""Segments of 64 KiB mean chunks of 8 KiB: so the rows of a task are many chunks per streamlet."""
 RECORDS_PER_S = 300
 BACKLOG = 8_000
-"""Numbers that are sent and have not come out."""
+"""Numbers that were sent and have not come out."""
 PAUSE_S = 0.1
 REPEATED = 0.1
-"""Of the numbers, sent once more later."""
+"""The share of numbers that are sent once more later."""
 SEGMENT_BYTES = 64 * KIB
 ARENA_BYTES = 128 * MIB
 ROUND_TIMEOUT_S = 600.0
@@ -55,10 +55,10 @@ KINDS = ("driver", "worker", "broker")
 
 
 class Job:
-    """A Spark job, whichever launch of it."""
+    """A Spark job, over all its launches."""
 
     def __init__(self, argv: Sequence[str], log_path: Path) -> None:
-        """`argv`: what Python runs."""
+        """`argv`: the arguments for Python."""
         self._argv = [sys.executable, *argv]
         self._log_path = log_path
         self._process: subprocess.Popen[bytes] | None = None
@@ -73,19 +73,19 @@ class Job:
         self.launches += 1
 
     def keep_alive(self) -> None:
-        """Start it again if it has ended by itself."""
+        """Start it again if it has ended."""
         if self._process is not None and self._process.poll() is not None:
             self.start()
 
     def has_ended(self) -> bool:
-        """Whether it has ended as it should. Raises `Wrong`: it has failed."""
+        """Whether it has ended successfully. Raises `Wrong` if it has failed."""
         code = None if self._process is None else self._process.poll()
         if code:
             raise Wrong(f"the job has ended with {code}:\n{self.log_tail()}")
         return code == 0
 
     def kill(self) -> None:
-        """The driver and its JVM, without a chance to say goodbye."""
+        """Kill the driver and its JVM with SIGKILL."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -109,7 +109,7 @@ class Job:
     async def until(
         self, reached: Callable[[], Awaitable[bool]], what: str, timeout_s: float, *, alive: bool = True
     ) -> None:
-        """Wait for `reached`; meanwhile it is started again when it has ended by itself, if it is to be `alive`."""
+        """Wait for `reached`; if `alive`, start the job again whenever it has ended."""
         deadline_s = time.monotonic() + timeout_s
         while not await reached():
             if time.monotonic() > deadline_s:
@@ -119,7 +119,7 @@ class Job:
             await asyncio.sleep(PAUSE_S)
 
     def log_tail(self) -> str:
-        """The end of what it has said."""
+        """The end of the job's log."""
         return self._log_path.read_text(errors="replace")[-6000:]
 
 
@@ -140,23 +140,23 @@ def _command(pid: int) -> bytes:
 
 
 class Load:
-    """Sends until it is told to stop."""
+    """Sends records until `stopping` is set."""
 
     def __init__(self, producer: Producer, dice: random.Random) -> None:
         self._producer = producer
         self._dice = dice
         self.sent = 0
-        """So many records, from 0."""
+        """The number of records sent, numbered from 0."""
         self.stopping = False
 
     async def run(self) -> None:
-        """Send, and have all of it acknowledged at the end."""
+        """Send, and wait until all records are acknowledged."""
         while not self.stopping:
             await self.turn()
         await self._producer.flush()
 
     async def turn(self) -> None:
-        """Send some, and wait a little."""
+        """Send some records, and wait a little."""
         raise NotImplementedError
 
 
@@ -164,15 +164,15 @@ L = TypeVar("L", bound=Load)
 
 
 class Numbers(Load):
-    """Numbers, some of them twice."""
+    """Sends numbers, some of them twice."""
 
     limit = BACKLOG
-    """It waits when it has sent so many: a slow machine is not to be buried."""
+    """The number of sent records at which it pauses, so that a slow machine is not flooded."""
 
     async def turn(self) -> None:
-        """See `Load`."""
+        """Send a number, and sometimes an earlier one again."""
         if self.sent >= self.limit:
-            await asyncio.sleep(PAUSE_S)  # sleep: enough is under way
+            await asyncio.sleep(PAUSE_S)  # sleep: enough records are in flight
             return
         numbers = [self.sent]
         self.sent += 1
@@ -186,13 +186,13 @@ class Numbers(Load):
 
 
 async def count(client: Client) -> int:
-    """Records that have come out."""
+    """The number of records that have come out."""
     return sum(entry.next_record for entries in (await client.bounds(TARGET)).values() for entry in entries)
 
 
 @contextlib.asynccontextmanager
 async def loading(client: Client, kind: type[L], run: Run, chunk_bytes: int) -> AsyncIterator[L]:
-    """A load that runs meanwhile."""
+    """Run a load during the block."""
     async with client.producer(chunk_bytes_max=chunk_bytes, linger_ms=20, delivery_timeout_ms=120_000) as producer:
         await producer.prepare(SOURCE)
         load = kind(producer, random.Random(run.arguments.seed + 1))
@@ -205,7 +205,7 @@ async def loading(client: Client, kind: type[L], run: Run, chunk_bytes: int) -> 
 
 
 async def rounds(run: Run, cluster: RunningCluster, job: Job) -> None:
-    """All rounds, and the end. Raises `Wrong`."""
+    """Run all rounds, and check the result. Raises `Wrong`."""
     moments = run.moments
     async with await Client.connect(cluster.bootstrap) as client:
         await client.admin.create_stream(SOURCE, streamlets=STREAMLETS_IN)
@@ -230,14 +230,14 @@ async def rounds(run: Run, cluster: RunningCluster, job: Job) -> None:
         async def all_out() -> bool:
             return await count(client) >= load.sent
 
-        # That it is not too much is seen afterwards.
+        # The check below finds numbers that came out too often.
         await job.until(all_out, f"{load.sent} numbers to come out", END_TIMEOUT_S)
         check_once(load.sent, await numbers(client))
         run.seen += Counter({"numbers": load.sent, "launches": job.launches})
 
 
 def check_once(sent: int, found: Counter[int]) -> None:
-    """Each of so many numbers has come out once. Raises `Wrong`."""
+    """Check that each of the `sent` numbers has come out once. Raises `Wrong`."""
     more_than_once = {number: times for number, times in found.items() if times > 1}
     missing = set(range(sent)) - set(found)
     if more_than_once or missing or len(found) != sent:
@@ -248,7 +248,7 @@ def check_once(sent: int, found: Counter[int]) -> None:
 
 
 async def kill(kind: str, cluster: RunningCluster, job: Job, dice: random.Random) -> None:
-    """Kill one (of `KINDS`), and start again what does not do so by itself."""
+    """Kill a process (of `KINDS`), and restart it unless it restarts on its own."""
     if kind == "driver":
         await asyncio.to_thread(job.kill)
         job.start()
@@ -259,7 +259,7 @@ async def kill(kind: str, cluster: RunningCluster, job: Job, dice: random.Random
 
         async def killed() -> bool:
             workers = await asyncio.to_thread(job.workers)
-            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile: another one
+            with contextlib.suppress(ProcessLookupError):  # the worker may have ended meanwhile: pick another
                 if workers:
                     os.kill(dice.choice(workers), signal.SIGKILL)
                     return True
@@ -269,7 +269,7 @@ async def kill(kind: str, cluster: RunningCluster, job: Job, dice: random.Random
 
 
 async def numbers(client: Client) -> Counter[int]:
-    """What has come out."""
+    """The numbers that have come out, with their counts."""
     found: Counter[int] = Counter()
     async with client.consumer(TARGET, start="earliest", end="latest") as consumer:
         async for record in consumer:
@@ -278,7 +278,7 @@ async def numbers(client: Client) -> Counter[int]:
 
 
 async def work(run: Run) -> None:
-    """A cluster, a job, all rounds. Raises `Wrong`."""
+    """Start a cluster and a job, and run all rounds. Raises `Wrong`."""
     folder = run.folder
     with keeping_cluster(folder / "cluster", arena_bytes=ARENA_BYTES, segment_bytes=SEGMENT_BYTES) as cluster:
         argv = ["-m", "tests.chaos.spark_job", cluster.bootstrap, SOURCE, TARGET, str(folder / "checkpoint")]
@@ -290,7 +290,7 @@ async def work(run: Run) -> None:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Its own."""
+    """Add the options of this program."""
     parser.add_argument("--engine", choices=("python", "columnar"), default="python", help="who writes to the stream")
 
 

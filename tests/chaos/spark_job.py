@@ -1,7 +1,7 @@
-"""The Spark job of ``tests.chaos.spark``, in a process of its own, to be killed: stream in, stream out.
+"""The Spark job of ``tests.chaos.spark``, in a separate process, to be killed: stream in, stream out.
 
-Each number once: records come with duplicates, go through a stateful shuffle, and leave each partition in an order that
-is another one each time.
+It writes each number once: records come with duplicates, go through a stateful shuffle, and leave each partition in a
+different order each time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RECORDS_PER_TRIGGER = 2_000
 def start(
     spark: SparkSession, bootstrap: str, source: str, target: str, checkpoint: Path, engine: str
 ) -> StreamingQuery:
-    """The query, written by `engine`. Started again with the same checkpoint it goes on."""
+    """Start the query, written by `engine`. With the checkpoint of an earlier query it goes on from there."""
     records = (
         spark.readStream.format("kera")
         .option("kera.bootstrap.servers", bootstrap)
@@ -47,7 +47,7 @@ def start(
 
 
 def shuffled(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows of a partition in another order each time, as if they came from machines that are not equally fast."""
+    """The rows of a partition in another order each time, as if they came from machines of different speeds."""
     rows = list(batches)
     if rows:
         table = pa.Table.from_batches(rows)

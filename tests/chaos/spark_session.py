@@ -1,4 +1,4 @@
-"""What the Spark jobs of chaos share: the session, and the check of what a query has read."""
+"""The common parts of the Spark jobs of chaos: the session, and the check of the rows that a query has read."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.spark.support import with_kera
 
 TASK_ATTEMPTS = 8
 LOCAL = f"local[2,{TASK_ATTEMPTS}]"
-"""Two cores; a task may fail some times, as on a cluster."""
+"""Two cores; a task may fail several times, as on a cluster."""
 
 
 def session(
     master: str = LOCAL, settings: Mapping[str, str] | None = None, *, memory: str = "1g", columnar: bool = False
 ) -> SparkSession:
-    """A session whose driver has so much memory; `columnar`: with the columnar engine."""
+    """A session with this driver memory; `columnar`: with the columnar engine."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     builder = SparkSession.builder.master(master).appName("kera chaos")
@@ -36,7 +36,7 @@ def session(
 
 
 def check(table: pa.Table, due: dict[int, int]) -> None:
-    """Rows that go on in each streamlet where `due` says, which then says where the next ones do.
+    """Check that rows go on in each streamlet at the number in `due`, and advance `due` past them.
 
     Columns are streamlet, offset, and value; records were sent to the streamlets in turn. Raises `AssertionError`.
     """

@@ -1,8 +1,8 @@
-"""A broker as they were before chunks were looked at on their way in: ``python -m tests.chaos.unchecked broker …``.
+"""A broker as before chunks were checked on arrival: ``python -m tests.chaos.unchecked broker …``.
 
-What is in a log stays there, so a cluster may have chunks that its brokers would refuse by now. To have such in a log,
-this broker takes whatever has right checksums, belongs to a streamlet of its own and is its producer's next. All else
-is the broker as it is. `UncheckedCluster` starts such brokers, and later those that look.
+A log keeps its contents, so a cluster may have chunks that its brokers would now refuse. To get such chunks into a log,
+this broker takes every chunk with right checksums that belongs to one of its streamlets and is its producer's next.
+Everything else is the usual broker. `UncheckedCluster` starts such brokers, and later those that check.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from kera.core.format import chunk, payload
 from kera.local.cluster import BROKER, LocalCluster
 
 ROOT = Path(__file__).parents[2]
-"""Where the package of this module is found."""
+"""The folder that contains the package of this module."""
 
 
 class UncheckedCluster(LocalCluster):
-    """A cluster whose brokers do not look at chunks, until they are restarted with `checked` set."""
+    """A cluster whose brokers do not check chunks, until they are restarted with `checked` set."""
 
     checked = False
 
@@ -37,11 +37,11 @@ class UncheckedCluster(LocalCluster):
 
 
 def main() -> int:
-    """The command line of ``kera``, in a process whose brokers do not look."""
-    # Before anything of the broker is imported, so that all of it has these.
-    chunk.check_sent = lambda header: None  # noqa: ARG005 - its name is part of what it stands for
+    """Run the command line of ``kera``, in a process whose brokers do not check chunks."""
+    # Replace these before importing anything of the broker, so that all of it uses the replacements.
+    chunk.check_sent = lambda header: None  # noqa: ARG005 - the name is part of the replaced signature
     payload.check_payload = lambda *_: None
-    native.native = None  # which would look
+    native.native = None  # which would check chunks
     from kera.cli.__main__ import main as kera
 
     return kera()

@@ -1,4 +1,4 @@
-"""How a chaos test says that a promise was broken, and what went wrong in groups of exceptions."""
+"""The error of a chaos test that reports a broken promise, and the errors in groups of exceptions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Wrong(AssertionError):
 
 
 def leaves(group: BaseExceptionGroup[Exception]) -> Iterator[Exception]:
-    """The errors in a group, and in the groups in it."""
+    """The errors in a group, and in its nested groups."""
     for error in group.exceptions:
         if isinstance(error, BaseExceptionGroup):
             yield from leaves(error)
