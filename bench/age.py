@@ -1,7 +1,8 @@
 """The age of recorded results, in commits and days; a warning for those that are older than 200 commits.
 
-Only commits that change the product count: tests, pages and other results change nothing that was measured. The age is that of the commit that was measured. If a result names no commit, or history lacks it, the age is that of
-the commit that recorded the result.
+Only commits that change the product count: tests, pages and other results change nothing that was measured. The age is
+that of the commit that was measured. If a result names no commit, or history lacks it, the age is that of the commit
+that recorded the result.
 """
 
 from __future__ import annotations

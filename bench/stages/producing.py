@@ -20,7 +20,7 @@ from kera.v1 import broker_pb2
 async def _producer(load: Load) -> AsyncIterator[tuple[Producer, Cluster]]:
     cluster: Any = Cluster()
     # No chunk closes before all its records are there, and batches are too large to be gathered into one chunk.
-    settings = ProducerSettings(chunk_bytes_max=load.chunk_bytes * 3 // 2, request_bytes_max=MESSAGE_BYTES_MAX)
+    settings = ProducerSettings(chunk_bytes_max=load.chunk_bytes * 9 // 8, request_bytes_max=MESSAGE_BYTES_MAX)
     async with Producer(cluster, settings) as producer:
         await producer.prepare("s")
         yield producer, cluster
