@@ -17,10 +17,9 @@ from kera.v1 import broker_pb2
 
 
 @contextlib.asynccontextmanager
-async def _producer(load: Load) -> AsyncIterator[tuple[Producer, Cluster]]:
+async def _producer(chunk_bytes_max: int) -> AsyncIterator[tuple[Producer, Cluster]]:
     cluster: Any = Cluster()
-    # No chunk closes before all its records are there, and batches are too large to be gathered into one chunk.
-    settings = ProducerSettings(chunk_bytes_max=load.chunk_bytes * 9 // 8, request_bytes_max=MESSAGE_BYTES_MAX)
+    settings = ProducerSettings(chunk_bytes_max=chunk_bytes_max, request_bytes_max=MESSAGE_BYTES_MAX)
     async with Producer(cluster, settings) as producer:
         await producer.prepare("s")
         yield producer, cluster
@@ -44,7 +43,8 @@ class Batches:
     async def rounds(self, load: Load, samples: Samples) -> None:
         """See `Part`. The first request also connects."""
         batch = batch_of(load.chunk_bytes)
-        async with _producer(load) as (producer, cluster):
+        # A batch of more than half of a chunk is not gathered with others.
+        async with _producer(min(load.chunk_bytes, 2 * batch.nbytes - 1)) as (producer, cluster):
             for number in range(load.requests + 1):
                 begun_ns = now_ns()
                 pending = [await producer.send_batch("s", batch) for _ in range(load.chunks)]
@@ -75,7 +75,8 @@ class Records:
         """See `Part`."""
         value, records = make_value(RECORD_BYTES), batch_of(load.chunk_bytes).num_rows
         keys = [b"key-%d" % number for number in range(RECORD_BYTES)]
-        async with _producer(load) as (producer, cluster):
+        # No chunk closes before all its records are there.
+        async with _producer(2 * load.chunk_bytes) as (producer, cluster):
             send, wire = producer.send, cluster.wire
             for number in range(load.requests + 1):
                 keyed = records >= self.RECORDS_MIN and number % 2 == 0
