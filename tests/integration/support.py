@@ -59,7 +59,7 @@ def arena_of(cluster: RunningCluster) -> Path:
 
 
 def lose_host(cluster: RunningCluster) -> None:
-    """What a crash of the host does to its broker: the process and its memory are gone, and its disk stays."""
+    """Kill a broker as a crash of its host does: its process and memory are gone, and its disk stays."""
     cluster.kill(BROKER)
     arena_of(cluster).unlink()
 

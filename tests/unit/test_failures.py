@@ -54,7 +54,7 @@ def test_only_failed_tests_are_run_again(pytester: pytest.Pytester, workers: lis
 
 
 def run(root: Path, failed: int, lost_worker: object = None) -> Path:
-    """A run of pytest with so many failures; returns the file."""
+    """Report `failed` failures to the plugin; returns the path of the list that it writes."""
     failures = Failures(root)
     failures.pytest_sessionstart()
     for number in range(failed):
